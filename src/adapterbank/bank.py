@@ -1,0 +1,506 @@
+"""A bank: the packages of one backbone in one folder; knows nothing of torch or of what the tensors mean.
+
+    bank.json                   format, backbone (name, sha256), created
+    tasks/<name>/task.json      {"default": 3, "previous": [1, 2], "last": 3}
+    tasks/<name>/<version>/     manifest.json and weights.safetensors, never changed once there
+    records/, runs/             left to others
+    .lock                       held for moments, never while weights are written
+
+A bank is plain files without absolute paths: `cp -r` copies it. `last` outlives the versions, so that a
+version number never means two things. Readers take no lock: a read-only bank can be served.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import safetensors.numpy
+from safetensors import SafetensorError
+
+from adapterbank import errors, storage
+
+Array: TypeAlias = npt.NDArray[Any]
+
+FORMAT = 1
+"""The newest format of bank and manifest that this library reads, and the one it writes."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_VERSION = re.compile(r"[1-9][0-9]{0,8}")
+_RESTORE = "restore it from a copy of the bank, or remove this version and train it again"
+
+
+def check_name(name: str) -> str:
+    """Return a task name that is safe as a folder name; refuse any that could lead out of the bank."""
+    if not _NAME.fullmatch(name):
+        allowed = "1 to 100 of A-Z a-z 0-9 . _ - that start with a letter or digit"
+        raise errors.InputError(f"{name!r} cannot be a task name; use {allowed}.")
+    return name
+
+
+def parse_ref(ref: str) -> tuple[str, int | None]:
+    """Split `name@3` into the name and the version; `name` alone has version None, the default."""
+    name, at, version = ref.partition("@")
+    check_name(name)
+    if at and not _VERSION.fullmatch(version):
+        raise errors.InputError(f"{ref!r} has no version after the @; write a number, as in '{name}@1'.")
+    return name, int(version) if at else None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All that is known of a package but its tensors. In a draft, `Bank.put` has yet to fill some fields."""
+
+    format: int
+    """Version of this format."""
+    name: str
+    """The task's name in the bank."""
+    version: int
+    """1, 2, 3, …; 0 in a draft."""
+    task: dict[str, Any]
+    """Kind, text columns, label names in order, metric."""
+    method: dict[str, Any]
+    """The method's name and its options."""
+    backbone: dict[str, Any]
+    """Name and sha256 of the encoder it was trained on."""
+    recipe: dict[str, Any]
+    """Optimiser, schedule, batch size, epochs."""
+    seed: int
+    """Seed of the run."""
+    data: dict[str, Any]
+    """Fingerprint of the data."""
+    metrics: dict[str, Any]
+    """Metric per split."""
+    params: dict[str, Any]
+    """Numbers of parameters: trained, total."""
+    bytes: int
+    """Size of the weights file; 0 in a draft."""
+    weights_sha256: str
+    """Sha256 of the weights file; empty in a draft."""
+    library: str
+    """Version of this library."""
+    created: str
+    """When it was put, ISO 8601 in UTC."""
+    fingerprint: dict[str, Any]
+    """Outputs on fixed probe texts, to prove later that they are unchanged."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the manifest as it is written, with a checksum over everything else."""
+        value = {field.name: getattr(self, field.name) for field in fields(self)}
+        return value | {"checksum": storage.sha256_json(value)}
+
+    @classmethod
+    def from_json(cls, value: Any, path: Path) -> Manifest:
+        """Check what was read from `path`. Keys of a later release are ignored, but the checksum has them."""
+        if not isinstance(value, dict):
+            raise errors.PackageDamaged(f"{path} is not a manifest; {_RESTORE}.")
+        check_format(value.get("format"), path)
+        rest = {key: item for key, item in value.items() if key != "checksum"}
+        if value.get("checksum") != storage.sha256_json(rest, parsed=True):
+            raise errors.PackageDamaged(f"{path} was changed after it was written; {_RESTORE}.")
+        names = [field.name for field in fields(cls)]
+        if missing := [name for name in names if name not in rest]:
+            raise errors.PackageDamaged(f"{path} lacks {', '.join(missing)}; {_RESTORE}.")
+        return cls(**{name: rest[name] for name in names})
+
+
+@dataclass(frozen=True)
+class Package:
+    """One version of a trained task on disk."""
+
+    manifest: Manifest
+    path: Path
+
+    @property
+    def ref(self) -> str:
+        """The name that pins this version, as in `sst2@3`."""
+        return f"{self.manifest.name}@{self.manifest.version}"
+
+    def tensors(self) -> dict[str, Array]:
+        """Read the tensors; the bytes that are checked are the bytes that are used."""
+        file = self.path / "weights.safetensors"
+        try:
+            with storage.refusals_explained(file):
+                data = file.read_bytes()
+        except FileNotFoundError as error:
+            raise errors.PackageDamaged(f"{file} is missing; {_RESTORE}.") from error
+        if storage.sha256_bytes(data) != self.manifest.weights_sha256:
+            raise errors.PackageDamaged(f"{file} is not what was written, its sha256 differs; {_RESTORE}.")
+        return safetensors.numpy.load(data)
+
+    def verify(self) -> list[str]:
+        """Return what is wrong with the files as they are now, a sentence each; nothing when all is well."""
+        problems = []
+        for check in (lambda: read_manifest(self.path), self.tensors):
+            try:
+                check()
+            except errors.AdapterbankError as error:
+                problems.append(str(error))
+        return problems
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read and check the manifest of the package folder `path`."""
+    file = path / "manifest.json"
+    try:
+        return Manifest.from_json(storage.read_json(file), file)
+    except FileNotFoundError as error:
+        raise errors.PackageDamaged(f"{file} is missing; {_RESTORE}.") from error
+    except errors.InputError as error:
+        raise errors.PackageDamaged(f"{file} is not JSON; {_RESTORE}.") from error
+
+
+def check_format(found: Any, path: Path) -> None:
+    """Refuse what a later release has written in a way that this one cannot know."""
+    if isinstance(found, int) and found > FORMAT:
+        raise errors.BankError(
+            f"{path} has format {found}, and this release reads up to {FORMAT}; upgrade adapterbank."
+        )
+
+
+def pack(tensors: Mapping[str, Array]) -> bytes:
+    """Return the safetensors bytes; they do not depend on the order of the mapping."""
+    # safetensors copies memory as it lies, so that a transposed view would come back scrambled.
+    dense = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
+    if odd := [name for name, tensor in dense.items() if tensor.dtype.kind not in "fiub"]:
+        raise errors.InputError(f"These tensors could not be read back, use float32: {', '.join(odd)}.")
+    try:
+        return safetensors.numpy.save(dense)
+    except SafetensorError as error:
+        raise errors.InputError(f"The tensors cannot be saved: {error}.") from error
+
+
+# --- the bank ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pointers:
+    """Which version of a task is served, which were before it (oldest first), and the last number given."""
+
+    default: int | None
+    previous: tuple[int, ...]
+    last: int
+
+    def moved_to(self, version: int) -> Pointers:
+        """Make `version` the default; the old default is where a rollback goes."""
+        earlier = self.previous if self.default is None else (*self.previous, self.default)
+        return Pointers(version, tuple(v for v in earlier if v != version), max(self.last, version))
+
+    def rolled_back_to(self, version: int) -> Pointers:
+        """Go back and forget what was served in between, else the next rollback would undo this one."""
+        if version not in self.previous:
+            return self.moved_to(version)
+        return replace(self, default=version, previous=self.previous[: self.previous.index(version)])
+
+    def without(self, gone: Collection[int], left: Collection[int]) -> Pointers:
+        """Forget the versions `gone`; a lost default falls to the one before it, or to the highest `left`."""
+        previous = tuple(version for version in self.previous if version not in gone)
+        if self.default not in gone:
+            return replace(self, previous=previous)
+        if previous:
+            return replace(self, default=previous[-1], previous=previous[:-1])
+        return replace(self, default=max(left, default=None), previous=())
+
+
+class Removed(NamedTuple):
+    """Something that `Bank.gc` removed, or would remove."""
+
+    path: Path
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Bank:
+    """A folder of packages for one backbone; `Bank.open` makes or opens it."""
+
+    path: Path
+    backbone: dict[str, str]
+    """Name and sha256 of the encoder that all packages belong to."""
+
+    @classmethod
+    def open(cls, path: Path | str, backbone: Mapping[str, Any] | None = None, create: bool = False) -> Bank:
+        """Open a bank, checked against `backbone` (name, sha256) if given; `create` makes a missing one."""
+        path = Path(path)
+        with storage.refusals_explained(path):
+            if path.exists() and not path.is_dir():
+                raise errors.BankError(f"{path} is a file, and a bank is a folder; choose another path.")
+            if create and not (path / "bank.json").exists():
+                _create(path, backbone)
+            bank = cls(path, _read_backbone(path))
+        if backbone is not None:
+            bank._check_backbone(backbone, "the backbone given")
+        return bank
+
+    @property
+    def records_path(self) -> Path:
+        """Where the records of runs go; nothing here reads or removes them."""
+        return self.path / "records"
+
+    @property
+    def runs_path(self) -> Path:
+        """Where runs keep what they need to go on; nothing here reads or removes it."""
+        return self.path / "runs"
+
+    def put(self, draft: Manifest, tensors: Mapping[str, Array]) -> Package:
+        """Add a package as a new version of its task and make it the default: wholly, or not at all."""
+        check_name(draft.name)
+        self._check_backbone(draft.backbone, f"the package {draft.name!r}")
+        weights = pack(tensors)
+        filled = replace(
+            draft,
+            format=FORMAT,
+            bytes=len(weights),
+            weights_sha256=storage.sha256_bytes(weights),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        with storage.temporary_folder(self._tasks) as temporary:
+            storage.atomic_write(temporary / "weights.safetensors", weights)
+            with self._locked():
+                return self._publish(filled, temporary)
+
+    def get(self, ref: str) -> Package:
+        """Return the package `name@version`, or the default version of `name`."""
+        name, version = parse_ref(ref)
+        default = self._known(name).default
+        return self._package(name, default if version is None else version)
+
+    def listing(self) -> tuple[list[Package], list[str]]:
+        """Return the default package of each task by name, and a sentence for each that cannot be used."""
+        packages, problems = [], []
+        for name in self._folders():
+            try:
+                if version := self._pointers(name).default:
+                    packages.append(self._package(name, version))
+            except errors.AdapterbankError as error:
+                problems.append(str(error))
+        return packages, problems
+
+    def tasks(self) -> list[Package]:
+        """Return the default package of each task by name, without those that `listing` finds unusable."""
+        return self.listing()[0]
+
+    def names(self) -> list[str]:
+        """Return the names of all tasks, sorted. One whose pointers are damaged is still a task."""
+        living = []
+        for name in self._folders():
+            with contextlib.suppress(errors.PackageDamaged):
+                if self._pointers(name).default is None:
+                    continue
+            living.append(name)
+        return living
+
+    def versions(self, name: str) -> list[int]:
+        """Return the versions of a task that are there, lowest first."""
+        self._known(name)
+        return self._versions(name)
+
+    def set_default(self, name: str, version: int) -> None:
+        """Serve `version` from now on; a rollback goes to what was served until now."""
+        with self._locked():
+            pointers = self._known(name)
+            self._package(name, version)
+            self._point(name, pointers.moved_to(version))
+
+    def rollback(self, name: str, to: int | None = None) -> int:
+        """Serve the default before this one again, or the version `to`; returns which it is."""
+        with self._locked():
+            pointers = self._known(name)
+            if to is None and not pointers.previous:
+                there = _listed(self._versions(name))
+                raise errors.BankError(f"{name!r} has no earlier default; name one of its versions: {there}.")
+            version = pointers.previous[-1] if to is None else to
+            self._package(name, version)
+            self._point(name, pointers.rolled_back_to(version))
+        return version
+
+    def remove(self, ref: str) -> None:
+        """Remove a version, or the whole task when `ref` names none; their numbers are not given again."""
+        name, version = parse_ref(ref)
+        with self._locked():
+            versions = self.versions(name)
+            if version is not None and version not in versions:
+                raise self._no_version(name, version)
+            hidden = self._hide(name, versions if version is None else [version])
+        for path in hidden:
+            storage.discard(path)
+
+    def gc(self, dry_run: bool = False, older_than_seconds: float = 3600) -> list[Removed]:
+        """Remove what interrupted writes left, and versions neither served nor next in a rollback."""
+        folders = [self.path, self._tasks, *(self._tasks / name for name in self._folders())]
+        hidden = storage.leftovers(folders, older_than_seconds)
+        removed = [Removed(path, storage.size_of(path), "left by an interrupted write") for path in hidden]
+        with contextlib.nullcontext() if dry_run else self._locked():
+            for name in self._folders():
+                loose = self._loose(name)
+                paths = [self._tasks / name / str(version) for version in loose]
+                removed += [Removed(path, storage.size_of(path), "no pointer leads to it") for path in paths]
+                hidden += self._hide(name, loose) if loose and not dry_run else []
+        for path in [] if dry_run else hidden:
+            storage.discard(path)
+        return removed
+
+    def total_bytes(self) -> int:
+        """Return the bytes that all versions of all tasks take on disk."""
+        return storage.size_of(self._tasks)
+
+    @property
+    def _tasks(self) -> Path:
+        return self.path / "tasks"
+
+    def _locked(self) -> contextlib.AbstractContextManager[None]:
+        return storage.locked(self.path / ".lock")
+
+    def _publish(self, filled: Manifest, temporary: Path) -> Package:
+        """Give a finished folder the next version and point to it; undo that when pointing fails."""
+        name, pointers = filled.name, self._pointers(filled.name)
+        version = 1 + max(pointers.last, *self._versions(name), 0)
+        storage.write_json(temporary / "manifest.json", replace(filled, version=version).to_json())
+        final = self._tasks / name / str(version)
+        try:
+            storage.make_folder(final.parent)
+            storage.publish_folder(temporary, final)
+            self._point(name, pointers.moved_to(version))
+        except BaseException:
+            pointed = (final.parent / "task.json").exists() and self._pointers(name).default == version
+            if not pointed:
+                if not temporary.exists():
+                    os.rename(final, temporary)
+                with contextlib.suppress(OSError):
+                    final.parent.rmdir()  # which works only on the empty folder of a new task
+            raise
+        return self._package(name, version)
+
+    def _package(self, name: str, version: int | None) -> Package:
+        path = self._tasks / name / str(version)
+        if not path.is_dir():
+            raise self._no_version(name, version)
+        manifest = read_manifest(path)
+        if (manifest.name, manifest.version) != (name, version):
+            raise errors.PackageDamaged(f"{path} holds {manifest.name}@{manifest.version}; {_RESTORE}.")
+        self._check_backbone(manifest.backbone, f"the package {name}@{version}")
+        return Package(manifest, path)
+
+    def _no_version(self, name: str, version: int | None) -> errors.BankError:
+        there = _listed(self._versions(name))
+        return errors.BankError(f"{name!r} has no version {version}; its versions are {there}.")
+
+    def _folders(self) -> list[str]:
+        tasks = self._tasks
+        with (
+            storage.refusals_explained(tasks),
+            contextlib.suppress(FileNotFoundError),
+            os.scandir(tasks) as found,
+        ):
+            return sorted(entry.name for entry in found if _NAME.fullmatch(entry.name) and entry.is_dir())
+        return []
+
+    def _versions(self, name: str) -> list[int]:
+        folder = self._tasks / name
+        with storage.refusals_explained(folder), contextlib.suppress(FileNotFoundError):
+            return sorted(int(entry) for entry in os.listdir(folder) if _VERSION.fullmatch(entry))
+        return []
+
+    def _known(self, name: str) -> Pointers:
+        """Return the pointers of a task that is there."""
+        pointers = self._pointers(check_name(name))
+        if pointers.default is None:
+            near = difflib.get_close_matches(name, self.names(), n=20, cutoff=0.0)
+            raise errors.UnknownName(name, "a task of this bank", near, see=str(self._tasks))
+        return pointers
+
+    def _pointers(self, name: str) -> Pointers:
+        """Read the pointers; where task.json is lost, the highest version is the default."""
+        file = self._tasks / name / "task.json"
+        try:
+            value = storage.read_json(file)
+            pointers = Pointers(value["default"], tuple(value["previous"]), value["last"])
+            # Whole numbers only: a text such as "../.." would be followed as a path.
+            if all(type(v) is int for v in (pointers.default or 0, pointers.last, *pointers.previous)):
+                return pointers
+            raise TypeError("a version is not a whole number")
+        except FileNotFoundError:
+            versions = self._versions(name)
+            return Pointers(max(versions, default=None), (), max(versions, default=0))
+        except (errors.InputError, KeyError, TypeError) as error:
+            remedy = "delete it, and the highest version becomes the default"
+            raise errors.PackageDamaged(f"{file} is damaged; {remedy}.") from error
+
+    def _point(self, name: str, pointers: Pointers) -> None:
+        storage.write_json(self._tasks / name / "task.json", asdict(pointers))
+
+    def _loose(self, name: str) -> list[int]:
+        """Return the versions that no pointer leads to; none where the pointers are lost or damaged."""
+        if not (self._tasks / name / "task.json").exists():
+            return []
+        try:
+            pointers = self._pointers(name)
+        except errors.PackageDamaged:
+            return []
+        return [v for v in self._versions(name) if v not in (pointers.default, *pointers.previous[-1:])]
+
+    def _hide(self, name: str, doomed: list[int]) -> list[Path]:
+        """Drop versions from the pointers, then from sight: a crash in between leaves work for `gc`."""
+        left = set(self._versions(name)) - set(doomed)
+        self._point(name, self._pointers(name).without(doomed, left))
+        return [storage.set_aside(self._tasks / name / str(version)) for version in doomed]
+
+    def _check_backbone(self, other: Mapping[str, Any], what: str) -> None:
+        if other.get("sha256") != self.backbone["sha256"]:
+            raise errors.BackboneMismatch(
+                f"The bank {self.path} is for {_named(self.backbone)}, but {what} is {_named(other)}; "
+                "use the same encoder, or another bank."
+            )
+
+
+def _named(backbone: Mapping[str, Any]) -> str:
+    return f"{backbone.get('name')} (sha256 {str(backbone.get('sha256'))[:12]}…)"
+
+
+def _listed(versions: list[int]) -> str:
+    return ", ".join(map(str, versions)) or "none"
+
+
+def _create(path: Path, backbone: Mapping[str, Any] | None) -> None:
+    """Make a bank; of several processes that do so at once, the first decides and all succeed."""
+    if backbone is None or not all(isinstance(backbone.get(key), str) for key in ("name", "sha256")):
+        raise errors.InputError(f"To make the bank {path}, give its backbone: the name and the sha256.")
+    storage.make_folder(path)
+    others = [name for name in os.listdir(path) if not name.startswith(".")]
+    head = path / "bank.json"
+    if others and not head.exists():
+        raise errors.BankError(f"{path} has other files in it and is no bank; choose an empty or new folder.")
+    value = {
+        "format": FORMAT,
+        "backbone": {"name": backbone["name"], "sha256": backbone["sha256"]},
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    with contextlib.suppress(FileExistsError):
+        storage.atomic_create(head, storage.pretty_json(value))
+    storage.make_folder(path / "tasks")
+
+
+def _read_backbone(path: Path) -> dict[str, str]:
+    """Read from bank.json which encoder the bank is for."""
+    head = path / "bank.json"
+    try:
+        value = storage.read_json(head)
+        found, backbone = value["format"], value["backbone"]
+        name, sha256 = backbone["name"], backbone["sha256"]
+    except FileNotFoundError as error:
+        missing = "is not a bank, it has no bank.json" if path.exists() else "does not exist"
+        remedy = "to make a bank there, open it with create=True and a backbone"
+        raise errors.BankError(f"{path} {missing}; {remedy}.") from error
+    except (errors.InputError, KeyError, TypeError) as error:
+        raise errors.BankError(f"{head} is damaged; restore it from a copy of the bank.") from error
+    check_format(found, head)
+    return {"name": name, "sha256": sha256}

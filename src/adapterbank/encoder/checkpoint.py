@@ -1,0 +1,174 @@
+"""A folder or name -> a backbone: tensors by our names, tokenizer, identity. Knows nothing of tasks and slots."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from adapterbank.encoder import anatomy as anatomies
+from adapterbank.encoder.anatomy import Anatomy
+from adapterbank.encoder.forward import Frozen, forward
+from adapterbank.encoder.packed import Tokens, by_length, pack
+from adapterbank.encoder.sources import locate
+from adapterbank.encoder.tokenizer import read_tokenizer, tokenize
+from adapterbank.errors import BackboneError
+from adapterbank.storage import canonical_json
+
+_TOKENS_AT_ONCE = 8192
+"""How many tokens `encode` puts into one batch: enough to fill the machine, little enough for any memory."""
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A frozen encoder and its tokenizer. Its tensors are never written."""
+
+    name: str
+    folder: Path
+    anatomy: Anatomy
+    tensors: Mapping[str, Tensor] = field(repr=False)
+    """Every tensor of the encoder, float32, by our names."""
+    tokenizer: Tokenizer = field(repr=False)
+    sha256: str
+    """Its identity (`identity`): the same for every copy that computes the same."""
+
+    @property
+    def has_pooler(self) -> bool:
+        """Whether the checkpoint brought a pooler: a tanh layer on the first token."""
+        return "pooler.weight" in self.tensors
+
+    @property
+    def parameters(self) -> int:
+        """Count the encoder's numbers."""
+        return sum(tensor.numel() for tensor in self.tensors.values())
+
+    def tokenize(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, max_length: int | None = None
+    ) -> list[Tokens]:
+        """Turn texts, or pairs of texts, into token ids, cut to `max_length` (the encoder's own limit by default)."""
+        return tokenize(self.tokenizer, texts, pairs, max_length or self.anatomy.max_length)
+
+    def encode(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, max_length: int | None = None
+    ) -> list[np.ndarray]:
+        """Give the last hidden states of each text as one `(tokens, hidden)` array, in order."""
+        if isinstance(texts, str):
+            texts = [texts]
+        rows = self.tokenize(texts, pairs, max_length)
+        found: dict[int, np.ndarray] = {}
+        for chosen in by_length(rows, _TOKENS_AT_ONCE):
+            batch = pack([rows[i] for i in chosen])
+            with torch.inference_mode():
+                hidden = forward(self.anatomy, Frozen(self.tensors), batch)
+            found |= {i: part.numpy() for i, part in zip(chosen, hidden.split(list(batch.lengths)), strict=True)}
+        return [found[i] for i in range(len(rows))]
+
+
+def load(name: str) -> Backbone:
+    """Load a backbone from a folder, a short name or a name on the hub."""
+    folder = locate(name)
+    anatomy = anatomies.read_anatomy(_read_config(folder), str(folder))
+    tensors = _named(anatomy, _read_tensors(folder), folder)
+    tokenizer, description = read_tokenizer(folder, anatomy.family)
+    if (size := tokenizer.get_vocab_size()) > anatomy.vocabulary:
+        raise BackboneError(
+            f"{folder}: the tokenizer has {size} tokens, the encoder only {anatomy.vocabulary}. They do not belong together."
+        )
+    return Backbone(name, folder, anatomy, tensors, tokenizer, identity(anatomy, tensors, description))
+
+
+def identity(anatomy: Anatomy, tensors: Mapping[str, Tensor], tokenizer: Any) -> str:
+    """Give one sha256 over what decides the outputs: float32 tensors by our names, tokenizer, mathematics.
+
+    Single-file, sharded and `.bin` copies agree; an fp16 copy, whose numbers are rounded, does not.
+    """
+    digest = hashlib.sha256(canonical_json([anatomy.mathematics(), tokenizer]).encode())
+    for name in sorted(tensors):
+        digest.update(f"\n{name} {list(tensors[name].shape)}\n".encode())
+        digest.update(tensors[name].contiguous().numpy().astype("<f4", copy=False).data)
+    return digest.hexdigest()
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BackboneError(
+            f"{folder} has no config.json, so it is not a backbone. It needs config.json, weights and a tokenizer."
+        ) from None
+    except (ValueError, OSError) as error:
+        raise BackboneError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise BackboneError(f"{path} does not hold a JSON object.")
+    return config
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Read all tensors of a checkpoint: safetensors first, `.bin` only without running what it says."""
+    for name, read in (("model.safetensors", _read_safetensors), ("pytorch_model.bin", _read_pickled)):
+        index = folder / f"{name}.index.json"
+        if (folder / name).is_file():
+            return read(folder / name)
+        if index.is_file():
+            shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            if missing := [shard for shard in shards if not (folder / Path(shard).name).is_file()]:
+                raise BackboneError(f"{folder} is not whole: {', '.join(missing)} of {index.name} is missing.")
+            return {key: value for shard in shards for key, value in read(folder / Path(shard).name).items()}
+    raise BackboneError(f"{folder} has no weights: model.safetensors or pytorch_model.bin, whole or in shards.")
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            # Cloned: a mapped file's tensors lie at any address, and the last bit of a product depends on that.
+            return {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise BackboneError(f"{path} cannot be read ({error}). Fetch it again.") from error
+
+
+def _read_pickled(path: Path) -> dict[str, Tensor]:
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds here; all mean that the file is not plain weights
+        raise BackboneError(
+            f"{path} is not a file of plain weights ({str(error).splitlines()[0]}). Convert it to safetensors."
+        ) from error
+    return {key: value for key, value in found.items() if isinstance(value, Tensor)}
+
+
+def _named(anatomy: Anatomy, found: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """Give the checkpoint's tensors our names, as float32, after checking that all are there and of the right shape."""
+    prefix = anatomies.FAMILIES[anatomy.family].prefix
+    plain = {_modern(key.removeprefix(prefix)): value for key, value in found.items()}
+    pooler = anatomies.FAMILIES[anatomy.family].embeddings.get("pooler")
+    has_pooler = pooler is not None and f"{pooler}.weight" in plain
+    names = anatomies.checkpoint_names(anatomy, has_pooler)
+    if missing := [theirs for theirs in names.values() if theirs not in plain]:
+        raise BackboneError(
+            f"{folder}: the weights lack {len(missing)} of {len(names)} tensors, first {missing[0]!r}. "
+            f"Is it a {anatomy.family} encoder?"
+        )
+    shapes = anatomy.shapes(has_pooler)
+    for ours, theirs in names.items():
+        if tuple(plain[theirs].shape) != shapes[ours]:
+            raise BackboneError(
+                f"{folder}: {theirs} has shape {tuple(plain[theirs].shape)}, config.json says {shapes[ours]}."
+            )
+        if not plain[theirs].is_floating_point():
+            raise BackboneError(f"{folder}: {theirs} is {plain[theirs].dtype}; quantised weights are not supported.")
+    return {ours: plain[theirs].to(torch.float32).contiguous() for ours, theirs in names.items()}
+
+
+def _modern(name: str) -> str:
+    """Checkpoints converted from TensorFlow call a LayerNorm's gain and bias gamma and beta."""
+    return name.replace(".gamma", ".weight").replace(".beta", ".bias")

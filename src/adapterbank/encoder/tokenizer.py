@@ -1,0 +1,85 @@
+"""A backbone's tokenizer: read from its folder, and texts -> token ids. Knows nothing of the encoder's tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from adapterbank.encoder.packed import Tokens
+from adapterbank.errors import BackboneError, InputError
+
+_FROM_VOCABULARY = ("bert", "distilbert", "electra")
+"""The families whose tokenizer is decided by vocab.txt and a few flags (WordPiece)."""
+
+
+def read_tokenizer(folder: Path, family: str) -> tuple[Tokenizer, Any]:
+    """Read the tokenizer of a folder; also give the JSON value that stands for it in the backbone's identity.
+
+    The files carry a truncation and a padding of their own (MiniLM: fixed 128), which are switched off.
+    """
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        try:
+            text = path.read_text(encoding="utf-8")
+            tokenizer, description = Tokenizer.from_str(text), json.loads(text)
+        except Exception as error:  # the tokenizers library raises bare Exception
+            raise BackboneError(f"{path} cannot be read as a tokenizer ({str(error).splitlines()[0]}).") from error
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer, {k: v for k, v in description.items() if k not in ("truncation", "padding", "version")}
+    if (folder / "vocab.txt").is_file() and family in _FROM_VOCABULARY:
+        return _word_piece(folder)
+    raise BackboneError(
+        f"{folder} has no tokenizer.json" + (" and no vocab.txt." if family in _FROM_VOCABULARY else ".")
+    )
+
+
+def tokenize(
+    tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int, *, offsets: bool = False
+) -> list[Tokens]:
+    """Turn texts or pairs into token ids; the longer text of a pair is cut first.
+
+    With `offsets` (span tasks) only the second text is cut, and its tokens say which characters they stand for.
+    """
+    inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
+    tokenizer.enable_truncation(max_length, strategy="only_second" if offsets else "longest_first")
+    try:
+        found = tokenizer.encode_batch(inputs) if offsets else tokenizer.encode_batch_fast(inputs)
+    except Exception as error:  # the tokenizers library raises bare Exception when the first text alone is too long
+        raise InputError(
+            f"A question alone is longer than max_length {max_length}. Raise --max-length. ({error})"
+        ) from error
+    finally:
+        tokenizer.no_truncation()
+    return [Tokens(np.array(e.ids), np.array(e.type_ids), _second_text_offsets(e) if offsets else None) for e in found]
+
+
+def _second_text_offsets(encoding: Encoding) -> np.ndarray:
+    second = np.array([sequence == 1 for sequence in encoding.sequence_ids])
+    return np.where(second[:, None], np.array(encoding.offsets), -1)
+
+
+def _word_piece(folder: Path) -> tuple[Tokenizer, Any]:
+    """Build BERT's tokenizer from vocab.txt: basic splitting, then WordPiece (Devlin et al. 2018)."""
+    words = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    vocabulary = {word.rstrip("\n"): i for i, word in enumerate(words)}
+    flags_path = folder / "tokenizer_config.json"
+    flags = json.loads(flags_path.read_text(encoding="utf-8")) if flags_path.is_file() else {}
+    lower, strip = bool(flags.get("do_lower_case", True)), flags.get("strip_accents")
+    chinese = bool(flags.get("tokenize_chinese_chars", True))
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    if missing := [token for token in special[:4] if token not in vocabulary]:
+        raise BackboneError(f"{folder / 'vocab.txt'} has no {missing[0]}: it is not a BERT vocabulary.")
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=chinese, strip_accents=strip, lowercase=lower
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"]))
+    tokenizer.add_special_tokens([token for token in special if token in vocabulary])
+    return tokenizer, {"wordpiece": words, "lower": lower, "strip_accents": strip, "chinese": chinese}

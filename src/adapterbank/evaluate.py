@@ -1,0 +1,215 @@
+"""The engine: rows of any tasks, in any order, through one encoder. Knows no files, no HTTP and no training.
+
+`outputs` is the one way from tokens to head outputs; training's dev scores, `predict`, `evaluate`, `audit` and later the
+server all come through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adapterbank.encoder.anatomy import Anatomy
+from adapterbank.encoder.checkpoint import Backbone
+from adapterbank.encoder.forward import forward
+from adapterbank.encoder.packed import Tokens, by_length, pack
+from adapterbank.encoder.tokenizer import tokenize
+from adapterbank.errors import UnknownName
+from adapterbank.methods import METHODS, Plan
+from adapterbank.runtime import find_device, find_dtype
+from adapterbank.slots import heads
+from adapterbank.slots.stack import Segment, Stacks
+from adapterbank.tasks.spec import Examples, Task
+
+TOKENS_AT_ONCE = 4096
+"""Padded tokens of one batch: fills two CPU cores or a GPU, and fits any memory."""
+
+
+def place(backbone: Backbone, device: torch.device, dtype: torch.dtype) -> Mapping[str, Tensor]:
+    """Give the encoder's tensors on a device in the type the pass computes in; the backbone's own stay untouched."""
+    return {name: tensor.to(device, dtype) for name, tensor in backbone.tensors.items()}
+
+
+def outputs(
+    anatomy: Anatomy, stacks: Stacks, tokens: Sequence[Tokens], slots: Sequence[int | None], compute: torch.dtype
+) -> list[np.ndarray]:
+    """Give each row's head outputs through its own slot, in the order of the rows.
+
+    `[outputs]` a row, `[tokens, 2]` for spans, and the mean hidden state `[hidden]` for rows of no slot (None).
+    """
+    found: dict[int, np.ndarray] = {}
+    with torch.inference_mode():
+        for chosen in by_length(tokens, TOKENS_AT_ONCE, [_group(stacks, slot) for slot in slots]):
+            order = sorted(chosen, key=lambda i: -1 if slots[i] is None else slots[i])  # stable: near lengths stay near
+            batch = pack([tokens[i] for i in order], stacks.device)
+            route = stacks.route(segments([(slots[i], len(tokens[i])) for i in order]), compute=compute)
+            given = heads.outputs(forward(anatomy, route, batch), batch, route)
+            found |= zip(order, _by_row(given, route.segments, stacks, batch.lengths), strict=True)
+    return [found[i] for i in range(len(tokens))]
+
+
+def segments(rows: Sequence[tuple[int | None, int]]) -> list[Segment]:
+    """Join adjacent rows (slot, length) of one slot."""
+    joined = ((slot, [length for _, length in group]) for slot, group in groupby(rows, key=lambda row: row[0]))
+    return [Segment(slot, len(lengths), sum(lengths)) for slot, lengths in joined]
+
+
+def _group(stacks: Stacks, slot: int | None) -> int:
+    """Rows of a slot that changes most of the encoder share a batch with nobody else; all others may mix."""
+    return slot + 1 if slot is not None and METHODS[stacks.plan(slot).method].alone else 0
+
+
+def _by_row(
+    given: Sequence[Tensor], parts: Sequence[Segment], stacks: Stacks, lengths: Sequence[int]
+) -> list[np.ndarray]:
+    rows: list[np.ndarray] = []
+    for tensor, part in zip(given, parts, strict=True):
+        array = tensor.float().cpu().numpy()
+        if part.slot is not None and stacks.plan(part.slot).head.kind == "span":
+            mine = lengths[len(rows) : len(rows) + part.rows]
+            rows.extend(np.split(array, np.cumsum(mine)[:-1]))
+        else:
+            rows.extend(array)
+    return rows
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a task says of one row; the fields that its kind has are set."""
+
+    label: str | None = None
+    """Classification: the likeliest label."""
+    labels: tuple[str, ...] | None = None
+    """Multi-label: every label more likely than not."""
+    value: float | None = None
+    """Regression."""
+    answer: str | None = None
+    """Span: the answer's text, with its first and last-plus-one character in the context."""
+    start: int | None = None
+    end: int | None = None
+    probabilities: dict[str, float] | None = None
+    embedding: np.ndarray | None = field(default=None, repr=False)
+    """Bare backbone: the mean of the last hidden states."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the fields that are set."""
+        found = {name: value for name, value in vars(self).items() if value is not None}
+        return found | ({"embedding": self.embedding.tolist()} if self.embedding is not None else {})
+
+
+@dataclass(frozen=True)
+class Resident:
+    """A task that the engine holds."""
+
+    task: Task
+    plan: Plan
+    slot: int
+    max_length: int
+
+
+class Engine:
+    """One encoder on one device, and any number of tasks by name."""
+
+    def __init__(self, backbone: Backbone, *, device: str = "auto", precision: str = "auto") -> None:
+        """Put the encoder on the device; tasks are added with `put`."""
+        self.backbone = backbone
+        self.device = find_device(device)
+        self.dtype = find_dtype(precision, self.device)
+        self.stacks = Stacks(place(backbone, self.device, self.dtype), dtype=self.dtype)
+        self.residents: dict[str, Resident] = {}
+
+    def put(self, name: str, task: Task, plan: Plan, tensors: Mapping[str, np.ndarray], max_length: int) -> None:
+        """Add a task, or replace the one of that name."""
+        held = {key: torch.from_numpy(array) for key, array in tensors.items()}
+        old = self.residents.get(name)
+        self.residents[name] = Resident(task, plan, self.stacks.put(plan, held), max_length)
+        if old:
+            self.stacks.remove(old.slot)
+
+    def remove(self, name: str) -> None:
+        """Drop a task; its place is used again."""
+        self.stacks.remove(self._find(name).slot)
+        del self.residents[name]
+
+    def tokens(self, name: str | None, examples: Examples) -> list[Tokens]:
+        """Tokenise rows as a task was trained on them; None is the bare backbone."""
+        if name is None:
+            return self.backbone.tokenize(examples.texts, examples.pairs)
+        resident = self._find(name)
+        span = resident.task.kind == "span"
+        return tokenize(self.backbone.tokenizer, examples.texts, examples.pairs, resident.max_length, offsets=span)
+
+    def outputs(self, tokens: Sequence[Tokens], names: Sequence[str | None]) -> list[np.ndarray]:
+        """Give each row's head outputs; see `outputs` of this module."""
+        slots = [self._find(name).slot if name is not None else None for name in names]
+        return outputs(self.backbone.anatomy, self.stacks, tokens, slots, self.dtype)
+
+    def predict(self, requests: Sequence[tuple[str | None, Examples]]) -> list[list[Prediction]]:
+        """Answer requests (task or None, rows) of any tasks in one go, each in the order of its rows."""
+        tokens = [self.tokens(name, examples) for name, examples in requests]
+        names = [name for (name, _), mine in zip(requests, tokens, strict=True) for _ in mine]
+        given = iter(self.outputs([row for mine in tokens for row in mine], names))
+        return [
+            [self._predict(name, examples, i, row, next(given)) for i, row in enumerate(mine)]
+            for (name, examples), mine in zip(requests, tokens, strict=True)
+        ]
+
+    def decide(self, name: str, examples: Examples) -> list[Any]:
+        """Give what a metric compares: class numbers, sets of them, numbers, or answer texts."""
+        task, mine = self._find(name).task, self.tokens(name, examples)
+        given = self.outputs(mine, [name] * len(mine))
+        contexts = examples.pairs or [""] * len(mine)
+        return [decide(task.kind, out, row, context) for out, row, context in zip(given, mine, contexts, strict=True)]
+
+    def _predict(self, name: str | None, examples: Examples, i: int, row: Tokens, out: np.ndarray) -> Prediction:
+        if name is None:
+            return Prediction(embedding=out)
+        task = self._find(name).task
+        decision = decide(task.kind, out, row, examples.pairs[i] if examples.pairs else "")
+        if task.kind == "classification":
+            return Prediction(label=task.labels[decision], probabilities=_named(task, _softmax(out)))
+        if task.kind == "multilabel":
+            chosen = tuple(task.labels[k] for k in decision)
+            return Prediction(labels=chosen, probabilities=_named(task, 1 / (1 + np.exp(-out.astype(np.float64)))))
+        if task.kind == "regression":
+            return Prediction(value=decision)
+        start, end = answer_place(out, row)
+        return Prediction(answer=decision, start=start, end=end)
+
+    def _find(self, name: str) -> Resident:
+        if name not in self.residents:
+            raise UnknownName(name, "a task in this engine", self.residents)
+        return self.residents[name]
+
+
+def decide(kind: str, out: np.ndarray, row: Tokens, context: str) -> Any:
+    """Turn one row's outputs into what a metric compares."""
+    if kind == "span":
+        start, end = answer_place(out, row)
+        return context[start:end]
+    return heads.KINDS[kind].decide(out)
+
+
+def answer_place(out: np.ndarray, row: Tokens) -> tuple[int, int]:
+    """Give the first and last-plus-one character of the best answer within the second text."""
+    assert row.offsets is not None
+    inside = np.flatnonzero(row.offsets[:, 0] >= 0)
+    if len(inside) == 0:
+        return 0, 0
+    first, last = heads.KINDS["span"].decide(out[inside])
+    return int(row.offsets[inside[first], 0]), int(row.offsets[inside[last], 1])
+
+
+def _softmax(out: np.ndarray) -> np.ndarray:
+    shifted = np.exp(out.astype(np.float64) - out.max())
+    return np.asarray(shifted / shifted.sum())
+
+
+def _named(task: Task, probabilities: np.ndarray) -> dict[str, float]:
+    return {label: float(p) for label, p in zip(task.labels, probabilities, strict=True)}

@@ -1,0 +1,66 @@
+"""The machine: device, precision, memory, and the stamp that says on what a number was made. Knows nothing else."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any
+
+import torch
+
+from adapterbank import __version__
+from adapterbank.errors import ConfigError
+
+DEVICES = ("auto", "cpu", "cuda")
+PRECISIONS = ("auto", "fp32", "bf16")
+
+
+def find_device(name: str = "auto") -> torch.device:
+    """Choose a device: the first GPU where there is one, else the CPU; `cuda:1` names another GPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError([f"device is {name!r}; it must be auto, cpu, cuda or cuda:N."]) from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            [f"device is {name!r}, but torch sees {torch.cuda.device_count()} GPUs here. Use --device cpu."]
+        )
+    return device
+
+
+def find_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Choose what the pass computes in: fp32 on CPU, bf16 on a GPU; what trains is kept in fp32 either way."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
+
+
+def free_memory(device: torch.device) -> int:
+    """Estimate the bytes that can still be had."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # not every system tells
+        return 4 << 30
+
+
+def stamp(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """Say what decides the last bit of a result: library versions, device, CPU capability, threads, precision."""
+    return {
+        "library": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "precision": {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype],
+    }
+
+
+def same_bits(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Say whether two stamps promise results that agree to the bit."""
+    return all(a.get(key) == b.get(key) for key in ("torch", "device", "cpu", "threads", "precision"))

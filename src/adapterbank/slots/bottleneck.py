@@ -1,0 +1,64 @@
+"""The bottleneck adapter and its variants: initial numbers and arithmetic. Knows nothing of tasks or batches.
+
+    f(v) = up(act(down(v)))                                    Houlsby et al. 2019, figure 2
+    sequential:  y + f(y)          parallel:  y + f(x)         x, y: input and output of the sub-layer
+    multiply:    y * (1 + f(.))                                the paper's multiplicative interaction
+
+All are near the identity at the start, and exactly the identity with `up` at zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from adapterbank.encoder.forward import ACTIVATIONS
+from adapterbank.methods import Adapter
+
+_EPSILON = 1e-5
+"""In the adapter's own LayerNorm: torch's default."""
+
+
+def site_names(adapter: Adapter) -> list[str]:
+    """Name the sites that get an adapter."""
+    return [f"layers.{i}.{site}" for i in adapter.layers for site in adapter.sites]
+
+
+def parts(adapter: Adapter) -> list[str]:
+    """Name the tensors of one adapter, in the order of the arithmetic."""
+    modules = ["norm"] if adapter.inner_norm else []
+    modules += ["down", *(f"middle.{k}" for k in range(1, adapter.depth)), "up"]
+    return [f"{module}.{leaf}" for module in modules for leaf in ("weight", "bias")]
+
+
+def initial(adapter: Adapter, hidden: int, sigma: float, generator: torch.Generator) -> dict[str, Tensor]:
+    """Give new adapters for every site: Gaussian weights of width `sigma` cut at two sigma, biases zero."""
+    m, found = adapter.size, {}
+    shapes = {"norm": (hidden,), "down": (m, hidden), "up": (hidden, m)}
+    for site in site_names(adapter):
+        for part in parts(adapter):
+            module, leaf = part.rsplit(".", 1)
+            shape = shapes.get(module, (m, m))
+            tensor = torch.zeros(shape if leaf == "weight" else shape[:1])
+            if module == "norm" and leaf == "weight":
+                tensor += 1.0
+            elif leaf == "weight" and sigma > 0:
+                torch.nn.init.trunc_normal_(tensor, std=sigma, a=-2 * sigma, b=2 * sigma, generator=generator)
+            found[f"{site}.adapter.{part}"] = tensor
+    return found
+
+
+def bottleneck(y: Tensor, x: Tensor, adapter: Adapter, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Apply one adapter; `tensors` by part. Widths may be padded with zeros, which stay zero through the arithmetic."""
+    v = x if adapter.placement == "parallel" else y
+    if adapter.inner_norm:
+        v = F.layer_norm(v, v.shape[-1:], tensors["norm.weight"], tensors["norm.bias"], _EPSILON)
+    activate = ACTIVATIONS[adapter.activation]
+    v = activate(F.linear(v, tensors["down.weight"], tensors["down.bias"]))
+    for k in range(1, adapter.depth):
+        v = activate(F.linear(v, tensors[f"middle.{k}.weight"], tensors[f"middle.{k}.bias"]))
+    v = F.linear(v, tensors["up.weight"], tensors["up.bias"])
+    return y + v if adapter.combine == "add" else y + y * v

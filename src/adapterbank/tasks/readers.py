@@ -1,0 +1,341 @@
+"""Tables: files and Python data as named columns of plain values. It knows no tasks, labels or models.
+
+Every file is UTF-8, and every failure is one sentence with the file, the line and the way out.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import gzip
+import io
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adapterbank.errors import DataError, InputError
+
+TUPLE_COLUMNS = {2: ("text", "label"), 3: ("text", "text_pair", "label")}
+"""The names given to the places of tuples, by their length."""
+
+_FIELD_LIMIT = 2**31 - 1  # the csv module stops at 131,072 characters, less than a long document
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of equal length."""
+
+    columns: dict[str, list[Any]]
+    source: str = "data"
+    """Where it came from, for messages."""
+
+    def at(self, row: int) -> str:
+        """Say where a row is, for messages: data rows count from 1, without the header."""
+        return f"{self.source}, row {row + 1}"
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return len(next(iter(self.columns.values()), []))
+
+
+def read_table(path: str | os.PathLike[str]) -> Table:
+    """Read a file as the reader of its ending does (`READERS`); text formats may be packed as .gz."""
+    file = _existing(path)
+    ending = _ending(file)
+    if ending not in READERS:
+        raise DataError(
+            f"{file} has the ending {ending!r}, which is not one of {', '.join(READERS)}; "
+            f"save the table as one of these (text formats may end in .gz too)."
+        )
+    table = READERS[ending](file)
+    if not table.rows:
+        raise DataError(f"{file} names columns ({listed(table.columns)}) but has no rows; add some.")
+    return table
+
+
+def read_lines(path: str | os.PathLike[str]) -> list[str]:
+    """Read a plain text file, a line each; blank lines keep their place, the last line break ends no line."""
+    return [line.removesuffix("\r") for line in _decoded(_existing(path)).removesuffix("\n").split("\n")]
+
+
+def is_plain_text(path: str | os.PathLike[str]) -> bool:
+    """Tell whether the file's ending says plain lines (.txt, .txt.gz)."""
+    return _ending(Path(path)) == ".txt"
+
+
+def table_from(data: Any, source: str = "data") -> Table:
+    """Return a table of a path, a table, a list of dicts or tuples, a dict of columns, or a DataFrame.
+
+    Tuples are (text, label) or (text, second text, label).
+    """
+    if isinstance(data, Table):
+        return data
+    if isinstance(data, (str, os.PathLike)):
+        return read_table(data)
+    if hasattr(data, "to_dict"):
+        data = _frame_columns(data)
+    if isinstance(data, Mapping):
+        table = _from_columns(data, source)
+    elif isinstance(data, (list, tuple)):
+        table = _from_rows(data, source)
+    else:
+        raise InputError(
+            f"{source} is a {type(data).__name__}; give a path, a list of dicts, a list of (text, label) or "
+            f"(text, second text, label) tuples, a dict of columns, or a DataFrame."
+        )
+    if not table.rows:
+        raise DataError(f"{source} has no rows; give at least one.")
+    return table
+
+
+# --- files --------------------------------------------------------------------------------------------------
+
+
+def _existing(path: str | os.PathLike[str]) -> Path:
+    file = Path(path).expanduser()
+    try:
+        folder, there = file.is_dir(), file.exists()
+    except OSError as error:  # such as a name longer than any file's, when a text is given for a path
+        raise DataError(f"{short(str(file))} cannot be a file: {error.strerror}; give a path.") from None
+    if folder:
+        inside = sorted(entry.name for entry in file.iterdir() if _ending(entry) in READERS)
+        raise DataError(f"{file} is a folder; name a file in it: {listed(inside) or 'it holds no table'}.")
+    if there:
+        return file
+    if not file.parent.is_dir():
+        raise DataError(f"There is no file {file}, nor the folder {file.parent}; check the path.")
+    names = sorted(entry.name for entry in file.parent.iterdir())
+    near = difflib.get_close_matches(file.name, names, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"its folder holds: {listed(names)}."
+    raise DataError(f"There is no file {file}; {hint}")
+
+
+def _ending(path: Path) -> str:
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+def _decoded(path: Path) -> str:
+    data = _bytes(path)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
+        raise DataError(
+            f"{path} is not UTF-8: byte {error.start} (line {line}) is 0x{data[error.start]:02x}; "
+            f"convert it, for instance: iconv -f {encoding} -t utf-8 OLD > NEW"
+        ) from None
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise DataError(
+            f"{path} has a NUL byte on line {line}, so it is no plain text (UTF-16, or a spreadsheet?); "
+            f"save it as UTF-8."
+        )
+    if not text.strip():
+        raise DataError(f"{path} is empty; it needs rows (and a header, if it is a table).")
+    return text
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if path.suffix.lower() == ".gz" else data
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be unpacked ({error}); pack it anew with gzip.") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+def _read_csv(path: Path) -> Table:
+    return _read_separated(path, ",", csv.QUOTE_MINIMAL)
+
+
+def _read_tsv(path: Path) -> Table:
+    # No quoting: GLUE-style files hold stray quotes that would otherwise swallow the lines after them.
+    return _read_separated(path, "\t", csv.QUOTE_NONE)
+
+
+def _read_separated(path: Path, delimiter: str, quoting: Any) -> Table:
+    csv.field_size_limit(_FIELD_LIMIT)
+    text = io.StringIO(_decoded(path).rstrip("\r\n"), newline="")
+    records = _records(csv.reader(text, delimiter=delimiter, quoting=quoting, strict=True), path)
+    header = _header(next(fields for _, fields in records if fields), path, delimiter)
+    rows: list[list[str]] = []
+    for line, fields in records:
+        if not fields and len(header) > 1:
+            continue
+        fields = fields or [""]  # with one column a blank line is a row: predictions keep their places
+        if len(fields) != len(header):
+            advice = "quote a text that holds a comma" if delimiter == "," else "a text may hold no tab"
+            found = f"{len(fields)} fields where the header has {len(header)}"
+            raise DataError(f"{path}, line {line}: {found}; {advice}.")
+        rows.append(fields)
+    return Table({name: [row[place] for row in rows] for place, name in enumerate(header)}, str(path))
+
+
+def _records(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
+    while True:
+        line = reader.line_num + 1  # where the record starts, as a quoted text may run over many lines
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            advice = "close each quote, and write a quote inside a quoted text twice"
+            raise DataError(f"{path}, line {line}: {error}; {advice}.") from None
+        yield line, fields
+
+
+def _header(fields: list[str], path: Path, delimiter: str) -> list[str]:
+    names = [name.strip() or f"column{place}" for place, name in enumerate(fields, 1)]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise DataError(f"{path} names the column {short(twice[0])!r} twice; give each its own name.")
+    other = next((mark for mark in (";", "\t", "|") if mark in names[0]), None)
+    if len(names) == 1 and other and delimiter == ",":
+        raise DataError(f"{path} seems to have {other!r} between fields; save it with commas, or as .tsv.")
+    return names
+
+
+def _read_jsonl(path: Path) -> Table:
+    records = []
+    for line, text in enumerate(_decoded(path).split("\n"), 1):
+        if text.strip():
+            record = _parsed(text, path, line)
+            if not isinstance(record, dict):
+                raise DataError(f"{path}, line {line}: {short(text)} is no JSON object; write one a line.")
+            records.append(record)
+    return _from_records(records, str(path))
+
+
+def _read_json(path: Path) -> Table:
+    content = _parsed(_decoded(path), path)
+    rows = content.get("data") if isinstance(content, dict) else content
+    if not isinstance(rows, list):
+        raise DataError(f"{path} is no list of objects; write a list, or an object a line as .jsonl.")
+    odd = next((place for place, row in enumerate(rows, 1) if not isinstance(row, dict)), None)
+    if odd is not None:
+        raise DataError(f"{path}, row {odd}: {short(rows[odd - 1])} is no JSON object; each row must be one.")
+    if not rows:
+        raise DataError(f"{path} has no rows; add at least one object to the list.")
+    return _from_records(_squad_rows(rows) if "paragraphs" in rows[0] else rows, str(path))
+
+
+def _squad_rows(articles: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    # SQuAD's own files nest question in paragraph in article; here each question becomes a row.
+    keys = ("text", "answer_start")
+    return [
+        {
+            "id": question.get("id"),
+            "title": article.get("title"),
+            "question": question.get("question"),
+            "context": paragraph.get("context"),
+            "answers": {key: [one.get(key) for one in question.get("answers", [])] for key in keys},
+        }
+        for article in articles
+        for paragraph in article.get("paragraphs", [])
+        for question in paragraph.get("qas", [])
+    ]
+
+
+def _parsed(text: str, path: Path, line: int = 1) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        where = f"{path}, line {line + error.lineno - 1}, column {error.colno}"
+        near = short(text[error.pos :].strip())
+        raise DataError(f"{where}: not valid JSON, {error.msg[0].lower()}{error.msg[1:]}, near {near!r}.") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}, line {line}: JSON that cannot be used: {error}.") from None
+
+
+def _read_parquet(path: Path) -> Table:
+    import pyarrow
+    import pyarrow.parquet
+
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} is empty; write the Parquet file anew.")
+    try:
+        # The file itself, as read_table would take columns from folder names such as lang=en too.
+        with pyarrow.parquet.ParquetFile(path) as file:
+            return Table(file.read().to_pydict(), str(path))
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        reason = short(str(error).splitlines()[0], 90)
+        raise DataError(f"{path} is not a Parquet file that can be read ({reason}); write it anew.") from None
+
+
+READERS: dict[str, Callable[[Path], Table]] = {
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
+    ".jsonl": _read_jsonl,
+    ".ndjson": _read_jsonl,
+    ".json": _read_json,
+    ".parquet": _read_parquet,
+}
+
+
+# --- Python data --------------------------------------------------------------------------------------------
+
+
+def _from_rows(rows: Sequence[Any], source: str) -> Table:
+    if all(isinstance(row, Mapping) for row in rows):
+        return _from_records(rows, source)
+    width = len(rows[0]) if isinstance(rows[0], (tuple, list)) else 0
+    for place, row in enumerate(rows, 1):
+        if width not in TUPLE_COLUMNS or not isinstance(row, (tuple, list)) or len(row) != width:
+            raise InputError(
+                f"{source}, row {place}: {short(row)} does not fit; give all rows as dicts, or all as "
+                f"(text, label), or all as (text, second text, label)."
+            )
+    names = TUPLE_COLUMNS[width]
+    return Table({name: [_plain(row[place]) for row in rows] for place, name in enumerate(names)}, source)
+
+
+def _from_records(records: Sequence[Mapping[Any, Any]], source: str) -> Table:
+    # A key that a row lacks is a missing value there, as JSON writers leave out nulls.
+    names = dict.fromkeys(str(name) for record in records for name in record)
+    plain = [{str(name): _plain(value) for name, value in record.items()} for record in records]
+    return Table({name: [record.get(name) for record in plain] for name in names}, source)
+
+
+def _from_columns(columns: Mapping[Any, Any], source: str) -> Table:
+    for name, column in columns.items():
+        if isinstance(column, (str, bytes, Mapping)) or not hasattr(column, "__iter__"):
+            raise InputError(f"{source}: column {name!r} is a {type(column).__name__}; give a list of values.")
+    table = Table({str(name): [_plain(value) for value in column] for name, column in columns.items()}, source)
+    lengths = {name: len(column) for name, column in table.columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise InputError(f"{source}: columns differ in length ({lengths}); each needs a value for every row.")
+    return table
+
+
+def _frame_columns(frame: Any) -> Any:
+    try:
+        return frame.to_dict(orient="list")  # pandas
+    except TypeError:
+        return frame.to_dict()  # `datasets` and polars give columns without being asked
+
+
+def _plain(value: Any) -> Any:
+    # Arrays and their scalars become Python values; the missing marks of pandas become None.
+    if type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def listed(names: Iterable[Any], most: int = 12) -> str:
+    """Write names for a message, the first few where there are many."""
+    shown = [short(name) for name in names]
+    more = f", … ({len(shown)} in all)" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + more
+
+
+def short(value: Any, most: int = 40) -> str:
+    """Write a value for a message, cut where it is long."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,0 +1,324 @@
+"""The one training loop, for any number of slots at once. Knows no files, configs or banks.
+
+Each step takes the next batch of every run that is not done, sends all their rows through the encoder together, each
+through its own slot, and takes one optimiser step per slot. Nothing of a run depends on the others: its order comes from
+(seed, epoch), its dropout from (seed, step, row), its gradient from its own rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adapterbank.batches import Rows, epoch_order
+from adapterbank.encoder.anatomy import Anatomy
+from adapterbank.encoder.checkpoint import Backbone
+from adapterbank.encoder.dropout import Dropout, row_keys
+from adapterbank.encoder.forward import forward
+from adapterbank.encoder.packed import pack
+from adapterbank.errors import TrainingError
+from adapterbank.evaluate import outputs, place, segments
+from adapterbank.methods import METHODS, Plan, first_trained_layer
+from adapterbank.optimizer import Schedule, Settings, StackedAdam
+from adapterbank.runtime import free_memory
+from adapterbank.slots import heads
+from adapterbank.slots.stack import Stacks
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one run trains on, and how."""
+
+    plan: Plan
+    initial: Mapping[str, Tensor] = field(repr=False)
+    """The trained tensors' first values."""
+    train: Rows = field(repr=False)
+    dev: Rows = field(repr=False)
+    score: Callable[[list[np.ndarray]], float]
+    """Head outputs of the dev rows -> a number; higher is better."""
+    rate: float
+    """Learning rate at its peak."""
+    epochs: int
+    batch: int = 32
+    warmup: float = 0.1
+    settings: Settings = field(default_factory=Settings)
+    seed: int = 0
+    patience: int = 0
+    """Stop after this many epochs without a better dev score; 0 for never."""
+    class_weights: tuple[float, ...] | None = None
+    """Weight of each class in the loss."""
+
+
+@dataclass
+class State:
+    """Where a run stands after an epoch: enough to go on as if it had never stopped."""
+
+    epoch: int = 0
+    """Finished epochs."""
+    step: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+    """Loss, dev score and seconds of each epoch."""
+    best_epoch: int = 0
+    """The epoch, from 1, whose weights are kept; 0 before the first."""
+    tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
+    """`weights`, `best`, and the optimiser's `first` and `second` moments, each by tensor name."""
+
+    @property
+    def best_score(self) -> float:
+        """The kept epoch's dev score."""
+        return self.history[self.best_epoch - 1]["score"] if self.best_epoch else float("-inf")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a watcher is told after each step, and after each epoch with its dev score."""
+
+    run: int
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    loss: float
+    rows_per_second: float
+    score: float | None = None
+
+
+class _Learner:
+    """One run on its way."""
+
+    def __init__(self, number: int, lesson: Lesson, slot: int, state: State) -> None:
+        self.number, self.lesson, self.slot, self.state = number, lesson, slot, state
+        self.per_epoch = -(-len(lesson.train) // lesson.batch)
+        self.schedule = Schedule(lesson.rate, self.per_epoch * lesson.epochs, lesson.warmup)
+        self.losses: list[float] = []
+        self.began = time.perf_counter()
+        self.order: list[np.ndarray] = []
+
+    @property
+    def done(self) -> bool:
+        stale = self.state.epoch - self.state.best_epoch
+        stopped = 0 < self.lesson.patience <= stale and self.state.epoch > 0
+        return stopped or self.state.epoch >= self.lesson.epochs
+
+    def next_batch(self) -> np.ndarray:
+        if not self.order:
+            self.order = epoch_order(
+                len(self.lesson.train), self.lesson.batch, seed=self.lesson.seed, epoch=self.state.epoch
+            )
+            self.losses, self.began = [], time.perf_counter()
+        return self.order[self.state.step % self.per_epoch]
+
+    def progress(self, score: float | None = None) -> Progress:
+        seen = min(len(self.losses) * self.lesson.batch, len(self.lesson.train))
+        speed = seen / max(1e-9, time.perf_counter() - self.began)
+        loss = float(np.mean(self.losses[-50:]))
+        steps = self.per_epoch * self.lesson.epochs
+        epoch = self.state.epoch + (score is None)
+        return Progress(self.number, epoch, self.lesson.epochs, self.state.step, steps, loss, speed, score)
+
+
+def train(
+    backbone: Backbone,
+    lessons: Sequence[Lesson],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    dropout: float | None = None,
+    watch: Callable[[Progress], None] = lambda progress: None,
+    keep: Callable[[int, State], None] = lambda run, state: None,
+    resume: Mapping[int, State] | None = None,
+) -> list[State]:
+    """Train all lessons together and give each one's end state, the best epoch's weights among its tensors.
+
+    `watch` hears of each step and epoch, `keep` gets each run's state after an epoch, `resume` has such states.
+    """
+    school = _School(backbone, lessons, device, dtype, dropout, dict(resume or {}))
+    while active := [learner for learner in school.learners if not learner.done]:
+        school.step(active)
+        for learner in active:
+            watch(learner.progress())
+            if learner.state.step % learner.per_epoch == 0:
+                watch(learner.progress(school.end_epoch(learner)))
+                keep(learner.number, learner.state)
+    return [learner.state for learner in school.learners]
+
+
+class _School:
+    """The encoder, the stacks and the optimiser that all learners share."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        lessons: Sequence[Lesson],
+        device: torch.device,
+        dtype: torch.dtype,
+        dropout: float | None,
+        resume: dict[int, State],
+    ) -> None:
+        self.anatomy, self.dtype = backbone.anatomy, dtype
+        self.rates = (self.anatomy.dropout, self.anatomy.attention_dropout) if dropout is None else (dropout, dropout)
+        self.stacks = Stacks(place(backbone, device, dtype))
+        firsts = {first_trained_layer(lesson.initial, self.anatomy.layers) for lesson in lessons}
+        if len(firsts) != 1:
+            raise ValueError(f"lessons that train from different layers ({sorted(firsts)}) cannot share a batch")
+        self.first = firsts.pop()
+        self.learners = [
+            _Learner(i, lesson, self.stacks.put(lesson.plan, lesson.initial), resume.get(i, State()))
+            for i, lesson in enumerate(lessons)
+        ]
+        self.adam = StackedAdam(self.stacks, {learner.slot: learner.lesson.settings for learner in self.learners})
+        self.limit = _token_limit(self.anatomy, device)
+        for learner in self.learners:
+            self._restore(learner)
+
+    def step(self, active: Sequence[_Learner]) -> None:
+        """Take one step for every active learner, in as many micro-batches as memory asks for."""
+        chosen = [(learner, learner.next_batch()) for learner in active]
+        while True:
+            self.adam.zero_grad()
+            try:
+                losses = self._gradients(chosen)
+                break
+            except RuntimeError as error:
+                self._halve(error, chosen)
+        for (learner, _), loss in zip(chosen, losses, strict=True):
+            self._check_finite(learner, loss)
+            learner.losses.append(loss)
+        self.adam.step({learner.slot: learner.schedule.at(learner.state.step) for learner in active})
+        for learner in active:
+            learner.state.step += 1
+
+    def end_epoch(self, learner: _Learner) -> float:
+        """Score the dev rows, keep the weights if they are the best so far, and note where the run stands."""
+        lesson, state = learner.lesson, learner.state
+        given = outputs(self.anatomy, self.stacks, lesson.dev.tokens, [learner.slot] * len(lesson.dev), self.dtype)
+        if not all(np.isfinite(out).all() for out in given):
+            raise TrainingError(_diverged(learner, "the outputs on the dev rows are not finite"))
+        score = lesson.score(given)
+        better = score > state.best_score
+        state.epoch += 1
+        seconds = time.perf_counter() - learner.began
+        state.history.append({"loss": float(np.mean(learner.losses)), "score": score, "seconds": seconds})
+        learner.order = []
+        state.tensors["weights"] = self.stacks.take(learner.slot)
+        state.tensors["first"] = self.stacks.take(learner.slot, self.adam.first)
+        state.tensors["second"] = self.stacks.take(learner.slot, self.adam.second)
+        if better:
+            state.best_epoch, state.tensors["best"] = state.epoch, state.tensors["weights"]
+        return score
+
+    def _restore(self, learner: _Learner) -> None:
+        if found := learner.state.tensors:
+            self.stacks.write(learner.slot, found["weights"])
+            self.stacks.write(learner.slot, found["first"], self.adam.first)
+            self.stacks.write(learner.slot, found["second"], self.adam.second)
+            self.adam.steps[learner.slot] = learner.state.step
+
+    def _gradients(self, chosen: Sequence[tuple[_Learner, np.ndarray]]) -> list[float]:
+        """Add up the gradients of each learner's mean loss over its batch; give the losses."""
+        totals = [0.0] * len(chosen)
+        weights = [_row_weights(learner.lesson, batch) for learner, batch in chosen]
+        for part in self._micro_batches(chosen):
+            losses = self._losses(chosen, part)
+            scaled = []
+            for (k, places), loss in zip(part, losses, strict=True):
+                weight = torch.tensor(weights[k][places] / weights[k].sum(), dtype=loss.dtype, device=loss.device)
+                scaled.append((loss * weight).sum())
+            torch.stack(scaled).sum().backward()  # type: ignore[no-untyped-call]
+            for (k, _), loss in zip(part, torch.stack(scaled).tolist(), strict=True):
+                totals[k] += loss
+        return totals
+
+    def _losses(
+        self, chosen: Sequence[tuple[_Learner, np.ndarray]], part: Sequence[tuple[int, np.ndarray]]
+    ) -> list[Tensor]:
+        """Run one micro-batch: for each learner in it, the loss of each of its rows."""
+        rows = [(k, chosen[k][0].lesson.train, chosen[k][1][place]) for k, places in part for place in places]
+        batch = pack([data.tokens[row] for _, data, row in rows], self.stacks.device)
+        slots = [(chosen[k][0].slot, len(data.tokens[row])) for k, data, row in rows]
+        route = self.stacks.route(segments(slots), compute=self.dtype)
+        keys = torch.cat(
+            [
+                row_keys(chosen[k][0].lesson.seed, chosen[k][0].state.step, torch.from_numpy(places))
+                for k, places in part
+            ]
+        ).to(batch.rows.device)
+        drop = Dropout(keys, batch.rows, batch.positions, rate=self.rates[0], attention_rate=self.rates[1])
+        hidden = forward(self.anatomy, route, batch, drop, self.first)
+        found, at = [], 0
+        for (k, places), out in zip(part, heads.outputs(hidden, batch, route, drop), strict=True):
+            lesson, mine = chosen[k][0].lesson, batch.lengths[at : at + len(places)]
+            at += len(places)
+            assert lesson.train.targets is not None
+            targets = [lesson.train.targets[chosen[k][1][place]] for place in places]
+            found.append(heads.KINDS[lesson.plan.head.kind].loss(out, targets, lesson.plan.head, mine))
+        return found
+
+    def _micro_batches(self, chosen: Sequence[tuple[_Learner, np.ndarray]]) -> Iterator[list[tuple[int, np.ndarray]]]:
+        """Cut the step's rows into parts of at most `limit` padded tokens: (learner, places within its batch)."""
+        part: list[tuple[int, list[int]]] = []
+        count = longest = 0
+        for k, (learner, batch) in enumerate(chosen):
+            alone = METHODS[learner.lesson.plan.method].alone
+            for place_, row in enumerate(batch):
+                length = len(learner.lesson.train.tokens[row])
+                full = part and (count + 1) * max(longest, length) > self.limit
+                if full or (alone and part and part[-1][0] != k):
+                    yield [(j, np.array(places)) for j, places in part]
+                    part, count, longest = [], 0, 0
+                if not part or part[-1][0] != k:
+                    part.append((k, []))
+                part[-1][1].append(place_)
+                count, longest = count + 1, max(longest, length)
+        if part:
+            yield [(j, np.array(places)) for j, places in part]
+
+    def _halve(self, error: RuntimeError, chosen: Sequence[tuple[_Learner, np.ndarray]]) -> None:
+        """Make micro-batches smaller after running out of memory; raise what is another error, or past help."""
+        if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)):
+            raise error
+        longest = max(len(learner.lesson.train.tokens[row]) for learner, batch in chosen for row in batch)
+        largest = longest * sum(len(batch) for _, batch in chosen)
+        if min(self.limit, largest) <= longest:
+            raise TrainingError(
+                f"Not even one row of {longest} tokens fits into memory. Lower --max-length or use a smaller backbone."
+            ) from error
+        self.limit = max(longest, min(self.limit, largest) // 2)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    @staticmethod
+    def _check_finite(learner: _Learner, loss: float) -> None:
+        if not np.isfinite(loss):
+            raise TrainingError(_diverged(learner, f"the loss became {loss}"))
+
+
+def _diverged(learner: _Learner, what: str) -> str:
+    rate = learner.lesson.rate
+    return (
+        f"At step {learner.state.step + 1}, epoch {learner.state.epoch + 1}, {what}. The learning rate {rate:g} is "
+        f"most likely too high: try --lr {rate / 10:g}. Nothing was written to the bank."
+    )
+
+
+def _row_weights(lesson: Lesson, batch: np.ndarray) -> np.ndarray:
+    if lesson.class_weights is None:
+        return np.ones(len(batch))
+    assert lesson.train.targets is not None
+    return np.array([lesson.class_weights[lesson.train.targets[row]] for row in batch])
+
+
+def _token_limit(anatomy: Anatomy, device: torch.device) -> int:
+    """Estimate how many padded tokens' activations fit into half of the free memory.
+
+    A layer keeps about 12 vectors of the hidden width and 3 of the feed-forward width for the backward pass, and the
+    attention weights of a row. A GPU that runs out all the same says so, and the step is cut further (`_halve`).
+    """
+    attention = 4 * anatomy.heads * min(anatomy.max_length, 512)
+    numbers = anatomy.layers * (12 * anatomy.hidden + 3 * anatomy.feedforward + attention)
+    return max(anatomy.max_length, free_memory(device) // 2 // (4 * numbers))

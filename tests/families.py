@@ -1,0 +1,60 @@
+"""Small random encoders of every family, saved by `transformers` as a user would find them on the hub."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+WORDS = "the a cat dog sat ran on in mat house big small red fox jumps over lazy why who what is was good bad film".split()
+PIECES = ["##s", "##ed", "##ing", *[f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"], *"abcdefghijklmnopqrstuvwxyz.,?!'"]
+SMALL = {"num_hidden_layers": 3, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 128}
+DISTIL = {"n_layers": 3, "dim": 32, "n_heads": 4, "hidden_dim": 48, "vocab_size": 128}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("Bert", {**SMALL, "max_position_embeddings": 64}),
+    "roberta": ("Roberta", {**SMALL, "max_position_embeddings": 66, "type_vocab_size": 1, "pad_token_id": 1}),
+    "xlm-roberta": ("XLMRoberta", {**SMALL, "max_position_embeddings": 66, "type_vocab_size": 1, "pad_token_id": 1}),
+    "camembert": ("Camembert", {**SMALL, "max_position_embeddings": 66, "type_vocab_size": 1, "pad_token_id": 1}),
+    "distilbert": ("DistilBert", {**DISTIL, "max_position_embeddings": 64}),
+    "electra": ("Electra", {**SMALL, "embedding_size": 16, "max_position_embeddings": 64}),
+    "mpnet": ("MPNet", {**SMALL, "max_position_embeddings": 66, "pad_token_id": 1}),
+    "albert": ("Albert", {**SMALL, "embedding_size": 16, "max_position_embeddings": 64, "num_hidden_groups": 1}),
+}
+
+
+def tokenizer(pad: int, *, fixed: bool = False) -> Tokenizer:
+    """Give a small WordPiece tokenizer; `fixed` carries a truncation and padding of its own, as MiniLM's file does."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    if pad == 1:
+        special[:2] = ["[UNK]", "[PAD]"]
+    vocabulary = {word: i for i, word in enumerate([*special, *WORDS, *PIECES])}
+    made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
+    made.normalizer = normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    made.add_special_tokens(special)
+    if fixed:
+        made.enable_truncation(4)
+        made.enable_padding(length=8)
+    return made
+
+
+def save_random(family: str, folder: Path, *, seed: int = 0, **changes: Any) -> Any:
+    """Save a small random model and its tokenizer into a folder; give the `transformers` model."""
+    import transformers
+
+    name, options = FAMILIES[family]
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{name}Config")(**{**options, **changes})
+    model = getattr(transformers, f"{name}Model")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # LayerNorms start at one and zero: make every number matter
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    tokenizer(config.pad_token_id or 0, fixed=True).save(str(folder / "tokenizer.json"))
+    assert json.loads((folder / "config.json").read_text())["model_type"] == family
+    return model

@@ -1,0 +1,80 @@
+"""Real datasets, where they are at hand: columns, kinds, labels and counts come out right without a word."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from adapterbank.errors import DataError
+from adapterbank.metrics import score
+from adapterbank.tasks.columns import find_columns, infer_task
+from adapterbank.tasks.readers import read_table
+from adapterbank.tasks.splits import read_examples, split
+
+pytestmark = pytest.mark.data
+
+DATA = Path(os.environ.get("ADAPTERBANK_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
+
+
+def find(name: str) -> Path:
+    """A file of the data folder, or a skip that says how to get it in."""
+    path = DATA / name
+    if not path.exists():
+        pytest.skip(f"{path} is not there; point ADAPTERBANK_DATA at a folder that has {name}")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind", "rows"),
+    [
+        ("cola", ("sentence",), "classification", 1043),
+        ("sst2", ("sentence",), "classification", 872),
+        ("mrpc", ("sentence1", "sentence2"), "classification", 408),
+        ("stsb", ("sentence1", "sentence2"), "regression", 1500),
+        ("clinc150", ("text",), "classification", 3000),
+        ("agnews", ("text",), "classification", 600),
+    ],
+)
+def test_a_dataset_is_read_without_options(name: str, text: tuple[str, ...], kind: str, rows: int) -> None:
+    table = read_table(find(f"{name}/dev.parquet"))
+    task = infer_task(table, find_columns(table), name=name)
+    examples, report = read_examples(table, task)
+    assert (task.text, task.kind, len(examples), report.empty) == (text, kind, rows, 0)
+    train, dev = split(examples, task=task)
+    assert len(train) + len(dev) == rows
+
+
+def test_integer_labels_are_places_in_the_stated_names() -> None:
+    labels = json.loads(find("sst2/labels.json").read_text())
+    table = read_table(find("sst2/dev.parquet"))
+    task = infer_task(table, find_columns(table), name="sst2", labels=labels)
+    examples, report = read_examples(table, task)
+    assert task.labels == ("negative", "positive")
+    assert examples.targets == table.columns["label"]
+    assert "read as places in: negative, positive" in report.notes[0]
+
+
+def test_a_label_that_training_never_saw_is_named() -> None:
+    table = read_table(find("clinc150/dev.parquet"))
+    task = infer_task(table, find_columns(table), name="clinc150")
+    with pytest.raises(
+        DataError, match=r"row 1: the label 'oos' is not one of the task's 150 labels .* 100 of 100 rows"
+    ):
+        read_examples(read_table(find("clinc150/oos_dev.parquet")), task)
+
+
+def test_squad_answers_lie_at_their_places() -> None:
+    table = read_table(find("squad/dev-v1.1.json.gz"))
+    task = infer_task(table, find_columns(table), name="squad")
+    examples, report = read_examples(table, task)
+    assert (task.kind, len(examples), report.notes) == ("span", 10570, [])
+    assert examples.pairs is not None
+    assert examples.targets is not None
+    found = [
+        context[start:end] for context, (start, end, _) in zip(examples.pairs, examples.targets, strict=True)
+    ]
+    assert score("exact_match", found, examples.targets, ()) == 1.0
+    assert score("span_f1", found, examples.targets, ()) == 1.0

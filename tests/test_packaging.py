@@ -1,0 +1,242 @@
+"""The wheel: what it holds, and that it works with the declared dependencies and nothing else.
+
+The empty environment gets the wheel alone, without pip or setuptools. Its dependencies are lent to it as
+links to the packages of the environment that runs the tests: those the wheel's own metadata names, and what
+they name in turn. So an import of something undeclared fails there, and torch is not downloaded again.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from email import message_from_string
+from importlib.metadata import Distribution, distribution, packages_distributions
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "adapterbank"
+
+NO_TORCH = ("bank", "config", "errors", "methods", "metrics", "records", "storage", "tasks")
+"""The modules of the import contract in pyproject.toml that work without torch."""
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+import adapterbank
+names = [module.name for module in pkgutil.walk_packages(adapterbank.__path__, "adapterbank.")]
+for name in names:
+    importlib.import_module(name)
+print(adapterbank.__file__, *names, sep="\\n")
+"""
+
+
+class Installed(NamedTuple):
+    """The environment that holds the wheel and its declared dependencies only."""
+
+    folder: Path
+    lent: frozenset[str]
+
+    def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run away from the source tree and its variables, so that only what is installed can be imported."""
+        clean = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"}
+        words = [str(self.folder / "bin" / program), *arguments]
+        return subprocess.run(words, cwd="/", env=clean, capture_output=True, text=True, check=False)
+
+
+def command(words: list[str | Path]) -> None:
+    """Run in this environment, and fail with its output when it fails."""
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def build_wheel(project: Path, folder: Path) -> Path:
+    command([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, project])
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def requirements(wheel: Path, *, extra: str = "") -> list[Requirement]:
+    """Read from the wheel what an installer would install beside it."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = message_from_string(archive.read(name).decode())
+    found = [Requirement(line) for line in metadata.get_all("Requires-Dist", [])]
+    return [need for need in found if need.marker is None or need.marker.evaluate({"extra": extra})]
+
+
+def closure(needs: list[Requirement]) -> dict[str, Distribution]:
+    """Give the named distributions and all that they need here in turn."""
+    found: dict[str, Distribution] = {}
+    seen: set[tuple[str, str]] = set()
+    queue = [(need.name, extra) for need in needs for extra in ("", *need.extras)]
+    while queue:
+        name, extra = queue.pop()
+        key = (canonicalize_name(name), extra)
+        if key in seen:
+            continue
+        seen.add(key)
+        found[key[0]] = distribution(name)
+        for inner in map(Requirement, found[key[0]].requires or []):
+            if inner.marker is None or inner.marker.evaluate({"extra": extra}):
+                queue += [(inner.name, more) for more in ("", *inner.extras)]
+    return found
+
+
+def link(distributions: dict[str, Distribution], folder: Path) -> None:
+    """Link each distribution's top-level entries, its metadata among them, into an empty folder."""
+    folder.mkdir()
+    for dist in distributions.values():
+        tops = {file.parts[0] for file in dist.files or [] if file.parts[0] not in ("..", "__pycache__")}
+        for top in tops:
+            target = Path(str(dist.locate_file(top)))
+            if target.exists() and not (folder / top).exists():
+                (folder / top).symlink_to(target)
+
+
+def install(wheel: Path, folder: Path) -> Installed:
+    """Make the empty environment, put the wheel in, and lend it what the wheel declares."""
+    venv = folder / "venv"
+    python = venv / "bin" / "python"
+    command([sys.executable, "-m", "venv", "--without-pip", venv])
+    command([sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel])
+    lent = closure(requirements(wheel))
+    link(lent, folder / "lent")
+    (site,) = venv.glob("lib/python*/site-packages")
+    (site / "lent.pth").write_text(f"{folder / 'lent'}\n", encoding="utf-8")
+    return Installed(venv, frozenset(lent))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(ROOT, tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    return install(wheel, tmp_path_factory.mktemp("empty"))
+
+
+def source_modules() -> set[str]:
+    """Name every module of the package as it is imported."""
+    names = (".".join(file.relative_to(SOURCE.parent).with_suffix("").parts) for file in SOURCE.rglob("*.py"))
+    return {name.removesuffix(".__init__") for name in names}
+
+
+def test_wheel_holds_the_package_its_type_marker_and_its_licence_only(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        licences = [archive.read(name) for name in names if name.endswith(".dist-info/licenses/LICENSE")]
+    code = {name for name in names if not re.match(r"adapterbank-[^/]+\.dist-info/", name)}
+    on_disk = {
+        f"adapterbank/{file.relative_to(SOURCE).as_posix()}"
+        for file in SOURCE.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    assert "adapterbank/py.typed" in code
+    assert code == on_disk
+    assert licences == [(ROOT / "LICENSE").read_bytes()]
+
+
+def test_every_module_imports_without_a_warning_beside_the_declared_dependencies(
+    installed: Installed,
+) -> None:
+    done = installed.run("python", "-I", "-W", "error", "-c", IMPORT_ALL)
+    assert done.returncode == 0, done.stderr
+    origin, *names = done.stdout.split()
+    assert Path(origin).is_relative_to(installed.folder)
+    assert {"adapterbank", *names} == source_modules()
+
+
+def test_help_starts_beside_the_declared_dependencies(installed: Installed) -> None:
+    done = installed.run("adapterbank", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "train" in done.stdout
+
+
+def test_development_tools_are_absent_there(installed: Installed) -> None:
+    assert {"torch", "numpy", "typer"} <= installed.lent
+    for name in ("transformers", "pytest", "hypothesis", "pip"):
+        assert installed.run("python", "-I", "-c", f"import {name}").returncode == 1, name
+
+
+def test_an_undeclared_import_would_be_found(tmp_path: Path) -> None:
+    """The test of the test: a package that uses what it does not declare fails to import there."""
+    package = tmp_path / "project" / "src" / "adapterbank"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("", encoding="utf-8")
+    (package / "declared.py").write_text("import yaml\n", encoding="utf-8")
+    (package / "undeclared.py").write_text("import pytest\n", encoding="utf-8")
+    (tmp_path / "project" / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
+        '[project]\nname = "adapterbank"\nversion = "0"\ndependencies = ["pyyaml"]\n'
+        '[tool.hatch.build.targets.wheel]\npackages = ["src/adapterbank"]\n',
+        encoding="utf-8",
+    )
+    there = install(build_wheel(tmp_path / "project", tmp_path / "dist"), tmp_path)
+    assert there.lent == {"pyyaml"}
+    assert there.run("python", "-I", "-c", "import adapterbank.declared").returncode == 0
+    done = there.run("python", "-I", "-W", "error", "-c", IMPORT_ALL)
+    assert done.returncode == 1
+    assert "No module named 'pytest'" in done.stderr
+
+
+def imports(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and top-level name of every absolute import, those inside functions too."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name.split(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.lineno, node.module.split(".")[0]
+
+
+def test_every_import_in_the_source_is_declared_by_name(wheel: Path) -> None:
+    """Also inside functions, and also where the package would come along with another by chance."""
+    declared = {canonicalize_name(need.name) for need in requirements(wheel)}
+    owners = packages_distributions()
+    undeclared = [
+        f"{file.relative_to(ROOT)}:{line} imports {name}"
+        for file in sorted(SOURCE.rglob("*.py"))
+        for line, name in imports(file)
+        if name != "adapterbank"
+        and name not in sys.stdlib_module_names
+        and not declared & {canonicalize_name(owner) for owner in owners.get(name, [name])}
+    ]
+    assert undeclared == []
+
+
+def test_every_declared_dependency_is_used(wheel: Path) -> None:
+    used = {name for file in SOURCE.rglob("*.py") for _, name in imports(file)}
+    owners = packages_distributions()
+    used_distributions = {canonicalize_name(owner) for name in used for owner in owners.get(name, [])}
+    assert {canonicalize_name(need.name) for need in requirements(wheel)} <= used_distributions
+
+
+def test_importing_the_package_loads_no_torch(installed: Installed) -> None:
+    done = installed.run("python", "-I", "-c", "import adapterbank, sys; print('torch' in sys.modules)")
+    assert done.stdout == "False\n", done.stderr
+
+
+@pytest.mark.parametrize("module", NO_TORCH)
+def test_module_loads_no_torch(installed: Installed, module: str) -> None:
+    below = sorted(name for name in source_modules() if f"{name}.".startswith(f"adapterbank.{module}."))
+    assert below, f"adapterbank.{module} does not exist"
+    code = "\n".join([*(f"import {name}" for name in below), "import sys; print('torch' in sys.modules)"])
+    done = installed.run("python", "-I", "-c", code)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_constraints_pin_every_declared_dependency_within_its_range(wheel: Path) -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    declared = requirements(wheel, extra="dev")
+    missing = [str(need) for need in declared if not pins.get(canonicalize_name(need.name))]
+    assert missing == []
+    assert [str(need) for need in declared if pins[canonicalize_name(need.name)] not in need.specifier] == []
