@@ -9,9 +9,15 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-WORDS = "the a cat dog sat ran on in mat house big small red fox jumps over lazy why who what is was good bad film".split()
+WORDS = "the a cat dog sat ran on in mat house big small red fox jumps over lazy why who what is was good bad film"
 PIECES = ["##s", "##ed", "##ing", *[f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"], *"abcdefghijklmnopqrstuvwxyz.,?!'"]
-SMALL = {"num_hidden_layers": 3, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 128}
+SMALL = {
+    "num_hidden_layers": 3,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 128,
+}
 DISTIL = {"n_layers": 3, "dim": 32, "n_heads": 4, "hidden_dim": 48, "vocab_size": 128}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -26,17 +32,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def vocabulary(pad: int = 0) -> list[str]:
+    """Give the tokens in the order of their ids: what stands in vocab.txt, a line each."""
+    first = ["[UNK]", "[PAD]"] if pad == 1 else ["[PAD]", "[UNK]"]
+    return list(dict.fromkeys([*first, "[CLS]", "[SEP]", "[MASK]", *WORDS.split(), *PIECES]))
+
+
 def tokenizer(pad: int, *, fixed: bool = False) -> Tokenizer:
     """Give a small WordPiece tokenizer; `fixed` carries a truncation and padding of its own, as MiniLM's file does."""
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    if pad == 1:
-        special[:2] = ["[UNK]", "[PAD]"]
-    vocabulary = {word: i for i, word in enumerate([*special, *WORDS, *PIECES])}
-    made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
+    ids = {word: i for i, word in enumerate(vocabulary(pad))}
+    made = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100))
     made.normalizer = normalizers.BertNormalizer(lowercase=True)
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    made.add_special_tokens(special)
+    made.add_special_tokens(vocabulary(pad)[:5])
     if fixed:
         made.enable_truncation(4)
         made.enable_padding(length=8)
@@ -47,6 +56,7 @@ def save_random(family: str, folder: Path, *, seed: int = 0, **changes: Any) -> 
     """Save a small random model and its tokenizer into a folder; give the `transformers` model."""
     import transformers
 
+    transformers.utils.logging.disable_progress_bar()
     name, options = FAMILIES[family]
     torch.manual_seed(seed)
     config = getattr(transformers, f"{name}Config")(**{**options, **changes})

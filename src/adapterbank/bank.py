@@ -15,171 +15,27 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-import re
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
-import safetensors.numpy
-from safetensors import SafetensorError
+from typing import Any, NamedTuple
 
 from adapterbank import errors, storage
-
-Array: TypeAlias = npt.NDArray[Any]
-
-FORMAT = 1
-"""The newest format of bank and manifest that this library reads, and the one it writes."""
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_VERSION = re.compile(r"[1-9][0-9]{0,8}")
-_RESTORE = "restore it from a copy of the bank, or remove this version and train it again"
-
-
-def check_name(name: str) -> str:
-    """Return a task name that is safe as a folder name; refuse any that could lead out of the bank."""
-    if not _NAME.fullmatch(name):
-        allowed = "1 to 100 of A-Z a-z 0-9 . _ - that start with a letter or digit"
-        raise errors.InputError(f"{name!r} cannot be a task name; use {allowed}.")
-    return name
-
-
-def parse_ref(ref: str) -> tuple[str, int | None]:
-    """Split `name@3` into the name and the version; `name` alone has version None, the default."""
-    name, at, version = ref.partition("@")
-    check_name(name)
-    if at and not _VERSION.fullmatch(version):
-        raise errors.InputError(f"{ref!r} has no version after the @; write a number, as in '{name}@1'.")
-    return name, int(version) if at else None
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """All that is known of a package but its tensors. In a draft, `Bank.put` has yet to fill some fields."""
-
-    format: int
-    """Version of this format."""
-    name: str
-    """The task's name in the bank."""
-    version: int
-    """1, 2, 3, …; 0 in a draft."""
-    task: dict[str, Any]
-    """Kind, text columns, label names in order, metric."""
-    method: dict[str, Any]
-    """The method's name and its options."""
-    backbone: dict[str, Any]
-    """Name and sha256 of the encoder it was trained on."""
-    recipe: dict[str, Any]
-    """Optimiser, schedule, batch size, epochs."""
-    seed: int
-    """Seed of the run."""
-    data: dict[str, Any]
-    """Fingerprint of the data."""
-    metrics: dict[str, Any]
-    """Metric per split."""
-    params: dict[str, Any]
-    """Numbers of parameters: trained, total."""
-    bytes: int
-    """Size of the weights file; 0 in a draft."""
-    weights_sha256: str
-    """Sha256 of the weights file; empty in a draft."""
-    library: str
-    """Version of this library."""
-    created: str
-    """When it was put, ISO 8601 in UTC."""
-    fingerprint: dict[str, Any]
-    """Outputs on fixed probe texts, to prove later that they are unchanged."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the manifest as it is written, with a checksum over everything else."""
-        value = {field.name: getattr(self, field.name) for field in fields(self)}
-        return value | {"checksum": storage.sha256_json(value)}
-
-    @classmethod
-    def from_json(cls, value: Any, path: Path) -> Manifest:
-        """Check what was read from `path`. Keys of a later release are ignored, but the checksum has them."""
-        if not isinstance(value, dict):
-            raise errors.PackageDamaged(f"{path} is not a manifest; {_RESTORE}.")
-        check_format(value.get("format"), path)
-        rest = {key: item for key, item in value.items() if key != "checksum"}
-        if value.get("checksum") != storage.sha256_json(rest, parsed=True):
-            raise errors.PackageDamaged(f"{path} was changed after it was written; {_RESTORE}.")
-        names = [field.name for field in fields(cls)]
-        if missing := [name for name in names if name not in rest]:
-            raise errors.PackageDamaged(f"{path} lacks {', '.join(missing)}; {_RESTORE}.")
-        return cls(**{name: rest[name] for name in names})
-
-
-@dataclass(frozen=True)
-class Package:
-    """One version of a trained task on disk."""
-
-    manifest: Manifest
-    path: Path
-
-    @property
-    def ref(self) -> str:
-        """The name that pins this version, as in `sst2@3`."""
-        return f"{self.manifest.name}@{self.manifest.version}"
-
-    def tensors(self) -> dict[str, Array]:
-        """Read the tensors; the bytes that are checked are the bytes that are used."""
-        file = self.path / "weights.safetensors"
-        try:
-            with storage.refusals_explained(file):
-                data = file.read_bytes()
-        except FileNotFoundError as error:
-            raise errors.PackageDamaged(f"{file} is missing; {_RESTORE}.") from error
-        if storage.sha256_bytes(data) != self.manifest.weights_sha256:
-            raise errors.PackageDamaged(f"{file} is not what was written, its sha256 differs; {_RESTORE}.")
-        return safetensors.numpy.load(data)
-
-    def verify(self) -> list[str]:
-        """Return what is wrong with the files as they are now, a sentence each; nothing when all is well."""
-        problems = []
-        for check in (lambda: read_manifest(self.path), self.tensors):
-            try:
-                check()
-            except errors.AdapterbankError as error:
-                problems.append(str(error))
-        return problems
-
-
-def read_manifest(path: Path) -> Manifest:
-    """Read and check the manifest of the package folder `path`."""
-    file = path / "manifest.json"
-    try:
-        return Manifest.from_json(storage.read_json(file), file)
-    except FileNotFoundError as error:
-        raise errors.PackageDamaged(f"{file} is missing; {_RESTORE}.") from error
-    except errors.InputError as error:
-        raise errors.PackageDamaged(f"{file} is not JSON; {_RESTORE}.") from error
-
-
-def check_format(found: Any, path: Path) -> None:
-    """Refuse what a later release has written in a way that this one cannot know."""
-    if isinstance(found, int) and found > FORMAT:
-        raise errors.BankError(
-            f"{path} has format {found}, and this release reads up to {FORMAT}; upgrade adapterbank."
-        )
-
-
-def pack(tensors: Mapping[str, Array]) -> bytes:
-    """Return the safetensors bytes; they do not depend on the order of the mapping."""
-    # safetensors copies memory as it lies, so that a transposed view would come back scrambled.
-    dense = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
-    if odd := [name for name, tensor in dense.items() if tensor.dtype.kind not in "fiub"]:
-        raise errors.InputError(f"These tensors could not be read back, use float32: {', '.join(odd)}.")
-    try:
-        return safetensors.numpy.save(dense)
-    except SafetensorError as error:
-        raise errors.InputError(f"The tensors cannot be saved: {error}.") from error
-
-
-# --- the bank ---------------------------------------------------------------------------------------
+from adapterbank.package import (
+    FORMAT,
+    RESTORE,
+    Array,
+    Manifest,
+    Package,
+    check_format,
+    check_name,
+    is_name,
+    is_version,
+    pack,
+    parse_ref,
+    read_manifest,
+)
 
 
 @dataclass(frozen=True)
@@ -386,7 +242,7 @@ class Bank:
             raise self._no_version(name, version)
         manifest = read_manifest(path)
         if (manifest.name, manifest.version) != (name, version):
-            raise errors.PackageDamaged(f"{path} holds {manifest.name}@{manifest.version}; {_RESTORE}.")
+            raise errors.PackageDamaged(f"{path} holds {manifest.name}@{manifest.version}; {RESTORE}.")
         self._check_backbone(manifest.backbone, f"the package {name}@{version}")
         return Package(manifest, path)
 
@@ -401,13 +257,13 @@ class Bank:
             contextlib.suppress(FileNotFoundError),
             os.scandir(tasks) as found,
         ):
-            return sorted(entry.name for entry in found if _NAME.fullmatch(entry.name) and entry.is_dir())
+            return sorted(entry.name for entry in found if is_name(entry.name) and entry.is_dir())
         return []
 
     def _versions(self, name: str) -> list[int]:
         folder = self._tasks / name
         with storage.refusals_explained(folder), contextlib.suppress(FileNotFoundError):
-            return sorted(int(entry) for entry in os.listdir(folder) if _VERSION.fullmatch(entry))
+            return sorted(int(entry) for entry in os.listdir(folder) if is_version(entry))
         return []
 
     def _known(self, name: str) -> Pointers:

@@ -35,7 +35,7 @@ def make_rows(backbone: Backbone, examples: Examples, *, kind: str, max_length: 
     """Tokenise examples; for span tasks also find the answers' tokens."""
     span = kind == "span"
     tokens = tokenize(backbone.tokenizer, examples.texts, examples.pairs, max_length, offsets=span)
-    cut = sum(len(row) >= max_length for row in tokens)
+    cut = sum(row.cut for row in tokens)
     if not span or examples.targets is None:
         return Rows(tokens, examples.targets, cut)
     found = [_answer_tokens(row, target[0], target[1]) for row, target in zip(tokens, examples.targets, strict=True)]

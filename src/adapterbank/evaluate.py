@@ -1,7 +1,7 @@
 """The engine: rows of any tasks, in any order, through one encoder. Knows no files, no HTTP and no training.
 
-`outputs` is the one way from tokens to head outputs; training's dev scores, `predict`, `evaluate`, `audit` and later the
-server all come through it.
+`outputs` is the one way from tokens to head outputs: training's dev scores, `predict`, `evaluate` and `audit` all come
+through it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.encoder.forward import forward
 from adapterbank.encoder.packed import Tokens, by_length, pack
 from adapterbank.encoder.tokenizer import tokenize
-from adapterbank.errors import UnknownName
+from adapterbank.errors import BackboneMismatch, UnknownName
 from adapterbank.methods import METHODS, Plan
+from adapterbank.package import Package
 from adapterbank.runtime import find_device, find_dtype
 from adapterbank.slots import heads
 from adapterbank.slots.stack import Segment, Stacks
@@ -46,7 +47,7 @@ def outputs(
     found: dict[int, np.ndarray] = {}
     with torch.inference_mode():
         for chosen in by_length(tokens, TOKENS_AT_ONCE, [_group(stacks, slot) for slot in slots]):
-            order = sorted(chosen, key=lambda i: -1 if slots[i] is None else slots[i])  # stable: near lengths stay near
+            order = sorted(chosen, key=lambda i: _number(slots[i]))
             batch = pack([tokens[i] for i in order], stacks.device)
             route = stacks.route(segments([(slots[i], len(tokens[i])) for i in order]), compute=compute)
             given = heads.outputs(forward(anatomy, route, batch), batch, route)
@@ -58,6 +59,10 @@ def segments(rows: Sequence[tuple[int | None, int]]) -> list[Segment]:
     """Join adjacent rows (slot, length) of one slot."""
     joined = ((slot, [length for _, length in group]) for slot, group in groupby(rows, key=lambda row: row[0]))
     return [Segment(slot, len(lengths), sum(lengths)) for slot, lengths in joined]
+
+
+def _number(slot: int | None) -> int:
+    return -1 if slot is None else slot
 
 
 def _group(stacks: Stacks, slot: int | None) -> int:
@@ -131,6 +136,18 @@ class Engine:
         self.residents[name] = Resident(task, plan, self.stacks.put(plan, held), max_length)
         if old:
             self.stacks.remove(old.slot)
+
+    def load(self, package: Package, name: str = "") -> str:
+        """Add a task from its package, under its own `name@version` unless another is given; gives that name."""
+        manifest = package.manifest
+        if manifest.backbone["sha256"] != self.backbone.sha256:
+            raise BackboneMismatch(
+                f"{package.ref} was trained on backbone {manifest.backbone['name']!r} "
+                f"({manifest.backbone['sha256'][:12]}), not on {self.backbone.name!r} ({self.backbone.sha256[:12]})."
+            )
+        task, plan = Task.from_json(manifest.task), Plan.from_json(manifest.method)
+        self.put(name or package.ref, task, plan, package.tensors(), int(manifest.recipe["max_length"]))
+        return name or package.ref
 
     def remove(self, name: str) -> None:
         """Drop a task; its place is used again."""

@@ -1,8 +1,8 @@
 """The one training loop, for any number of slots at once. Knows no files, configs or banks.
 
 Each step takes the next batch of every run that is not done, sends all their rows through the encoder together, each
-through its own slot, and takes one optimiser step per slot. Nothing of a run depends on the others: its order comes from
-(seed, epoch), its dropout from (seed, step, row), its gradient from its own rows.
+through its own slot, and takes one optimiser step per slot. Nothing of a run depends on the others: its order comes
+from (seed, epoch), its dropout from (seed, step, row), its gradient from its own rows.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class _School:
             for (k, places), loss in zip(part, losses, strict=True):
                 weight = torch.tensor(weights[k][places] / weights[k].sum(), dtype=loss.dtype, device=loss.device)
                 scaled.append((loss * weight).sum())
-            torch.stack(scaled).sum().backward()  # type: ignore[no-untyped-call]
+            torch.stack(scaled).sum().backward()
             for (k, _), loss in zip(part, torch.stack(scaled).tolist(), strict=True):
                 totals[k] += loss
         return totals

@@ -32,6 +32,8 @@ ACTIVATIONS = {
 }
 """A checkpoint's word for its activation -> ours."""
 
+_NUMBERS = {int: "whole number", float: "number"}
+
 
 @dataclass(frozen=True)
 class Family:
@@ -252,23 +254,28 @@ def read_anatomy(config: Mapping[str, Any], source: str) -> Anatomy:
     family = _family(config, source)
     get = _getter(config, family, source)
     _refuse_unknown_mathematics(config, get, source)
-    layers, hidden = int(get("num_hidden_layers")), int(get("hidden_size"))
+    layers, hidden, heads = (
+        get(name, kind=int) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")
+    )
+    if not heads or hidden % heads:
+        raise BackboneError(f"{source}: config.json has {heads} heads, which do not divide the hidden size {hidden}.")
+    groups = (get("num_hidden_groups", 1, kind=int) or 1) if family.shared_layers else layers
     return Anatomy(
         family=config["model_type"],
-        vocabulary=int(get("vocab_size")),
-        embedding=int(config.get("embedding_size", hidden)) if "embeddings.project" in family.embeddings else hidden,
+        vocabulary=get("vocab_size", kind=int),
+        embedding=get("embedding_size", 128, kind=int) if "embeddings.project" in family.embeddings else hidden,
         hidden=hidden,
-        feedforward=int(get("intermediate_size")),
-        heads=int(get("num_attention_heads")),
-        groups=_groups(config, layers) if family.shared_layers else tuple(range(layers)),
+        feedforward=get("intermediate_size", kind=int),
+        heads=heads,
+        groups=tuple(int(i / (layers / groups)) for i in range(layers)),
         activation=ACTIVATIONS[get("hidden_act")],
-        epsilon=float(config.get("layer_norm_eps", 1e-12)),
-        positions=int(get("max_position_embeddings")),
-        first_position=int(config.get("pad_token_id", 1)) + 1 if family.positions_follow_padding else 0,
-        types=int(config.get("type_vocab_size", 2)) if family.token_types else 0,
-        buckets=int(config.get("relative_attention_num_buckets", 32)) if family.relative else 0,
-        dropout=float(get("hidden_dropout_prob", 0.1)),
-        attention_dropout=float(get("attention_probs_dropout_prob", 0.1)),
+        epsilon=get("layer_norm_eps", 1e-12, kind=float),
+        positions=get("max_position_embeddings", kind=int),
+        first_position=get("pad_token_id", 1, kind=int) + 1 if family.positions_follow_padding else 0,
+        types=get("type_vocab_size", 2, kind=int) if family.token_types else 0,
+        buckets=get("relative_attention_num_buckets", 32, kind=int) if family.relative else 0,
+        dropout=get("hidden_dropout_prob", 0.1, kind=float),
+        attention_dropout=get("attention_probs_dropout_prob", 0.1, kind=float),
     )
 
 
@@ -290,7 +297,8 @@ def _family(config: Mapping[str, Any], source: str) -> Family:
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise BackboneError(
-            f"{source}: config.json has no 'model_type', so its family is unknown. It must be one of: {', '.join(FAMILIES)}."
+            f"{source}: config.json has no 'model_type', so its family is unknown. "
+            f"It must be one of: {', '.join(FAMILIES)}."
         )
     if kind not in FAMILIES:
         raise UnknownName(kind, f"an encoder family that is known here ({source})", FAMILIES)
@@ -298,21 +306,25 @@ def _family(config: Mapping[str, Any], source: str) -> Family:
 
 
 def _getter(config: Mapping[str, Any], family: Family, source: str) -> Any:
-    def get(name: str, default: Any = None) -> Any:
+    def get(name: str, default: Any = None, kind: type[int] | type[float] | None = None) -> Any:
         # Newer files of a family with names of its own may carry the common name as well: the family's own wins.
-        value = config.get(family.fields.get(name, name), config.get(name, default))
-        if value is None:
+        own = family.fields.get(name, name)
+        found = [value for value in (config.get(own), config.get(name), default) if value is not None]
+        if not found:
+            raise BackboneError(f"{source}: config.json has no {own!r}. Is it a whole checkpoint of an encoder?")
+        value = found[0]
+        if kind and (not isinstance(value, int | kind) or isinstance(value, bool) or value < 0):
             raise BackboneError(
-                f"{source}: config.json has no {family.fields.get(name, name)!r}. Is it a whole checkpoint of an encoder?"
+                f"{source}: {own} is {value!r} in config.json; it must be a {_NUMBERS[kind]} from 0 on."
             )
-        return value
+        return kind(value) if kind else value
 
     return get
 
 
 def _refuse_unknown_mathematics(config: Mapping[str, Any], get: Any, source: str) -> None:
     activation = get("hidden_act")
-    if activation not in ACTIVATIONS:
+    if str(activation) not in ACTIVATIONS:
         raise UnknownName(str(activation), f"an activation that is known here ({source})", ACTIVATIONS)
     scheme = config.get("position_embedding_type", "absolute") or "absolute"
     if scheme != "absolute":
@@ -321,8 +333,3 @@ def _refuse_unknown_mathematics(config: Mapping[str, Any], get: Any, source: str
         raise BackboneError(f"{source} is a decoder; adapterbank works with encoders.")
     if int(config.get("inner_group_num", 1)) != 1:
         raise BackboneError(f"{source}: inner_group_num is {config['inner_group_num']}; only 1 is known here.")
-
-
-def _groups(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    groups = int(config.get("num_hidden_groups", 1))
-    return tuple(int(i / (layers / groups)) for i in range(layers))

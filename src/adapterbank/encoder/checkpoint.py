@@ -19,9 +19,9 @@ from adapterbank.encoder import anatomy as anatomies
 from adapterbank.encoder.anatomy import Anatomy
 from adapterbank.encoder.forward import Frozen, forward
 from adapterbank.encoder.packed import Tokens, by_length, pack
-from adapterbank.encoder.sources import locate
+from adapterbank.encoder.sources import locate, weight_files
 from adapterbank.encoder.tokenizer import read_tokenizer, tokenize
-from adapterbank.errors import BackboneError
+from adapterbank.errors import BackboneError, InputError
 from adapterbank.storage import canonical_json
 
 _TOKENS_AT_ONCE = 8192
@@ -55,14 +55,17 @@ class Backbone:
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, max_length: int | None = None
     ) -> list[Tokens]:
         """Turn texts, or pairs of texts, into token ids, cut to `max_length` (the encoder's own limit by default)."""
-        return tokenize(self.tokenizer, texts, pairs, max_length or self.anatomy.max_length)
+        limit = self.anatomy.max_length
+        if max_length is not None and max_length > limit:
+            raise InputError(f"max_length {max_length} is more than {self.name} has positions for, {limit}. Lower it.")
+        return tokenize(self.tokenizer, texts, pairs, limit if max_length is None else max_length)
 
     def encode(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, max_length: int | None = None
     ) -> list[np.ndarray]:
         """Give the last hidden states of each text as one `(tokens, hidden)` array, in order."""
         if isinstance(texts, str):
-            texts = [texts]
+            texts, pairs = [texts], [pairs] if isinstance(pairs, str) else pairs
         rows = self.tokenize(texts, pairs, max_length)
         found: dict[int, np.ndarray] = {}
         for chosen in by_length(rows, _TOKENS_AT_ONCE):
@@ -79,9 +82,10 @@ def load(name: str) -> Backbone:
     anatomy = anatomies.read_anatomy(_read_config(folder), str(folder))
     tensors = _named(anatomy, _read_tensors(folder), folder)
     tokenizer, description = read_tokenizer(folder, anatomy.family)
-    if (size := tokenizer.get_vocab_size()) > anatomy.vocabulary:
+    if (highest := max(tokenizer.get_vocab().values(), default=0)) >= anatomy.vocabulary:
         raise BackboneError(
-            f"{folder}: the tokenizer has {size} tokens, the encoder only {anatomy.vocabulary}. They do not belong together."
+            f"{folder}: the tokenizer goes up to token {highest}, but the encoder has only {anatomy.vocabulary}. "
+            "They do not belong together."
         )
     return Backbone(name, folder, anatomy, tensors, tokenizer, identity(anatomy, tensors, description))
 
@@ -91,7 +95,7 @@ def identity(anatomy: Anatomy, tensors: Mapping[str, Tensor], tokenizer: Any) ->
 
     Single-file, sharded and `.bin` copies agree; an fp16 copy, whose numbers are rounded, does not.
     """
-    digest = hashlib.sha256(canonical_json([anatomy.mathematics(), tokenizer]).encode())
+    digest = hashlib.sha256(canonical_json([anatomy.mathematics(), tokenizer], parsed=True).encode())
     for name in sorted(tensors):
         digest.update(f"\n{name} {list(tensors[name].shape)}\n".encode())
         digest.update(tensors[name].contiguous().numpy().astype("<f4", copy=False).data)
@@ -115,16 +119,15 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
     """Read all tensors of a checkpoint: safetensors first, `.bin` only without running what it says."""
-    for name, read in (("model.safetensors", _read_safetensors), ("pytorch_model.bin", _read_pickled)):
-        index = folder / f"{name}.index.json"
-        if (folder / name).is_file():
-            return read(folder / name)
-        if index.is_file():
-            shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            if missing := [shard for shard in shards if not (folder / Path(shard).name).is_file()]:
-                raise BackboneError(f"{folder} is not whole: {', '.join(missing)} of {index.name} is missing.")
-            return {key: value for shard in shards for key, value in read(folder / Path(shard).name).items()}
-    raise BackboneError(f"{folder} has no weights: model.safetensors or pytorch_model.bin, whole or in shards.")
+    files = weight_files(folder)
+    if not files:
+        raise BackboneError(f"{folder} has no weights: model.safetensors or pytorch_model.bin, whole or in shards.")
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise BackboneError(f"{folder} is not whole: {', '.join(missing)} is missing. Fetch it again.")
+    found: dict[str, Tensor] = {}
+    for file in files:
+        found |= _read_pickled(file) if file.suffix == ".bin" else _read_safetensors(file)
+    return found
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -138,7 +141,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _read_pickled(path: Path) -> dict[str, Tensor]:
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        found = dict(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:  # torch raises many kinds here; all mean that the file is not plain weights
         raise BackboneError(
             f"{path} is not a file of plain weights ({str(error).splitlines()[0]}). Convert it to safetensors."

@@ -26,6 +26,9 @@ class Tokens:
     offsets: np.ndarray | None = None
     """For span tasks: first and last-plus-one character of each token of the second text, -1 elsewhere, [length, 2]."""
 
+    cut: bool = False
+    """Whether the text was longer than the limit and lost its end."""
+
     def __len__(self) -> int:
         """Give the length in tokens, special tokens included."""
         return len(self.ids)
@@ -61,12 +64,16 @@ class Packed:
         """Lay `[T, n]` out as `[B, longest, n]`, zeros where a row is shorter."""
         if self.cells is None:
             return x.view(len(self.lengths), self.longest, -1)
-        return _Spread.apply(x, self.cells, len(self.lengths) * self.longest).view(len(self.lengths), self.longest, -1)
+        grid: Tensor = _Spread.apply(x, self.cells, len(self.lengths) * self.longest)  # type: ignore[no-untyped-call]
+        return grid.view(len(self.lengths), self.longest, -1)
 
     def to_packed(self, grid: Tensor) -> Tensor:
         """Take the real tokens `[T, n]` out of `[B, longest, n]`."""
         flat = grid.reshape(-1, grid.shape[-1])
-        return flat if self.cells is None else _Gather.apply(flat, self.cells)
+        if self.cells is None:
+            return flat
+        packed: Tensor = _Gather.apply(flat, self.cells)  # type: ignore[no-untyped-call]
+        return packed
 
 
 class _Spread(torch.autograd.Function):

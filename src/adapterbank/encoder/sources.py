@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,16 +56,16 @@ SOURCES: Mapping[str, Source] = {
 }
 
 _WANTED = ["config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"]
-_WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
-_PICKLED = ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
+_WEIGHTS = ["model.safetensors", "model-*.safetensors", "model.safetensors.index.json"]
+_PICKLED = ["pytorch_model.bin", "pytorch_model-*.bin", "pytorch_model.bin.index.json"]
 
 
 def locate(name: str) -> Path:
     """Find the folder of a backbone: a folder as it is, else a short name, else a name on the hub."""
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists():
+    place = os.path.expanduser(name)
+    if os.path.isdir(place):  # unlike pathlib's, this takes any text, however long or odd
+        return Path(place)
+    if os.path.exists(place):
         raise BackboneError(f"{name} is a file. A backbone is a folder with config.json, weights and a tokenizer.")
     source = SOURCES.get(name)
     if source is None and (name.count("/") != 1 or name.startswith((".", "/", "~"))):
@@ -83,12 +85,41 @@ def at_hand(name: str) -> Path | None:
     if source and source.package and (found := _in_package(source.package)):
         return found
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    config = try_to_load_from_cache(source.hub if source else name, "config.json")
-    if not isinstance(config, str):
+    try:
+        config = try_to_load_from_cache(source.hub if source else name, "config.json")
+    except HFValidationError:
         return None
-    folder = Path(config).parent
-    return folder if any(any(folder.glob(pattern)) for pattern in (*_WEIGHTS, *_PICKLED)) else None
+    return Path(config).parent if isinstance(config, str) and _is_whole(Path(config).parent) else None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Give the files that hold a folder's weights, whether they are there or not; none where no file says so.
+
+    safetensors before `.bin`, and one whole file before shards, which an index names.
+    """
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / name).is_file():
+            return [folder / name]
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            try:
+                shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+                return sorted(folder / Path(shard).name for shard in shards)  # no shard lies outside the folder
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise BackboneError(f"{index} does not say where the weights are. Fetch it again.") from error
+    return []
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a download into the hub's cache was not broken off: all weights and a tokenizer are there."""
+    try:
+        weights = weight_files(folder)
+    except BackboneError:
+        return False
+    tokenizers = [folder / "tokenizer.json", folder / "vocab.txt"]
+    return bool(weights) and all(file.is_file() for file in weights) and any(file.is_file() for file in tokenizers)
 
 
 def _in_package(place: str) -> Path | None:
@@ -102,15 +133,16 @@ def _in_package(place: str) -> Path | None:
 
 def _download(repository: str, name: str) -> Path:
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError
 
     try:
-        files = HfApi().list_repo_files(repository)
-        safe = any(file.endswith(".safetensors") and "/" not in file for file in files)
+        # Not list_repo_files: without a network it tries again for 23 seconds before it says so.
+        files = {file.rfilename for file in HfApi().model_info(repository).siblings or ()}
+        safe = not files.isdisjoint(_WEIGHTS)
         return Path(snapshot_download(repository, allow_patterns=_WANTED + (_WEIGHTS if safe else _PICKLED)))
     except HFValidationError as error:
         raise BackboneError(f"{repository!r} cannot be a name on the hub: {error}") from error
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except Exception as error:  # the hub's, the system's, or those of the HTTP library of the installed release
         remedy = "Give a folder that has it"
         if source := SOURCES.get(name):
             remedy += (
@@ -127,7 +159,8 @@ def _download(repository: str, name: str) -> Path:
 def _verify(weights: Path, expected: str, name: str) -> None:
     if not weights.is_file():
         raise BackboneError(
-            f"The backbone {name!r} at {weights.parent} has no model.safetensors to verify. Remove that folder and try again."
+            f"The backbone {name!r} at {weights.parent} has no model.safetensors to verify. "
+            "Remove that folder and try again."
         )
     found = sha256_file(weights)
     if found != expected:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from adapterbank.errors import BackboneError, InputError
 
 _FROM_VOCABULARY = ("bert", "distilbert", "electra")
 """The families whose tokenizer is decided by vocab.txt and a few flags (WordPiece)."""
+
+_TRUNCATING = threading.Lock()
+"""Truncation is a setting of the tokenizer itself, so two threads with other limits must take turns."""
 
 
 def read_tokenizer(folder: Path, family: str) -> tuple[Tokenizer, Any]:
@@ -46,17 +50,41 @@ def tokenize(
 
     With `offsets` (span tasks) only the second text is cut, and its tokens say which characters they stand for.
     """
+    if pairs is not None and len(pairs) != len(texts):
+        raise InputError(f"There are {len(texts)} first texts and {len(pairs)} second ones. Give a pair for each.")
+    taken = tokenizer.num_special_tokens_to_add(pairs is not None)
+    if max_length <= taken:
+        raise InputError(f"max_length {max_length} leaves no room for a text beside {taken} special tokens. Raise it.")
     inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
-    tokenizer.enable_truncation(max_length, strategy="only_second" if offsets else "longest_first")
-    try:
-        found = tokenizer.encode_batch(inputs) if offsets else tokenizer.encode_batch_fast(inputs)
-    except Exception as error:  # the tokenizers library raises bare Exception when the first text alone is too long
-        raise InputError(
-            f"A question alone is longer than max_length {max_length}. Raise --max-length. ({error})"
-        ) from error
-    finally:
-        tokenizer.no_truncation()
-    return [Tokens(np.array(e.ids), np.array(e.type_ids), _second_text_offsets(e) if offsets else None) for e in found]
+    with _TRUNCATING:
+        tokenizer.enable_truncation(max_length, strategy="only_second" if offsets else "longest_first")
+        try:
+            found = tokenizer.encode_batch(inputs) if offsets else tokenizer.encode_batch_fast(inputs)
+        except TypeError as error:
+            raise InputError(_odd_text(inputs)) from error
+        except Exception as error:  # the tokenizers library raises bare Exception when the first text is too long
+            raise InputError(
+                f"A question alone is longer than max_length {max_length}. Raise --max-length. ({error})"
+            ) from error
+        finally:
+            tokenizer.no_truncation()
+    return [_tokens(encoding, offsets) for encoding in found]
+
+
+def _tokens(encoding: Encoding, offsets: bool) -> Tokens:
+    ids, types = np.array(encoding.ids, np.int64), np.array(encoding.type_ids, np.int64)
+    return Tokens(ids, types, _second_text_offsets(encoding) if offsets else None, bool(encoding.overflowing))
+
+
+def _odd_text(inputs: Sequence[Any]) -> str:
+    """Say which of the inputs is no text at all, or one that no encoding can hold."""
+    for row, item in enumerate(inputs, start=1):
+        for text in item if isinstance(item, tuple) else (item,):
+            try:
+                text.encode()
+            except (AttributeError, UnicodeError):
+                return f"Row {row} is not a text that can be tokenised: {text!r}."
+    return "The texts cannot be tokenised."
 
 
 def _second_text_offsets(encoding: Encoding) -> np.ndarray:
@@ -66,10 +94,14 @@ def _second_text_offsets(encoding: Encoding) -> np.ndarray:
 
 def _word_piece(folder: Path) -> tuple[Tokenizer, Any]:
     """Build BERT's tokenizer from vocab.txt: basic splitting, then WordPiece (Devlin et al. 2018)."""
-    words = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
-    vocabulary = {word.rstrip("\n"): i for i, word in enumerate(words)}
     flags_path = folder / "tokenizer_config.json"
-    flags = json.loads(flags_path.read_text(encoding="utf-8")) if flags_path.is_file() else {}
+    try:
+        # Not splitlines: it would also break a line at the separators that a vocabulary may hold as tokens.
+        words = (folder / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        flags = json.loads(flags_path.read_text(encoding="utf-8")) if flags_path.is_file() else {}
+    except ValueError as error:
+        raise BackboneError(f"{folder}: vocab.txt or tokenizer_config.json cannot be read ({error}).") from error
+    vocabulary = {word: i for i, word in enumerate(words)}
     lower, strip = bool(flags.get("do_lower_case", True)), flags.get("strip_accents")
     chinese = bool(flags.get("tokenize_chinese_chars", True))
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

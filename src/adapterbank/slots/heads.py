@@ -26,7 +26,7 @@ _LONGEST_ANSWER = 30
 
 def initial(head: Head, hidden: int, generator: torch.Generator) -> dict[str, Tensor]:
     """Give a new head's tensors."""
-    found = {}
+    found: dict[str, Tensor] = {}
     widths = [hidden, head.hidden] if head.hidden else [hidden]
     for name, inputs, outputs in zip(
         ("head.hidden", "head") if head.hidden else ("head",), widths, [*widths[1:], head.outputs], strict=True

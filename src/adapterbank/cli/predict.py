@@ -1,0 +1,122 @@
+"""`adapterbank predict`: ask tasks of the bank about texts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from adapterbank.cli.console import BackboneName, BankPath, Device, Precision, say
+from adapterbank.errors import InputError
+
+if TYPE_CHECKING:
+    from adapterbank.api import OpenBank
+    from adapterbank.tasks.spec import Examples
+
+HELP = """Predict texts with a task of the bank; prints one JSON object a row, in order.
+
+Example: adapterbank predict --bank bank --task sentiment --text "What a film!"
+
+Example: adapterbank predict --bank bank --task sentiment reviews.csv > answers.jsonl
+
+Example: cat lines.txt | adapterbank predict --bank bank --task sentiment -
+
+Rows of many tasks in one go, each naming its own: adapterbank predict --bank bank --task-column task mixed.jsonl
+"""
+
+_AT_ONCE = 2048
+"""Rows between two writes: answers appear while a long file is still being read through."""
+
+
+def command(
+    bank: BankPath,
+    source: Annotated[
+        str | None, typer.Argument(metavar="FILE|-", help="Texts: a line each, or CSV, TSV, JSONL, Parquet.")
+    ] = None,
+    task: Annotated[str | None, typer.Option("--task", help="Name of the task, or name@version.")] = None,
+    text: Annotated[list[str] | None, typer.Option("--text", help="A text; may be given again.")] = None,
+    text_pair: Annotated[
+        list[str] | None, typer.Option("--text-pair", help="Its second text, for tasks on pairs.")
+    ] = None,
+    task_column: Annotated[
+        str | None, typer.Option("--task-column", help="Column of FILE that names each row's task.")
+    ] = None,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="Write here instead of standard output.")] = None,
+    backbone: BackboneName = None,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="No change: answers are JSON lines already.")] = False,
+) -> None:
+    """See `HELP`."""
+    if (source is None) == (not text):
+        raise InputError("Give either texts with --text, or one FILE (or - for standard input).")
+    if (task is None) == (task_column is None):
+        raise InputError("Give either --task, or --task-column for a file whose rows name their tasks.")
+    if task_column is not None and (source is None or source == "-"):
+        raise InputError("--task-column needs a FILE with such a column.")
+    from adapterbank.api import open_bank
+
+    opened = open_bank(bank, backbone, device=device, precision=precision)
+    if task_column is not None:
+        assert source is not None
+        names, examples = _mixed(opened, source, task_column)
+    else:
+        assert task is not None
+        examples = _read(opened, task, source, text or [], text_pair)
+        names = [task] * len(examples)
+    if output:
+        with Path(output).open("w", encoding="utf-8") as file:
+            _write(_answers(opened, names, examples), file)
+        say(f"{len(examples)} answers in {output}")
+    else:
+        _write(_answers(opened, names, examples), sys.stdout)
+
+
+def _answers(opened: OpenBank, names: list[str], examples: Examples) -> Iterator[str]:
+    for at in range(0, len(examples), _AT_ONCE):
+        part = examples.select(range(at, min(at + _AT_ONCE, len(examples))))
+        for name, found in zip(
+            names[at:], opened.predict(names[at : at + len(part)], part.texts, part.pairs), strict=False
+        ):
+            mine = {"task": name} if len(set(names)) > 1 else {}
+            yield json.dumps({**mine, **found.to_json()}, ensure_ascii=False)
+
+
+def _write(lines: Iterator[str], file: TextIO) -> None:
+    for line in lines:
+        file.write(line + "\n")
+    file.flush()
+
+
+def _read(opened: OpenBank, task: str, source: str | None, texts: list[str], pairs: list[str] | None) -> Examples:
+    from adapterbank.tasks.spec import Examples, Task
+    from adapterbank.tasks.splits import read_texts
+
+    spec = Task.from_json(opened.show(task).task)
+    if source is not None:
+        if texts or pairs:
+            raise InputError("Give texts with --text or in a FILE, not both.")
+        return read_texts(sys.stdin if source == "-" else source, spec)
+    if pairs is not None and len(pairs) != len(texts):
+        raise InputError(f"There are {len(texts)} --text and {len(pairs)} --text-pair; give as many of each.")
+    return Examples(texts, pairs)
+
+
+def _mixed(opened: OpenBank, source: str, column: str) -> tuple[list[str], Examples]:
+    """Read a file whose rows name their tasks; all of them read the same number of texts."""
+    from adapterbank.tasks.columns import require_column
+    from adapterbank.tasks.readers import read_table
+    from adapterbank.tasks.spec import Task
+    from adapterbank.tasks.splits import read_examples
+
+    table = read_table(source)
+    require_column(table, column, "--task-column")
+    names = [str(name) for name in table.columns[column]]
+    specs = [Task.from_json(opened.show(name).task) for name in dict.fromkeys(names)]
+    if len({len(spec.text) for spec in specs}) > 1:
+        raise InputError(f"{source} mixes tasks on single texts with tasks on pairs; predict them from two files.")
+    return names, read_examples(table, specs[0], need_targets=False)[0]

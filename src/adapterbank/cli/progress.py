@@ -1,0 +1,56 @@
+"""A training's progress on the terminal: loss, score, speed, time left. Quiet where nobody watches."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from adapterbank.train import Progress
+
+
+class Display:
+    """Shows a bar on a terminal; notes always go to standard error."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        """`quiet` hides the bar but not the notes."""
+        self._console = Console(stderr=True, highlight=False)
+        shown = sys.stderr.isatty() and not quiet
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        self._bar = Bar(*columns, console=self._console, disable=not shown, transient=True)
+        self._shown = shown
+        self._task = self._bar.add_task("reading", total=None)
+        self._score = ""
+        self.where = "before the first epoch was done"
+
+    def __enter__(self) -> Display:
+        """Start drawing."""
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop drawing and leave the terminal as it was."""
+        self._bar.stop()
+
+    def note(self, text: str) -> None:
+        """Print what the user should know."""
+        self._console.print(f"note: {text}", markup=False, soft_wrap=True)
+
+    def watch(self, progress: Progress) -> None:
+        """Draw a step; print a line for each epoch."""
+        if progress.score is not None:
+            self._score = f", dev {progress.score:.4f}"
+            self.where = f"after epoch {progress.epoch} of {progress.epochs}"
+            if self._shown:
+                self._console.print(
+                    f"epoch {progress.epoch}/{progress.epochs}: loss {progress.loss:.4f}{self._score}", markup=False
+                )
+            return
+        text = f"epoch {progress.epoch}/{progress.epochs} loss {progress.loss:.4f}{self._score}"
+        text += f" {progress.rows_per_second:.0f} rows/s"
+        self._bar.update(self._task, description=text, completed=progress.step, total=progress.steps)

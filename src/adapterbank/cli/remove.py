@@ -1,0 +1,41 @@
+"""`adapterbank remove`: take a task, or one version of it, out of a bank."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from adapterbank.bank import Bank
+from adapterbank.cli.console import AsJson, BankPath, TaskName, print_json
+from adapterbank.errors import InputError
+
+HELP = """Remove a task, or one version of it.
+
+Asks first on a terminal; elsewhere it wants --yes.
+
+Example: adapterbank remove --bank bank --task sentiment@2 --yes
+"""
+
+
+def command(
+    bank: BankPath,
+    task: TaskName,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: AsJson = False,
+) -> None:
+    """See `HELP`."""
+    opened = Bank.open(bank)
+    name = opened.get(task).manifest.name
+    versions = [int(task.split("@")[1])] if "@" in task else opened.versions(name)
+    what = f"{name}, version {', '.join(map(str, versions))}"
+    if not yes:
+        if not sys.stdin.isatty():
+            raise InputError(f"This would remove {what}. Add --yes to do it.")
+        typer.confirm(f"Remove {what}?", abort=True)
+    opened.remove(task)
+    if json:
+        print_json({"removed": [f"{name}@{v}" for v in versions]})
+    else:
+        typer.echo(f"Removed {what}.")

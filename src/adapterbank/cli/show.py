@@ -1,0 +1,46 @@
+"""`adapterbank show`: a package's manifest, for people."""
+
+from __future__ import annotations
+
+import typer
+
+from adapterbank.bank import Bank
+from adapterbank.cli.console import AsJson, BankPath, TaskName, print_json, size
+
+HELP = """Show all that is known of a task: labels, scores, method, recipe, data, versions.
+
+Example: adapterbank show --bank bank --task sentiment
+"""
+
+
+def command(bank: BankPath, task: TaskName, json: AsJson = False) -> None:
+    """See `HELP`."""
+    opened = Bank.open(bank)
+    package = opened.get(task)
+    m = package.manifest
+    if json:
+        print_json(m.to_json())
+        return
+    default = opened.get(m.name).manifest.version
+    versions = [f"{v} (default)" if v == default else str(v) for v in opened.versions(m.name)]
+    adapter = m.method["adapter"]
+    lines = {
+        "task": f"{package.ref}, {m.task['kind']}, reads {' and '.join(m.task['text'])}",
+        "labels": ", ".join(m.task["labels"]) or "-",
+        **{
+            f"{s} scores": ", ".join(f"{k} {v:.4f}" for k, v in got.items() if k != "rows")
+            for s, got in m.metrics.items()
+        },
+        "method": m.method["name"] + (f", size {adapter['size']}, {adapter['activation']}" if adapter else ""),
+        "pooling": m.method["head"]["pooling"],
+        "trained": f"{m.params['trained']:,} parameters, {m.params['percent']:.2f} % of the encoder",
+        "size": size(m.bytes),
+        "backbone": f"{m.backbone['name']} ({m.backbone['sha256'][:12]})",
+        "recipe": ", ".join(f"{k} {v}" for k, v in m.recipe.items() if v is not None) + f", seed {m.seed}",
+        "data": ", ".join(f"{s} {d['rows']} rows ({d['sha256'][:12]})" for s, d in m.data.items()),
+        "made": f"{m.created} by adapterbank {m.library}, torch {m.fingerprint['stamp']['torch']}",
+        "versions": ", ".join(versions),
+        "files": str(package.path),
+    }
+    for name, value in lines.items():
+        typer.echo(f"{name:<12} {value}")

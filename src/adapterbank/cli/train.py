@@ -1,0 +1,113 @@
+"""`adapterbank train`: teach the bank a task. Its options are the fields of `config.Config`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import shlex
+import sys
+import typing
+from typing import Annotated, Any
+
+import typer
+
+from adapterbank import config as configs
+from adapterbank.cli.console import print_json, say, size
+from adapterbank.config import Config
+from adapterbank.errors import ConfigError
+from adapterbank.methods import METHODS
+
+HELP = """Teach the bank a task.
+
+Trains what the method says on top of the frozen encoder, keeps the best epoch on dev, and puts it into the bank as a
+new version of the task. Other tasks are not touched.
+
+Example: adapterbank train --bank bank --task sentiment --train reviews.csv --epochs 5
+
+Python: adapterbank.open_bank("bank", backbone="minilm").train("sentiment", "reviews.csv", epochs=5)
+"""
+
+
+def _run(bank: str, config: str | None, resume: bool, json: bool, **given: Any) -> None:
+    chosen = {name: value for name, value in given.items() if value is not None}
+    parsed = configs.read(config, chosen) if config else configs.parse(chosen)
+    missing = [f"{name} is missing; give --{name}." for name in ("task", "train") if not getattr(parsed, name)]
+    if missing:
+        raise ConfigError(missing)
+    from adapterbank.cli.progress import Display
+    from adapterbank.encoder.checkpoint import load
+    from adapterbank.run import read_data, run
+
+    read_data(parsed)  # the commonest mistakes lie in the data: find them before the encoder is loaded
+    display = Display(quiet=json)
+    try:
+        with display:
+            result = run(parsed, load(parsed.backbone), bank, watch=display.watch, note=display.note, resuming=resume)
+    except KeyboardInterrupt:
+        say(f"adapterbank: stopped {display.where}; the bank's tasks are as they were. To go on:\n  {_again()}")
+        raise typer.Exit(130) from None
+    if json:
+        print_json(result.record)
+    else:
+        _summary(result.record)
+
+
+def _summary(record: dict[str, Any]) -> None:
+    metric, dev, params = record["task"]["metric"], record["metrics"]["dev"], record["params"]
+    majority = f" (always the commonest answer: {dev['majority']:.4f} accuracy)" if "majority" in dev else ""
+    test = record["metrics"].get("test")
+    typer.echo(f"{record['package']}  {metric} {dev[metric]:.4f} on dev{majority}, epoch {record['best_epoch']}")
+    if test:
+        typer.echo(f"  {metric} {test[metric]:.4f} on test")
+    typer.echo(
+        f"  {params['trained']:,} trained parameters ({params['percent']:.2f} % of the encoder), "
+        f"{size(record['bytes'])}, {record['seconds']:.0f} s, {record['examples_per_second']:.0f} rows/s"
+    )
+
+
+def _again() -> str:
+    words = [word for word in sys.argv[1:] if word != "--resume"]
+    return shlex.join(["adapterbank", *words, "--resume"])
+
+
+def _options() -> list[inspect.Parameter]:
+    """Make a shell option of every field of `Config`, and of the few that are not part of a run's identity."""
+    hints = typing.get_type_hints(Config)
+    found = [
+        _option("bank", str, "The bank's folder; made if it is not there.", "Bank", ...),
+        *(_option(f.name, hints[f.name], _help(f), f.metadata["group"], None) for f in dataclasses.fields(Config)),
+        _option("config", str | None, "A YAML file of these options; the shell's win.", "Bank", None),
+        _option("resume", bool, "Go on with an unfinished run of the same options and data.", "Bank", False),
+        _option("json", bool, "Print the record as JSON and nothing else on standard output.", "Bank", False),
+    ]
+    return found
+
+
+def _option(name: str, hint: Any, help: str, panel: str, default: Any) -> inspect.Parameter:
+    flag = f"--{name.replace('_', '-')}"
+    if hint in (bool, bool | None) and default is None:
+        flag = f"{flag}/--no-{name.replace('_', '-')}"
+    kind = hint if default is not None else hint | None
+    made = typer.Option(flag, help=help, rich_help_panel=panel, show_default=False)
+    extra = {} if default is ... else {"default": default}
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, made], **extra)
+
+
+def _help(f: dataclasses.Field[Any]) -> str:
+    choices = f" One of: {', '.join(f.metadata['choices'])}." if f.metadata["choices"] else ""
+    if f.default is None and f.name in METHODS["adapter"].defaults:
+        values = {name: row.defaults[f.name].value for name, row in METHODS.items()}
+        same = len(set(values.values())) == 1
+        shown = str(values["adapter"]) if same else ", ".join(f"{name} {value}" for name, value in values.items())
+        return f"{f.metadata['help']}{choices} [default: {shown}]"
+    shown = "" if f.default in (None, "") or "[" in f.metadata["help"] else f" [default: {f.default}]"
+    return f"{f.metadata['help']}{choices}{shown}"
+
+
+def command(**options: Any) -> None:
+    """See `HELP`."""
+    _run(**options)
+
+
+command.__signature__ = inspect.Signature(_options())  # type: ignore[attr-defined]
+command.__annotations__ = {p.name: p.annotation for p in _options()}

@@ -1,0 +1,240 @@
+"""What a run is: one frozen dataclass of plain values, from the shell, YAML or Python. Knows no torch.
+
+Each field carries its own help, which is what `--help` prints. `parse` and `check` report every mistake together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from adapterbank import methods
+from adapterbank.errors import ConfigError, InputError
+from adapterbank.methods import METHODS, Options
+
+DEVICES = ("auto", "cpu", "cuda")
+PRECISIONS = ("auto", "fp32", "bf16")
+CLASS_WEIGHTS = ("none", "balanced")
+_BY_METHOD = ("lr", "epochs", "weight_decay", "epsilon", "bias_correction", "pooling")
+"""Fields whose default stands in the method's row of `methods.METHODS`."""
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    group: str,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """Declare a field with its help and the values it may have."""
+    return field(default=default, metadata={"help": help, "group": group, "low": low, "high": high, "choices": choices})
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run."""
+
+    task: str = option("", "Name of the task in the bank.", group="Data")
+    train: str = option("", "Training data: a CSV, TSV, JSONL or Parquet file.", group="Data")
+    dev: str | None = option(
+        None, "Data to choose the best epoch on [default: a seeded tenth of --train].", group="Data"
+    )
+    test: str | None = option(None, "Data that is scored once, at the end.", group="Data")
+    text: str | None = option(None, "Column of the text [default: found by its usual names].", group="Data")
+    text_pair: str | None = option(None, "Column of the second text of a pair.", group="Data")
+    label: str | None = option(None, "Column of the label.", group="Data")
+    kind: str | None = option(
+        None, "Kind of task: classification, multilabel, regression or span [default: by the labels].", group="Data"
+    )
+    labels: str | None = option(
+        None, "Label names in order, separated by commas [default: as they appear, numbers sorted].", group="Data"
+    )
+    metric: str | None = option(
+        None, "Metric that chooses the best epoch [default: by the kind of task].", group="Data"
+    )
+    limit: int = option(0, "Use only this many training rows, drawn by --seed; 0 for all.", group="Data", low=0)
+    max_length: int = option(128, "Longest text in tokens; what is longer is cut.", group="Data", low=4)
+    backbone: str = option(
+        "minilm", "The encoder: a folder, a hub name, or a short name (see: adapterbank backbones).", group="Method"
+    )
+    method: str = option("adapter", "How to transfer.", group="Method", choices=tuple(METHODS))
+    size: int = option(64, "Adapter: width of the bottleneck.", group="Method", low=1, high=methods.MAX_SIZE)
+    layers: str = option("all", "Adapter, layernorm: which layers: all, upper, or such as 0,2,6-11.", group="Method")
+    sites: str = option("attention,feedforward", "Adapter: after which sub-layers.", group="Method")
+    activation: str = option("gelu_tanh", "Adapter: nonlinearity.", group="Method", choices=methods.ACTIVATIONS)
+    sigma: float = option(
+        1e-2, "Adapter: width of the initial Gaussian, cut at two sigma.", group="Method", low=0, high=10
+    )
+    train_norms: bool = option(True, "Adapter: train the LayerNorms too.", group="Method")
+    placement: str = option(
+        "sequential", "Adapter: reads the sub-layer's output, or its input.", group="Method", choices=methods.PLACEMENTS
+    )
+    combine: str = option(
+        "add",
+        "Adapter: adds to the sub-layer's output, or multiplies it.",
+        group="Method",
+        choices=methods.COMBINATIONS,
+    )
+    inner_norm: bool = option(False, "Adapter: a LayerNorm of its own inside.", group="Method")
+    depth: int = option(1, "Adapter: hidden layers of the bottleneck.", group="Method", low=1, high=8)
+    top: int = option(1, "Top: how many upper layers train.", group="Method", low=1)
+    pooling: str | None = option(None, "How a text becomes one vector.", group="Method", choices=methods.POOLINGS)
+    head_hidden: int = option(
+        0, "Width of a hidden layer in the head; 0 for a linear head.", group="Method", low=0, high=65536
+    )
+    lr: float | None = option(None, "Peak learning rate.", group="Recipe", low=0, high=10)
+    epochs: int | None = option(
+        None, "Passes over the training data; the best one on dev is kept.", group="Recipe", low=1, high=100000
+    )
+    batch: int = option(32, "Rows of one step.", group="Recipe", low=1, high=65536)
+    warmup: float = option(0.1, "Share of the steps over which the learning rate rises.", group="Recipe", low=0, high=1)
+    weight_decay: float | None = option(
+        None, "Decoupled weight decay; never on LayerNorms and biases.", group="Recipe", low=0, high=10
+    )
+    epsilon: float | None = option(None, "Adam's epsilon.", group="Recipe", low=0, high=1)
+    bias_correction: bool | None = option(None, "Adam's bias correction.", group="Recipe")
+    clip: float = option(1.0, "Largest norm of a step's gradient; 0 for no limit.", group="Recipe", low=0)
+    dropout: float | None = option(None, "Dropout [default: the backbone's own].", group="Recipe", low=0, high=0.95)
+    class_weights: str = option("none", "Weigh classes equally however rare.", group="Recipe", choices=CLASS_WEIGHTS)
+    patience: int = option(
+        0, "Stop after this many epochs without a better dev score; 0 for never.", group="Recipe", low=0
+    )
+    seed: int = option(
+        0, "Decides the initial numbers, the order of the data and dropout.", group="Recipe", low=0, high=2**31 - 1
+    )
+    device: str = option("auto", "auto, cpu, cuda or cuda:N.", group="Recipe")
+    precision: str = option(
+        "auto", "What the pass computes in [auto: fp32 on CPU, bf16 on a GPU].", group="Recipe", choices=PRECISIONS
+    )
+
+    def to_json(self) -> dict[str, Any]:
+        """Give all fields as JSON values."""
+        return dataclasses.asdict(self)
+
+    def method_options(self) -> Options:
+        """Give the fields that decide what a slot adds and trains; call on a resolved config."""
+        return Options(**{f.name: getattr(self, f.name) for f in fields(Options)})
+
+
+def parse(values: Mapping[str, Any]) -> Config:
+    """Make a config of values by field name: strings from a shell or numbers from YAML. Every mistake at once."""
+    hints, mistakes, found = typing.get_type_hints(Config), [], {}
+    for name, value in values.items():
+        key = name.replace("-", "_")
+        if key not in hints:
+            near = difflib.get_close_matches(key, hints, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(hints)}."
+            mistakes.append(f"{name!r} is not an option of a run.{hint}")
+            continue
+        try:
+            found[key] = _convert(value, hints[key])
+        except ValueError as error:
+            mistakes.append(f"{key} is {value!r}; it must be {error}.")
+    config = Config(**found)
+    mistakes += check(config)
+    if mistakes:
+        raise ConfigError(mistakes)
+    return config
+
+
+def read(path: str | Path, overrides: Mapping[str, Any]) -> Config:
+    """Read a YAML file of options; `overrides` win."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"There is no config file {path}.") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"{path} cannot be read as YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{path} does not hold options as 'name: value' lines.")
+    return parse({**values, **overrides})
+
+
+def check(config: Config) -> list[str]:
+    """Say everything that is wrong with a config before any file is opened."""
+    mistakes = []
+    for f in fields(config):
+        value, meta = getattr(config, f.name), f.metadata
+        if value is None:
+            continue
+        if meta["choices"] and value not in meta["choices"]:
+            near = difflib.get_close_matches(str(value), meta["choices"], n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            mistakes.append(f"{f.name} is {value!r}; it must be one of {', '.join(meta['choices'])}.{hint}")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            mistakes += _range_mistakes(f.name, value, meta["low"], meta["high"])
+    sites = config.sites.split(",")
+    if not config.sites or set(sites) - set(methods.SITES):
+        mistakes.append(f"sites is {config.sites!r}; it must be {' or '.join(methods.SITES)}, or both with a comma.")
+    if config.lr == 0:
+        mistakes.append("lr is 0, so nothing would train; give a positive number.")
+    return mistakes + _idle_options(config)
+
+
+def resolve(config: Config) -> Config:
+    """Fill in the defaults that depend on the method."""
+    defaults = METHODS[config.method].defaults
+    missing = {name: defaults[name].value for name in _BY_METHOD if getattr(config, name) is None}
+    return dataclasses.replace(config, **missing)
+
+
+def _idle_options(config: Config) -> list[str]:
+    """An option that the chosen method would ignore is a mistake, never a silence."""
+    method = METHODS.get(config.method)
+    if method is None:
+        return []
+    special = {name for row in METHODS.values() for name in row.uses} | {"sigma"}
+    used = {*method.uses, *(("sigma",) if method.adapters else ())}
+    defaults = {f.name: f.default for f in fields(config)}
+    return [
+        f"{name} is {getattr(config, name)!r}, but method {config.method!r} has no use for it; leave it out."
+        for name in sorted(special - used)
+        if getattr(config, name) != defaults[name]
+    ]
+
+
+def _range_mistakes(name: str, value: float, low: float | None, high: float | None) -> list[str]:
+    outside = (low is not None and value < low) or (high is not None and value > high) or value != value
+    if not outside:
+        return []
+    bounds = f"from {low:g} to {high:g}" if low is not None and high is not None else f"at least {low:g}"
+    return [f"{name} is {value!r}; it must be {bounds}."]
+
+
+def _convert(value: Any, hint: Any) -> Any:
+    """Make a value of a field's type; raises ValueError with what it must be."""
+    kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType] or [hint]
+    if value is None and len(typing.get_args(hint)) > 0:
+        return None
+    kind = kinds[0]
+    if kind is bool:
+        known = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+        if str(value).lower() not in known:
+            raise ValueError("true or false")
+        return known[str(value).lower()]
+    if kind is str:
+        if isinstance(value, list | tuple):  # a YAML list of labels, layers or sites
+            return ",".join(str(item) for item in value)
+        if isinstance(value, dict | bool):
+            raise ValueError("text")
+        return str(value)
+    if isinstance(value, bool):
+        raise ValueError("a number")
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError("a whole number" if kind is int else "a number") from None
+    if not math.isfinite(number) or (kind is int and number != int(number)):
+        raise ValueError("a whole number" if kind is int else "a number")
+    return int(number) if kind is int else number

@@ -1,0 +1,54 @@
+"""An unfinished run's state on disk, so that it can go on after Ctrl-C or a crash. Knows nothing of packages.
+
+runs/<config hash>/epoch-3.safetensors     weights, best weights, the optimiser's moments
+runs/<config hash>/state.json              which of those files counts, steps, history; written last
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import safetensors.torch
+from safetensors import SafetensorError
+
+from adapterbank import storage
+from adapterbank.errors import InputError
+from adapterbank.train import State
+
+
+def save(folder: Path, state: State) -> None:
+    """Keep a state; the one before stays until this one is whole."""
+    storage.make_folder(folder)
+    name = f"epoch-{state.epoch}.safetensors"
+    flat = {
+        f"{part}/{key}": tensor.contiguous() for part, held in state.tensors.items() for key, tensor in held.items()
+    }
+    # `best` may be the very tensors of `weights`; the format wants each to own its memory.
+    flat = {key: tensor.clone() if key.startswith("best/") else tensor for key, tensor in flat.items()}
+    storage.atomic_write(folder / name, safetensors.torch.save(flat))
+    about = {"file": name, "epoch": state.epoch, "step": state.step, "best_epoch": state.best_epoch}
+    storage.write_json(folder / "state.json", {**about, "history": state.history})
+    for old in folder.glob("epoch-*.safetensors"):
+        if old.name != name:
+            old.unlink(missing_ok=True)
+
+
+def load(folder: Path) -> State | None:
+    """Give the state that was kept last, or None when there is none."""
+    if not (folder / "state.json").is_file():
+        return None
+    try:
+        about = storage.read_json(folder / "state.json")
+        flat = safetensors.torch.load((folder / about["file"]).read_bytes())
+    except (InputError, KeyError, OSError, SafetensorError) as error:
+        raise InputError(f"The state in {folder} cannot be read ({error}); run again without --resume.") from error
+    state = State(about["epoch"], about["step"], about["history"], about["best_epoch"])
+    for key, tensor in flat.items():
+        part, name = key.split("/", 1)
+        state.tensors.setdefault(part, {})[name] = tensor
+    return state
+
+
+def forget(folder: Path) -> None:
+    """Remove a finished run's state."""
+    storage.discard(folder)

