@@ -182,9 +182,7 @@ def test_an_interrupted_folder_vanishes(tmp_path: Path, interruption: type[BaseE
     assert os.listdir(tmp_path) == []
 
 
-def test_a_full_disk_inside_an_atomic_folder_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_inside_an_atomic_folder_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StorageError, match="disk is full"):
         fill(tmp_path / "p", lambda: monkeypatch.setattr(os, "fsync", refuse(errno.ENOSPC)))
     assert os.listdir(tmp_path) == []
@@ -211,9 +209,7 @@ def test_not_even_an_empty_folder_is_replaced(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "p") == []
 
 
-def test_a_name_taken_between_the_look_and_the_rename_is_safe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_taken_between_the_look_and_the_rename_is_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "mine").write_text("kept")
     monkeypatch.setattr(os.path, "lexists", lambda _: False)

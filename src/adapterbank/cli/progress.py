@@ -13,15 +13,15 @@ from adapterbank.train import Progress
 
 
 class Display:
-    """Shows a bar on a terminal; notes always go to standard error."""
+    """Shows a bar and a line an epoch on a terminal; notes always go to standard error."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
-        """`quiet` hides the bar but not the notes."""
+    def __init__(self, *, quiet: bool = False, lines: bool = False) -> None:
+        """`quiet` hides all but the notes; `lines` prints the epochs even where there is no terminal."""
         self._console = Console(stderr=True, highlight=False)
         shown = sys.stderr.isatty() and not quiet
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
         self._bar = Bar(*columns, console=self._console, disable=not shown, transient=True)
-        self._shown = shown
+        self._lines = shown or lines
         self._task = self._bar.add_task("reading", total=None)
         self._score = ""
         self.where = "before the first epoch was done"
@@ -46,7 +46,7 @@ class Display:
         if progress.score is not None:
             self._score = f", dev {progress.score:.4f}"
             self.where = f"after epoch {progress.epoch} of {progress.epochs}"
-            if self._shown:
+            if self._lines:
                 self._console.print(
                     f"epoch {progress.epoch}/{progress.epochs}: loss {progress.loss:.4f}{self._score}", markup=False
                 )

@@ -273,7 +273,7 @@ def read_anatomy(config: Mapping[str, Any], source: str) -> Anatomy:
         positions=get("max_position_embeddings", kind=int),
         first_position=get("pad_token_id", 1, kind=int) + 1 if family.positions_follow_padding else 0,
         types=get("type_vocab_size", 2, kind=int) if family.token_types else 0,
-        buckets=get("relative_attention_num_buckets", 32, kind=int) if family.relative else 0,
+        buckets=32 if family.relative else 0,
         dropout=get("hidden_dropout_prob", 0.1, kind=float),
         attention_dropout=get("attention_probs_dropout_prob", 0.1, kind=float),
     )
@@ -331,5 +331,7 @@ def _refuse_unknown_mathematics(config: Mapping[str, Any], get: Any, source: str
         raise BackboneError(f"{source}: position_embedding_type is {scheme!r}; only 'absolute' is known here.")
     if config.get("is_decoder") or config.get("add_cross_attention"):
         raise BackboneError(f"{source} is a decoder; adapterbank works with encoders.")
-    if int(config.get("inner_group_num", 1)) != 1:
-        raise BackboneError(f"{source}: inner_group_num is {config['inner_group_num']}; only 1 is known here.")
+    # The public code of MPNet uses 32 buckets whatever its config says.
+    for name, known in (("inner_group_num", 1), ("relative_attention_num_buckets", 32)):
+        if (found := config.get(name, known)) != known:
+            raise BackboneError(f"{source}: {name} is {found!r}; only {known} is known here.")

@@ -141,12 +141,11 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _read_pickled(path: Path) -> dict[str, Tensor]:
     try:
-        found = dict(torch.load(path, map_location="cpu", weights_only=True))
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        return {str(key): value for key, value in found.items() if isinstance(value, Tensor)}
     except Exception as error:  # torch raises many kinds here; all mean that the file is not plain weights
-        raise BackboneError(
-            f"{path} is not a file of plain weights ({str(error).splitlines()[0]}). Convert it to safetensors."
-        ) from error
-    return {key: value for key, value in found.items() if isinstance(value, Tensor)}
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BackboneError(f"{path} is not a file of plain weights ({reason}). Convert it to safetensors.") from error
 
 
 def _named(anatomy: Anatomy, found: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:

@@ -1,9 +1,9 @@
 """The one forward pass of the frozen encoder over packed tokens. Knows no tasks: what a slot changes comes in by name.
 
 Why our own pass and not a library's modules: each tensor is looked up by name through `Slots`, so a row can bring its
-own adapters, LayerNorms or whole layers; the arithmetic runs on real tokens only; and it can start in the middle. Every
-family in `anatomy.FAMILIES` is this post-LayerNorm encoder (Devlin et al. 2018), with two sites a layer where a slot may
-add something (Houlsby et al. 2019, section 2.1):
+own adapters, LayerNorms or whole layers; the arithmetic runs on real tokens only; and it can start in the middle.
+Every family in `anatomy.FAMILIES` is this post-LayerNorm encoder (Devlin et al. 2018), with two sites a layer where a
+slot may add something (Houlsby et al. 2019, section 2.1):
 
     y = attention(x);    x = LN(x + add(y));    y = feedforward(x);    x = LN(x + add(y))
 """
@@ -152,7 +152,7 @@ def _attend(
 
 
 def _relative_bias(anatomy: Anatomy, slots: Slots, batch: Packed) -> Tensor:
-    """Give MPNet's attention bias `[1, heads, L, L]`: near distances have a bucket each, far ones share by logarithm."""
+    """Give MPNet's attention bias `[1, heads, L, L]`: near distances have a bucket each, far ones share."""
     places = torch.arange(batch.longest, device=batch.ids.device)
     distance = places[:, None] - places[None]
     half, exact = anatomy.buckets // 2, anatomy.buckets // 4

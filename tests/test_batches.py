@@ -1,0 +1,165 @@
+"""Rows and batches: every row once an epoch, and spans that lead back to the characters they came from."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+from families import FAMILIES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapterbank.batches import epoch_order, make_rows
+from adapterbank.errors import DataError, InputError
+from adapterbank.evaluate import answer_place, decide
+from adapterbank.tasks.spec import Examples
+
+CONTEXT = "The cats jumped over a big, red house!  Who was   the lazy dog?"
+
+ANY_SCRIPT = ["the", "cat", "cats", "HOUSE", "x.y", "é", "Ünder", "日本", "🙂", "fox's", "12%"]
+
+
+@settings(deadline=None)
+@given(rows=st.integers(1, 200), batch=st.integers(1, 64), seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 50))
+def test_an_epoch_has_every_row_once(rows, batch, seed, epoch):
+    order = epoch_order(rows, batch, seed=seed, epoch=epoch)
+    assert sorted(np.concatenate(order).tolist()) == list(range(rows))
+    assert len(order) == -(-rows // batch)
+    assert all(len(part) == batch for part in order[:-1])
+    assert 1 <= len(order[-1]) <= batch
+
+
+def test_the_order_is_the_seeds_and_the_epochs_and_nothing_elses():
+    def order(seed, epoch, batch=7):
+        return np.concatenate(epoch_order(100, batch, seed=seed, epoch=epoch)).tolist()
+
+    assert order(3, 1) == order(3, 1)
+    np.random.seed(0)  # what nothing may depend on
+    assert order(3, 1) == order(3, 1, batch=50)
+    all_orders = [order(seed, epoch) for seed in range(4) for epoch in range(4)]
+    assert all(a != b for a, b in itertools.combinations(all_orders, 2))
+    assert list(range(100)) not in all_orders
+
+
+def span_rows(backbone, answers, *, context=CONTEXT, question="who was it", max_length=64):
+    targets = [(start, end, (context[start:end],)) for start, end in answers]
+    examples = Examples([question] * len(targets), [context] * len(targets), targets)
+    return make_rows(backbone, examples, kind="span", max_length=max_length)
+
+
+def pieces(text):
+    """Give the borders of every word and mark, as a reader of the text would draw them."""
+    return [match.span() for match in re.finditer(r"\w+|[^\w\s]", text)]
+
+
+def certain(length, first, last):
+    """Give span outputs that leave no doubt."""
+    out = np.zeros((length, 2), dtype=np.float32)
+    out[first, 0] = out[last, 1] = 9.0
+    return out
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answer_found_through_its_tokens_is_the_same_characters(family, tiny):
+    backbone = tiny(family)
+    words = pieces(CONTEXT)
+    answers = [(a[0], b[1]) for i, a in enumerate(words) for b in words[i:]]
+    rows = span_rows(backbone, answers)
+    assert len(rows) == len(answers)
+    assert rows.unreachable == 0
+    for row, (first, last), (start, end) in zip(rows.tokens, rows.targets, answers, strict=True):
+        assert last - first < 30
+        out = certain(len(row), first, last)
+        assert answer_place(out, row) == (start, end)
+        assert decide("span", out, row, CONTEXT) == CONTEXT[start:end]
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    words=st.lists(st.sampled_from(ANY_SCRIPT), min_size=1, max_size=12),
+    spaces=st.sampled_from([" ", "  ", "\n", "\t "]),
+    data=st.data(),
+)
+def test_any_run_of_words_is_found_again_in_any_script(words, spaces, data, tiny):
+    context, borders = "", []
+    for word in words:
+        borders.append((len(context), len(context) + len(word)))
+        context += word + spaces
+    i = data.draw(st.integers(0, len(words) - 1))
+    j = data.draw(st.integers(i, len(words) - 1))
+    answer = borders[i][0], borders[j][1]
+    rows = span_rows(tiny("bert"), [answer], context=context)
+    assert answer_place(certain(len(rows.tokens[0]), *rows.targets[0]), rows.tokens[0]) == answer
+
+
+def test_an_answer_inside_a_token_is_answered_with_the_whole_token(bert):
+    start = CONTEXT.index("red")
+    rows = span_rows(bert, [(start + 1, start + 2)])
+    row = rows.tokens[0]
+    assert answer_place(certain(len(row), *rows.targets[0]), row) == (start, start + 3)
+
+
+def test_an_answer_with_spaces_around_it_is_found_without_them(bert):
+    """Whoever marked the answer may have drawn its borders a space too wide."""
+    start = CONTEXT.index("Who was") - 1
+    rows = span_rows(bert, [(start, start + len(" Who was ")), pieces(CONTEXT)[0]])
+    assert rows.unreachable == 0
+    found = answer_place(certain(len(rows.tokens[0]), *rows.targets[0]), rows.tokens[0])
+    assert CONTEXT[slice(*found)] == "Who was"
+
+
+def test_rows_whose_answer_lies_beyond_the_limit_are_left_out_and_counted(bert):
+    words = pieces(CONTEXT)
+    whole = span_rows(bert, words)
+    lengths = len(whole.tokens[0])
+    short = span_rows(bert, words, max_length=lengths - 4)
+    assert 0 < short.unreachable < len(words)
+    assert len(short) == len(short.tokens) == len(short.targets) == len(words) - short.unreachable
+    assert short.cut == len(words)
+    for row, target in zip(short.tokens, short.targets, strict=True):
+        assert answer_place(certain(len(row), *target), row) in words
+        assert len(row) == lengths - 4
+
+
+def test_an_answer_that_the_limit_cuts_in_two_is_left_out(bert):
+    words = pieces(CONTEXT)
+    rows = span_rows(bert, [words[0], (words[0][0], words[-1][1])], max_length=12)
+    assert len(rows) == 1
+    assert rows.unreachable == 1
+
+
+def test_no_answer_within_the_limit_says_what_to_raise(bert):
+    with pytest.raises(DataError, match=r"first 9 tokens.*--max-length"):
+        span_rows(bert, [pieces(CONTEXT)[-1]], max_length=9)
+
+
+def test_a_question_longer_than_the_limit_says_what_to_raise(bert):
+    with pytest.raises(InputError, match="--max-length"):
+        span_rows(bert, [pieces(CONTEXT)[0]], question="the cat sat on the mat " * 3, max_length=8)
+
+
+def test_only_rows_that_lost_their_end_count_as_cut(bert):
+    texts = ["the cat", "the cat sat on", "the cat sat on a mat"]  # 4, 6 and 8 tokens with [CLS] and [SEP]
+    rows = make_rows(bert, Examples(texts, None, [0, 1, 0]), kind="classification", max_length=6)
+    assert [len(row) for row in rows.tokens] == [4, 6, 6]
+    assert rows.cut == 1
+    assert rows.targets == [0, 1, 0]
+    assert rows.unreachable == 0
+
+
+def test_rows_without_targets_are_rows_all_the_same(bert):
+    for kind in ("classification", "span"):
+        rows = make_rows(bert, Examples(["who", "why"], ["the cat", "a dog"]), kind=kind, max_length=16)
+        assert rows.targets is None
+        assert len(rows) == 2
+
+
+def test_tokens_outside_the_context_can_never_be_an_answer(bert):
+    row = span_rows(bert, [pieces(CONTEXT)[0]]).tokens[0]
+    out = np.zeros((len(row), 2), dtype=np.float32)
+    out[:4] = 100.0  # [CLS] and the question
+    out[-1] = 100.0  # [SEP]
+    start, end = answer_place(out, row)
+    assert 0 <= start < end <= len(CONTEXT)
