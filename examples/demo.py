@@ -14,11 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from demo_data import Prepared, write_bbc, write_reviews
-
 import adapterbank
 from adapterbank.cli.console import print_table, size
 from adapterbank.cli.progress import Display
+from demo_data import Prepared, write_bbc, write_reviews
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from families import save_random
 from torch import Tensor
 
 from adapterbank import methods
 from adapterbank.encoder.checkpoint import Backbone, load
 from adapterbank.methods import Plan
 from adapterbank.slots import bottleneck, heads
+from families import save_random
 
 
 @pytest.fixture(scope="session")

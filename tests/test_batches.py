@@ -7,7 +7,6 @@ import re
 
 import numpy as np
 import pytest
-from families import FAMILIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from adapterbank.batches import epoch_order, make_rows
 from adapterbank.errors import DataError, InputError
 from adapterbank.evaluate import answer_place, decide
 from adapterbank.tasks.spec import Examples
+from families import FAMILIES
 
 CONTEXT = "The cats jumped over a big, red house!  Who was   the lazy dog?"
 

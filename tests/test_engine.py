@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import scipy.special
 import torch
-from families import FAMILIES
 
 from adapterbank import evaluate
 from adapterbank.errors import UnknownName
 from adapterbank.evaluate import Engine
 from adapterbank.methods import Head, Options, make_plan
 from adapterbank.tasks.spec import Examples, Task
+from families import FAMILIES
 
 TEXTS = ["the cat sat on the mat", "why", "a big red fox jumps over the lazy dog", "was it a good film?", "bad bad dog"]
 PAIRS = ["the dog ran in the house", "a cat", "who is it", "the film was bad, the house was red", "why was the fox big"]

@@ -7,7 +7,6 @@ from dataclasses import fields
 
 import pytest
 import torch
-from families import FAMILIES
 
 from adapterbank import methods
 from adapterbank.encoder import forward
@@ -15,6 +14,7 @@ from adapterbank.encoder.anatomy import read_anatomy
 from adapterbank.errors import ConfigError, UnknownName
 from adapterbank.methods import Head, Options, Plan, make_plan, parse_layers
 from adapterbank.slots import bottleneck, heads
+from families import FAMILIES
 
 DEPTH = 3
 BOTH = ("weight", "bias")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,12 @@ from adapterbank.slots.stack import Stacks
 
 HIDDEN = 8
 DECAYING = {  # every tensor of the slots below that weight decay applies to
-    *(f"layers.{i}.{s}.adapter.{p}.weight" for i in (0, 1) for s in ("attention", "feedforward") for p in ("down", "up")),
+    *(
+        f"layers.{i}.{s}.adapter.{p}.weight"
+        for i in (0, 1)
+        for s in ("attention", "feedforward")
+        for p in ("down", "up")
+    ),
     "layers.0.attention.query.weight",
     "embeddings.word.weight",
     "head.weight",
@@ -24,7 +31,7 @@ STEPS = 20
 
 
 def new_slot(size, seed):
-    """Give a plan and tensors of all sorts: adapters with a norm inside, LayerNorms, a layer's weight, a table, a head."""
+    """Give a plan and tensors of all sorts: adapters with a norm inside, LayerNorms, a layer, a table, a head."""
     plan = make_plan(Options(size=size, inner_norm=True), depth=2, head=Head("classification", 3))
     generator = torch.Generator().manual_seed(seed)
     tensors = bottleneck.initial(plan.adapter, HIDDEN, 0.5, generator) | heads.initial(plan.head, HIDDEN, generator)
@@ -77,7 +84,9 @@ def assert_close(found, expected, tolerance=1e-6):
     assert found.keys() == expected.keys()
     for name in expected:
         wanted = torch.as_tensor(expected[name], dtype=torch.float32)
-        torch.testing.assert_close(found[name], wanted, atol=tolerance, rtol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            found[name], wanted, atol=tolerance, rtol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.7])
@@ -197,8 +206,9 @@ def test_a_slot_that_waited_goes_on_as_if_it_had_not():
         assert_close(found, expected, 1e-6)
 
 
-def test_padding_stays_zero_through_any_number_of_steps():
-    run = Run((5, 1, SLOTS[0][2]), (8, 2, SLOTS[1][2]))
+@pytest.mark.parametrize("epsilon", [1e-6, 0.0])
+def test_padding_stays_zero_through_any_number_of_steps(epsilon):
+    run = Run((5, 1, replace(SLOTS[0][2], epsilon=epsilon)), (8, 2, replace(SLOTS[1][2], epsilon=epsilon)))
     for step in range(STEPS):
         run.step({0: 0.1, 1: 0.1}, step)
     for key, parameter in run.adam.parameters.items():

@@ -46,6 +46,7 @@ class OpenBank:
 
     def __init__(self, path: str | Path, backbone: str | Backbone | None, *, device: str, precision: str) -> None:
         """See `open_bank`."""
+        configs.parse({"device": device, "precision": precision})  # a slip is told before anything is loaded
         self.path = Path(path)
         self._device, self._precision = device, precision
         self._backbone = backbone if isinstance(backbone, Backbone) else None
@@ -108,8 +109,10 @@ class OpenBank:
         files = {"train": train, "dev": dev, "test": test}
         paths = {name: str(value) for name, value in files.items() if isinstance(value, str | Path)}
         given = {name: value for name, value in files.items() if value is not None and name not in paths}
-        fixed = {"backbone": self.backbone.name, "device": self._device, "precision": self._precision}
-        config = configs.parse({**fixed, **options, "task": task, **paths})
+        own = {"device": self._device, "precision": self._precision}
+        config = configs.parse({**own, **options, "backbone": self.backbone.name, "task": task, **paths})
+        if options.get("backbone", config.backbone) != config.backbone:
+            raise InputError(f"This bank is open with {config.backbone!r}; open another for {options['backbone']!r}.")
         return run(config, self.backbone, self.path, data=given, watch=watch, note=note, resuming=resume)
 
     def predict(
@@ -163,7 +166,10 @@ class OpenBank:
 
     def audit(self) -> Iterator[audits.Finding]:
         """Prove that every package's files and outputs are what they were."""
-        return audits.audit(self.bank, self.backbone, device=self._device, precision=self._precision)
+        bank = self.bank
+        # Not `self.backbone`, which refuses an encoder that has changed: the audit says so of each package.
+        backbone = self._backbone or checkpoint.load(self._name or bank.backbone["name"])
+        return audits.audit(bank, backbone, device=self._device, precision=self._precision)
 
     def _resident(self, name: str | None) -> str | None:
         return None if name is None else self._load(self.bank.get(name))

@@ -14,7 +14,7 @@ import numpy as np
 
 from adapterbank.bank import Bank
 from adapterbank.encoder.checkpoint import Backbone
-from adapterbank.errors import AdapterbankError
+from adapterbank.errors import AdapterbankError, BackboneMismatch, PackageDamaged
 from adapterbank.evaluate import Engine
 from adapterbank.package import Package, read_manifest
 from adapterbank.runtime import same_bits, stamp
@@ -59,8 +59,21 @@ def audit(bank: Bank, backbone: Backbone, *, device: str = "auto", precision: st
         except AdapterbankError as error:
             yield Finding(name, False, str(error))
             continue
+        if missing := _missing(bank, name):
+            yield missing
         for version in versions:
             yield _check(bank, f"{name}@{version}", backbone, device, precision)
+
+
+def _missing(bank: Bank, name: str) -> Finding | None:
+    """Say so if the version that a task's pointer leads to is not there: no folder would tell."""
+    try:
+        bank.get(name)
+    except (PackageDamaged, BackboneMismatch):
+        return None  # it is there, and its own check says what is wrong
+    except AdapterbankError as error:
+        return Finding(name, False, str(error))
+    return None
 
 
 def _check(bank: Bank, ref: str, backbone: Backbone, device: str, precision: str) -> Finding:
@@ -81,7 +94,7 @@ def _compare(package: Package, found: list[Any], now: dict[str, Any]) -> Finding
     pairs = [(np.array(a), np.array(b)) for a, b in zip(kept["outputs"], found, strict=False)]
     if len(kept["outputs"]) != len(found) or any(a.shape != b.shape for a, b in pairs):
         return Finding(package.ref, False, "the outputs on the probe texts have another shape")
-    difference = max(float(np.abs(a - b).max()) for a, b in pairs)
+    difference = float(np.max([np.abs(a - b).max() for a, b in pairs]))  # unlike max, this lets no NaN slip
     # Half the precision of a GPU's bf16 is no sign of forgetting: there the numbers carry three digits.
     tolerance = TOLERANCE if "bf16" not in (now["precision"], kept["stamp"]["precision"]) else 0.1
     ok = difference == 0.0 if exact else difference <= tolerance

@@ -46,10 +46,13 @@ def make_rows(backbone: Backbone, examples: Examples, *, kind: str, max_length: 
 
 
 def _answer_tokens(row: Tokens, start: int, end: int) -> tuple[int, int] | None:
-    """Give the first and last token that overlap the characters `start` to `end` of the second text."""
+    """Give the first and last token that overlap the characters `start` to `end` of the second text.
+
+    None where there is no such token, or where the text was cut before the answer's end.
+    """
     assert row.offsets is not None
     inside = np.flatnonzero((row.offsets[:, 0] < end) & (row.offsets[:, 1] > start) & (row.offsets[:, 0] >= 0))
-    if len(inside) == 0 or row.offsets[inside[-1], 1] < end:
+    if len(inside) == 0 or (row.cut and end > row.offsets[:, 1].max()):
         return None
     return int(inside[0]), int(inside[-1])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -18,12 +19,14 @@ from typing import Any
 from adapterbank import methods
 from adapterbank.errors import ConfigError, InputError
 from adapterbank.methods import METHODS, Options
+from adapterbank.metrics import METRICS
+from adapterbank.tasks.spec import KINDS
 
-DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("auto", "fp32", "bf16")
 CLASS_WEIGHTS = ("none", "balanced")
 _BY_METHOD = ("lr", "epochs", "weight_decay", "epsilon", "bias_correction", "pooling")
 """Fields whose default stands in the method's row of `methods.METHODS`."""
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
 def option(
@@ -46,25 +49,25 @@ class Config:
     task: str = option("", "Name of the task in the bank.", group="Data")
     train: str = option("", "Training data: a CSV, TSV, JSONL or Parquet file.", group="Data")
     dev: str | None = option(
-        None, "Data to choose the best epoch on [default: a seeded tenth of --train].", group="Data"
+        None, "Data to choose the best epoch on (default: a seeded tenth of --train).", group="Data"
     )
     test: str | None = option(None, "Data that is scored once, at the end.", group="Data")
-    text: str | None = option(None, "Column of the text [default: found by its usual names].", group="Data")
+    text: str | None = option(None, "Column of the text (default: found by its usual names).", group="Data")
     text_pair: str | None = option(None, "Column of the second text of a pair.", group="Data")
     label: str | None = option(None, "Column of the label.", group="Data")
-    kind: str | None = option(
-        None, "Kind of task: classification, multilabel, regression or span [default: by the labels].", group="Data"
-    )
+    kind: str | None = option(None, "Kind of task (default: by the labels).", group="Data", choices=KINDS)
     labels: str | None = option(
-        None, "Label names in order, separated by commas [default: as they appear, numbers sorted].", group="Data"
+        None, "Label names in order, separated by commas (default: as they appear, numbers sorted).", group="Data"
     )
     metric: str | None = option(
-        None, "Metric that chooses the best epoch [default: by the kind of task].", group="Data"
+        None, "Metric that chooses the best epoch (default: by the kind).", group="Data", choices=tuple(METRICS)
     )
     limit: int = option(0, "Use only this many training rows, drawn by --seed; 0 for all.", group="Data", low=0)
     max_length: int = option(128, "Longest text in tokens; what is longer is cut.", group="Data", low=4)
     backbone: str = option(
-        "minilm", "The encoder: a folder, a hub name, or a short name (see: adapterbank backbones).", group="Method"
+        "minilm",
+        "The encoder: a folder, a hub name or a short name (default: the bank's own; minilm for a new bank).",
+        group="Method",
     )
     method: str = option("adapter", "How to transfer.", group="Method", choices=tuple(METHODS))
     size: int = option(64, "Adapter: width of the bottleneck.", group="Method", low=1, high=methods.MAX_SIZE)
@@ -103,7 +106,7 @@ class Config:
     epsilon: float | None = option(None, "Adam's epsilon.", group="Recipe", low=0, high=1)
     bias_correction: bool | None = option(None, "Adam's bias correction.", group="Recipe")
     clip: float = option(1.0, "Largest norm of a step's gradient; 0 for no limit.", group="Recipe", low=0)
-    dropout: float | None = option(None, "Dropout [default: the backbone's own].", group="Recipe", low=0, high=0.95)
+    dropout: float | None = option(None, "Dropout (default: the backbone's own).", group="Recipe", low=0, high=0.95)
     class_weights: str = option("none", "Weigh classes equally however rare.", group="Recipe", choices=CLASS_WEIGHTS)
     patience: int = option(
         0, "Stop after this many epochs without a better dev score; 0 for never.", group="Recipe", low=0
@@ -113,7 +116,7 @@ class Config:
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N.", group="Recipe")
     precision: str = option(
-        "auto", "What the pass computes in [auto: fp32 on CPU, bf16 on a GPU].", group="Recipe", choices=PRECISIONS
+        "auto", "What the pass computes in (auto: fp32 on CPU, bf16 on a GPU).", group="Recipe", choices=PRECISIONS
     )
 
     def to_json(self) -> dict[str, Any]:
@@ -129,7 +132,7 @@ def parse(values: Mapping[str, Any]) -> Config:
     """Make a config of values by field name: strings from a shell or numbers from YAML. Every mistake at once."""
     hints, mistakes, found = typing.get_type_hints(Config), [], {}
     for name, value in values.items():
-        key = name.replace("-", "_")
+        key = str(name).replace("-", "_")
         if key not in hints:
             near = difflib.get_close_matches(key, hints, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(hints)}."
@@ -146,8 +149,8 @@ def parse(values: Mapping[str, Any]) -> Config:
     return config
 
 
-def read(path: str | Path, overrides: Mapping[str, Any]) -> Config:
-    """Read a YAML file of options; `overrides` win."""
+def read(path: str | Path, overrides: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> Config:
+    """Read a YAML file of options; it wins over `base`, and `overrides` win over it."""
     import yaml
 
     try:
@@ -155,10 +158,12 @@ def read(path: str | Path, overrides: Mapping[str, Any]) -> Config:
     except FileNotFoundError:
         raise InputError(f"There is no config file {path}.") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{path} cannot be read as YAML: {error}") from error
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path} cannot be read as YAML: {reason}. Write 'name: value' lines.") from error
     if not isinstance(values, dict):
         raise InputError(f"{path} does not hold options as 'name: value' lines.")
-    return parse({**values, **overrides})
+    named = {str(name).replace("-", "_"): value for name, value in values.items()}
+    return parse({**(base or {}), **named, **overrides})
 
 
 def check(config: Config) -> list[str]:
@@ -177,6 +182,8 @@ def check(config: Config) -> list[str]:
     sites = config.sites.split(",")
     if not config.sites or set(sites) - set(methods.SITES):
         mistakes.append(f"sites is {config.sites!r}; it must be {' or '.join(methods.SITES)}, or both with a comma.")
+    if not _DEVICE.fullmatch(config.device):
+        mistakes.append(f"device is {config.device!r}; it must be auto, cpu, cuda or cuda:N.")
     if config.lr == 0:
         mistakes.append("lr is 0, so nothing would train; give a positive number.")
     return mistakes + _idle_options(config)

@@ -193,7 +193,8 @@ class Engine:
             return Prediction(label=task.labels[decision], probabilities=_named(task, _softmax(out)))
         if task.kind == "multilabel":
             chosen = tuple(task.labels[k] for k in decision)
-            return Prediction(labels=chosen, probabilities=_named(task, 1 / (1 + np.exp(-out.astype(np.float64)))))
+            likely = 0.5 * (1 + np.tanh(0.5 * out.astype(np.float64)))  # the sigmoid, without overflow
+            return Prediction(labels=chosen, probabilities=_named(task, likely))
         if task.kind == "regression":
             return Prediction(value=decision)
         start, end = answer_place(out, row)

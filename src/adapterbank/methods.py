@@ -139,8 +139,8 @@ _ADAM = {
     "weight_decay": Default(0.01, "the public code of the paper; not on LayerNorms and biases"),
     "bias_correction": Default(
         True,
-        "without it (the public code) the first steps are three times as long: 1e-3 then ended on CoLA, and at times on "
-        "MRPC, in one answer to everything; and small sets are known to fail so (Zhang et al. 2021)",
+        "without it (the public code) the first steps are three times as long: at 1e-3 CoLA, and at times MRPC, then "
+        "ended in one answer to everything, a known fault on small sets (Zhang et al. 2021)",
     ),
     "pooling": Default("mean", "right for sentence encoders, and as good as the first token on plain ones"),
 }

@@ -45,7 +45,7 @@ class Schedule:
 
     def at(self, step: int) -> float:
         """Give the learning rate of a step, from 0."""
-        rising = max(1, math.ceil(self.warmup * self.steps)) if self.warmup > 0 else 0
+        rising = max(1, math.ceil(round(self.warmup * self.steps, 6))) if self.warmup > 0 else 0
         if step < rising:
             return self.peak * (step + 1) / rising
         return self.peak * max(0.0, (self.steps - step) / max(1, self.steps - rising))
@@ -105,7 +105,8 @@ class StackedAdam:
         m, v, g = self.first[key], self.second[key], p.grad * clip
         m.add_((g - m) * ((1 - _FIRST) * active))
         v.add_((g * g - v) * ((1 - _SECOND) * active))
-        change = (m / fix_first) / ((v / fix_second).sqrt_() + epsilon)
+        # The clamp matters where epsilon is 0: the padding's moments are zero and must not become 0 / 0.
+        change = (m / fix_first) / ((v / fix_second).sqrt_() + epsilon).clamp_(min=1e-30)
         if decays(key[0]):
             change += decay * p
         p.sub_(change * rate)

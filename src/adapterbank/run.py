@@ -232,7 +232,7 @@ def _scores(engine: Engine, data: Data, split_name: str, tell: Callable[[str], N
     targets = examples.targets or []
     if split_name == "dev" and task.kind == "classification" and len(set(said)) == 1 < len(set(targets)):
         tell(
-            f"The model says {task.labels[said[0]]!r} to every dev row: it has learned nothing but the commonest answer. "
+            f"The model says {task.labels[said[0]]!r} to every dev row: it has learned the commonest answer only. "
             "Most often the learning rate is too high (try a tenth of it) or the epochs are too few."
         )
     return metrics.report(task.kind, said, targets, task.labels, task.metric)

@@ -34,6 +34,11 @@ def find_dtype(name: str, device: torch.device) -> torch.dtype:
     """Choose what the pass computes in: fp32 on CPU, bf16 on a GPU; what trains is kept in fp32 either way."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if name not in PRECISIONS:
+        raise ConfigError([f"precision is {name!r}; it must be one of {', '.join(PRECISIONS)}."])
+    if name == "bf16" and device.type == "cpu":
+        # Some machines announce bf16 instructions that end the process when they are used.
+        raise ConfigError(["precision is 'bf16', which is for GPUs; use fp32 on the CPU."])
     return {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
 
 

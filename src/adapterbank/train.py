@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -67,6 +67,10 @@ class State:
     """The epoch, from 1, whose weights are kept; 0 before the first."""
     tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
     """`weights`, `best`, and the optimiser's `first` and `second` moments, each by tensor name."""
+
+    def copy(self) -> State:
+        """Give a state that later epochs leave as it is; tensors are replaced, never written."""
+        return replace(self, history=list(self.history), tensors=dict(self.tensors))
 
     @property
     def best_score(self) -> float:
@@ -144,7 +148,7 @@ def train(
             watch(learner.progress())
             if learner.state.step % learner.per_epoch == 0:
                 watch(learner.progress(school.end_epoch(learner)))
-                keep(learner.number, learner.state)
+                keep(learner.number, learner.state.copy())
     return [learner.state for learner in school.learners]
 
 
@@ -168,7 +172,7 @@ class _School:
             raise ValueError(f"lessons that train from different layers ({sorted(firsts)}) cannot share a batch")
         self.first = firsts.pop()
         self.learners = [
-            _Learner(i, lesson, self.stacks.put(lesson.plan, lesson.initial), resume.get(i, State()))
+            _Learner(i, lesson, self.stacks.put(lesson.plan, lesson.initial), resume.get(i, State()).copy())
             for i, lesson in enumerate(lessons)
         ]
         self.adam = StackedAdam(self.stacks, {learner.slot: learner.lesson.settings for learner in self.learners})
@@ -200,7 +204,7 @@ class _School:
         if not all(np.isfinite(out).all() for out in given):
             raise TrainingError(_diverged(learner, "the outputs on the dev rows are not finite"))
         score = lesson.score(given)
-        better = score > state.best_score
+        better = not state.best_epoch or score > state.best_score
         state.epoch += 1
         seconds = time.perf_counter() - learner.began
         state.history.append({"loss": float(np.mean(learner.losses)), "score": score, "seconds": seconds})
@@ -263,12 +267,13 @@ class _School:
         """Cut the step's rows into parts of at most `limit` padded tokens: (learner, places within its batch)."""
         part: list[tuple[int, list[int]]] = []
         count = longest = 0
+        alone = [METHODS[learner.lesson.plan.method].alone for learner, _ in chosen]
         for k, (learner, batch) in enumerate(chosen):
-            alone = METHODS[learner.lesson.plan.method].alone
             for place_, row in enumerate(batch):
                 length = len(learner.lesson.train.tokens[row])
                 full = part and (count + 1) * max(longest, length) > self.limit
-                if full or (alone and part and part[-1][0] != k):
+                last = part[-1][0] if part else k
+                if full or (last != k and (alone[k] or alone[last])):
                     yield [(j, np.array(places)) for j, places in part]
                     part, count, longest = [], 0, 0
                 if not part or part[-1][0] != k:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from families import FAMILIES
 from torch import nn
 
 from adapterbank.encoder.anatomy import checkpoint_names
@@ -20,6 +19,7 @@ from adapterbank.evaluate import segments
 from adapterbank.methods import Adapter, Head, Options, make_plan
 from adapterbank.slots import bottleneck
 from adapterbank.slots.stack import Stacks
+from families import FAMILIES
 
 ACTIVATIONS = {
     "gelu_tanh": nn.GELU(approximate="tanh"),
@@ -98,7 +98,9 @@ def test_a_variant_equals_its_formula_in_torch_modules(placement, combine, inner
 @pytest.mark.parametrize("family", FAMILIES)
 def test_zero_up_projection_leaves_the_encoders_outputs_unchanged_to_the_bit(family, placement, combine, depth, tiny):
     backbone = tiny(family)
-    options = Options(size=6, placement=placement, combine=combine, depth=depth, inner_norm=depth > 1, train_norms=False)
+    options = Options(
+        size=6, placement=placement, combine=combine, depth=depth, inner_norm=depth > 1, train_norms=False
+    )
     plan = plan_of(backbone, options)
     tensors = filled(plan.adapter, backbone.anatomy.hidden)
     for name in tensors:

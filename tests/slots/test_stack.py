@@ -9,7 +9,6 @@ import random
 import numpy as np
 import pytest
 import torch
-from families import FAMILIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from adapterbank.evaluate import outputs, segments
 from adapterbank.methods import Head, Options, make_plan
 from adapterbank.slots import bottleneck, heads
 from adapterbank.slots.stack import Stacks
+from families import FAMILIES
 
 TEXTS = [
     "the cat sat",
@@ -114,7 +114,11 @@ def test_one_wide_task_does_not_widen_a_thousand_narrow_ones():
     stacks = Stacks(FROZEN)
     for size in (2, 2, 2, 64):
         stacks.put(adapter_plan(size), adapter_tensors(adapter_plan(size)))
-    shapes = {key: len(tensor) for key, tensor in stacks.trainable().items() if key[0].endswith("0.attention.adapter.up.weight")}
+    shapes = {
+        key: len(tensor)
+        for key, tensor in stacks.trainable().items()
+        if key[0].endswith("0.attention.adapter.up.weight")
+    }
     assert {shape: count for (_, shape), count in shapes.items()} == {(HIDDEN, 2): 3, (HIDDEN, 64): 1}
 
 
@@ -127,7 +131,9 @@ def run(stacks, slot, site="layers.0.attention"):
 def test_a_freed_place_is_used_again_and_nothing_of_the_old_slot_is_left_in_it(left):
     stacks = Stacks(FROZEN)
     kept = stacks.put(adapter_plan(8), adapter_tensors(adapter_plan(8), 1))
-    old = stacks.put(adapter_plan(8), {n: torch.full_like(t, left) for n, t in adapter_tensors(adapter_plan(8)).items()})
+    old = stacks.put(
+        adapter_plan(8), {n: torch.full_like(t, left) for n, t in adapter_tensors(adapter_plan(8)).items()}
+    )
     stacks.remove(old)
     plan, tensors = adapter_plan(5), adapter_tensors(adapter_plan(5), 2)
     new = stacks.put(plan, tensors)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from adapterbank.errors import AdapterbankError
+from adapterbank.errors import AdapterbankError, ConfigError
 
 Returned = TypeVar("Returned")
 _NUMBER = re.compile(r"-?[\d.,]*( ?(%|B|kB|MB|GB))?")
@@ -22,7 +22,7 @@ BankPath = Annotated[str, typer.Option("--bank", help="The bank's folder.", show
 TaskName = Annotated[str, typer.Option("--task", help="Name of the task, or name@version.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")]
 BackboneName = Annotated[
-    str | None, typer.Option("--backbone", help="Where the bank's encoder is [default: as the bank says].")
+    str | None, typer.Option("--backbone", help="Where the bank's encoder is (default: as the bank says).")
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 Precision = Annotated[str, typer.Option("--precision", help="auto, fp32 or bf16.")]
@@ -33,19 +33,24 @@ def guarded(command: Callable[..., Returned]) -> Callable[..., Returned]:
 
     @functools.wraps(command)
     def wrapped(*args: Any, **options: Any) -> Returned:
-        signal.signal(signal.SIGTERM, _interrupt)  # a polite kill leaves things as whole as Ctrl-C
+        before = signal.signal(signal.SIGTERM, _interrupt)  # a polite kill leaves things as whole as Ctrl-C
         try:
             return command(*args, **options)
         except AdapterbankError as error:
-            for line in str(error).splitlines():
-                say(f"adapterbank: {line}")
+            for line in error.mistakes if isinstance(error, ConfigError) else [str(error)]:
+                say(f"adapterbank: {' '.join(line.splitlines())}")
             raise typer.Exit(error.exit_code) from None
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, typer.Abort):
             say("adapterbank: stopped; the bank is as it was.")
             raise typer.Exit(130) from None
         except BrokenPipeError:  # the reader, such as `head`, has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
+        except OSError as error:  # what a system may still refuse: a name too long, a folder where a file should be
+            say(f"adapterbank: {error.filename or 'A file'} cannot be used: {error.strerror or error}; choose another.")
+            raise typer.Exit(2) from None
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     return wrapped
 

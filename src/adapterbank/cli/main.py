@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import io
+import sys
+from typing import Annotated, Any
 
 import typer
 
 from adapterbank import __version__
 from adapterbank.cli import audit, backbones, evaluate, gc, predict, remove, rollback, show, tasks, train
-from adapterbank.cli.console import guarded
+from adapterbank.cli.console import guarded, say
 
 app = typer.Typer(
     name="adapterbank",
     help="Teach one frozen encoder any number of language tasks, and keep them in a bank.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -22,6 +23,9 @@ for module in (train, predict, evaluate, tasks, show, remove, rollback, audit, g
     name = module.__name__.rsplit(".", 1)[1]
     app.command(name, help=module.HELP, epilog=None)(guarded(module.command))
 
+_UsageError: Any = typer.BadParameter.__base__
+"""What the parser raises; by way of its subclass, as typer had it from click once and now carries its own."""
+
 
 def _version(wanted: bool) -> None:
     if wanted:
@@ -29,15 +33,27 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def main() -> None:
-    """Run the command line."""
-    app()
+    """Run the command line; a slip in it is told in one sentence, like every other mistake."""
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="strict")  # whatever the locale: the files are UTF-8 too
+    try:
+        status = app(prog_name="adapterbank", standalone_mode=False)
+    except _UsageError as error:
+        where = error.ctx.command_path if error.ctx else "adapterbank"
+        what = " ".join(error.format_message().split())
+        say(f"adapterbank: {what}{'' if what.endswith(('.', '?')) else '.'} See: {where} --help")
+        status = error.exit_code
+    sys.exit(status)

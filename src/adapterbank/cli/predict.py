@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -58,6 +59,8 @@ def command(
         raise InputError("Give either --task, or --task-column for a file whose rows name their tasks.")
     if task_column is not None and (source is None or source == "-"):
         raise InputError("--task-column needs a FILE with such a column.")
+    if source is not None and text_pair:
+        raise InputError("--text-pair goes with --text; the second texts of a FILE stand in the FILE.")
     from adapterbank.api import open_bank
 
     opened = open_bank(bank, backbone, device=device, precision=precision)
@@ -68,22 +71,21 @@ def command(
         assert task is not None
         examples = _read(opened, task, source, text or [], text_pair)
         names = [task] * len(examples)
+    lines = _answers(opened, names, examples, named=task_column is not None)
     if output:
         with Path(output).open("w", encoding="utf-8") as file:
-            _write(_answers(opened, names, examples), file)
+            _write(lines, file)
         say(f"{len(examples)} answers in {output}")
     else:
-        _write(_answers(opened, names, examples), sys.stdout)
+        _write(lines, sys.stdout)
 
 
-def _answers(opened: OpenBank, names: list[str], examples: Examples) -> Iterator[str]:
+def _answers(opened: OpenBank, names: list[str], examples: Examples, *, named: bool) -> Iterator[str]:
     for at in range(0, len(examples), _AT_ONCE):
         part = examples.select(range(at, min(at + _AT_ONCE, len(examples))))
-        for name, found in zip(
-            names[at:], opened.predict(names[at : at + len(part)], part.texts, part.pairs), strict=False
-        ):
-            mine = {"task": name} if len(set(names)) > 1 else {}
-            yield json.dumps({**mine, **found.to_json()}, ensure_ascii=False)
+        mine = names[at : at + len(part)]
+        for name, found in zip(mine, opened.predict(mine, part.texts, part.pairs), strict=True):
+            yield json.dumps({**({"task": name} if named else {}), **found.to_json()}, ensure_ascii=False)
 
 
 def _write(lines: Iterator[str], file: TextIO) -> None:
@@ -98,8 +100,6 @@ def _read(opened: OpenBank, task: str, source: str | None, texts: list[str], pai
 
     spec = Task.from_json(opened.show(task).task)
     if source is not None:
-        if texts or pairs:
-            raise InputError("Give texts with --text or in a FILE, not both.")
         return read_texts(sys.stdin if source == "-" else source, spec)
     if pairs is not None and len(pairs) != len(texts):
         raise InputError(f"There are {len(texts)} --text and {len(pairs)} --text-pair; give as many of each.")
@@ -107,16 +107,23 @@ def _read(opened: OpenBank, task: str, source: str | None, texts: list[str], pai
 
 
 def _mixed(opened: OpenBank, source: str, column: str) -> tuple[list[str], Examples]:
-    """Read a file whose rows name their tasks; all of them read the same number of texts."""
-    from adapterbank.tasks.columns import require_column
-    from adapterbank.tasks.readers import read_table
-    from adapterbank.tasks.spec import Task
+    """Read a file whose rows name their tasks; a row's texts stand in its task's own columns, or the usual ones."""
+    from adapterbank.tasks.columns import find_texts, require_column
+    from adapterbank.tasks.readers import Table, read_table
+    from adapterbank.tasks.spec import Examples, Task
     from adapterbank.tasks.splits import read_examples
 
     table = read_table(source)
     require_column(table, column, "--task-column")
     names = [str(name) for name in table.columns[column]]
-    specs = [Task.from_json(opened.show(name).task) for name in dict.fromkeys(names)]
-    if len({len(spec.text) for spec in specs}) > 1:
+    rest = Table({name: values for name, values in table.columns.items() if name != column}, table.source)
+    specs = {name: Task.from_json(opened.show(name).task) for name in dict.fromkeys(names)}
+    if len({len(spec.text) for spec in specs.values()}) > 1:
         raise InputError(f"{source} mixes tasks on single texts with tasks on pairs; predict them from two files.")
-    return names, read_examples(table, specs[0], need_targets=False)[0]
+    for name, spec in specs.items():
+        if not all(text in rest.columns for text in spec.text):
+            specs[name] = replace(spec, text=find_texts(rest, count=len(spec.text)))
+    read = {spec.text: read_examples(rest, spec, need_targets=False)[0] for spec in specs.values()}
+    mine = [read[specs[name].text] for name in names]
+    pairs = [one.pairs[i] for i, one in enumerate(mine) if one.pairs is not None]
+    return names, Examples([one.texts[i] for i, one in enumerate(mine)], pairs or None)

@@ -10,6 +10,7 @@ import typer
 from adapterbank.bank import Bank
 from adapterbank.cli.console import AsJson, BankPath, TaskName, print_json
 from adapterbank.errors import InputError
+from adapterbank.package import parse_ref
 
 HELP = """Remove a task, or one version of it.
 
@@ -27,13 +28,16 @@ def command(
 ) -> None:
     """See `HELP`."""
     opened = Bank.open(bank)
-    name = opened.get(task).manifest.name
-    versions = [int(task.split("@")[1])] if "@" in task else opened.versions(name)
+    name, version = parse_ref(task)
+    versions = opened.versions(name)  # not `get`, which refuses a damaged package: that one must be removable
+    if version is not None:
+        versions = [version] if version in versions else [opened.get(task).manifest.version]
     what = f"{name}, version {', '.join(map(str, versions))}"
     if not yes:
         if not sys.stdin.isatty():
             raise InputError(f"This would remove {what}. Add --yes to do it.")
-        typer.confirm(f"Remove {what}?", abort=True)
+        if not typer.confirm(f"Remove {what}?"):
+            raise typer.Exit(1)
     opened.remove(task)
     if json:
         print_json({"removed": [f"{name}@{v}" for v in versions]})

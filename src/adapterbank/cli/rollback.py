@@ -20,7 +20,7 @@ Example: adapterbank rollback --bank bank --task sentiment --to 3
 def command(
     bank: BankPath,
     task: Annotated[str, typer.Option("--task", help="Name of the task.", show_default=False)],
-    to: Annotated[int | None, typer.Option("--to", help="The version [default: the default before this one].")] = None,
+    to: Annotated[int | None, typer.Option("--to", help="The version (default: the default before this one).")] = None,
     json: AsJson = False,
 ) -> None:
     """See `HELP`."""

@@ -6,12 +6,15 @@ import dataclasses
 import inspect
 import shlex
 import sys
+import types
 import typing
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from adapterbank import config as configs
+from adapterbank.bank import Bank
 from adapterbank.cli.console import print_json, say, size
 from adapterbank.config import Config
 from adapterbank.errors import ConfigError
@@ -30,7 +33,8 @@ Python: adapterbank.open_bank("bank", backbone="minilm").train("sentiment", "rev
 
 def _run(bank: str, config: str | None, resume: bool, json: bool, **given: Any) -> None:
     chosen = {name: value for name, value in given.items() if value is not None}
-    parsed = configs.read(config, chosen) if config else configs.parse(chosen)
+    base = {"backbone": Bank.open(bank).backbone["name"]} if Path(bank, "bank.json").exists() else {}
+    parsed = configs.read(config, chosen, base) if config else configs.parse({**base, **chosen})
     missing = [f"{name} is missing; give --{name}." for name in ("task", "train") if not getattr(parsed, name)]
     if missing:
         raise ConfigError(missing)
@@ -85,11 +89,15 @@ def _options() -> list[inspect.Parameter]:
 
 def _option(name: str, hint: Any, help: str, panel: str, default: Any) -> inspect.Parameter:
     flag = f"--{name.replace('_', '-')}"
-    if hint in (bool, bool | None) and default is None:
+    kind: Any = next(part for part in (*typing.get_args(hint), hint) if part is not types.NoneType)
+    metavar = None
+    if kind is bool and default is None:
         flag = f"{flag}/--no-{name.replace('_', '-')}"
-    kind = hint if default is not None else hint | None
-    made = typer.Option(flag, help=help, rich_help_panel=panel, show_default=False)
+    elif kind in (int, float):  # `config.parse` reads the number, so that all mistakes are told together
+        kind, metavar = str, "<int>" if kind is int else "<float>"
+    made = typer.Option(flag, help=help, rich_help_panel=panel, show_default=False, metavar=metavar)
     extra = {} if default is ... else {"default": default}
+    kind = kind | None if default is None else kind
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, made], **extra)
 
 
@@ -99,9 +107,9 @@ def _help(f: dataclasses.Field[Any]) -> str:
         values = {name: row.defaults[f.name].value for name, row in METHODS.items()}
         same = len(set(values.values())) == 1
         shown = str(values["adapter"]) if same else ", ".join(f"{name} {value}" for name, value in values.items())
-        return f"{f.metadata['help']}{choices} [default: {shown}]"
-    shown = "" if f.default in (None, "") or "[" in f.metadata["help"] else f" [default: {f.default}]"
-    return f"{f.metadata['help']}{choices}{shown}"
+        return f"{f.metadata['help']}{choices} (default: {shown})"
+    told = f.default in (None, "") or "(default:" in f.metadata["help"]
+    return f"{f.metadata['help']}{choices}{'' if told else f' (default: {f.default})'}"
 
 
 def command(**options: Any) -> None:
