@@ -108,7 +108,8 @@ class OpenBank:
         """
         files = {"train": train, "dev": dev, "test": test}
         paths = {name: str(value) for name, value in files.items() if isinstance(value, str | Path)}
-        given = {name: value for name, value in files.items() if value is not None and name not in paths}
+        loose = {name: value for name, value in files.items() if value is not None and name not in paths}
+        given = {name: table_from(value, name) for name, value in loose.items()}
         own = {"device": self._device, "precision": self._precision}
         config = configs.parse({**own, **options, "backbone": self.backbone.name, "task": task, **paths})
         if options.get("backbone", config.backbone) != config.backbone:
@@ -128,12 +129,16 @@ class OpenBank:
         many = [task] * len(texts) if task is None or isinstance(task, str) else list(task)
         if len(many) != len(texts) or (pairs is not None and len(pairs) != len(texts)):
             raise InputError(f"There are {len(texts)} texts; give as many tasks and pairs.")
-        names = {name: self._resident(name) for name in dict.fromkeys(many)}
-        for name in names:
+        places: dict[str | None, list[int]] = {}
+        for i, name in enumerate(many):
+            places.setdefault(name, []).append(i)
+        for name in places:
             self._check_pairs(name, pairs)
-        rows = [Examples([text], None if pairs is None else [pairs[i]]) for i, text in enumerate(texts)]
-        found = self.engine.predict([(names[name], row) for name, row in zip(many, rows, strict=True)])
-        return [one for (one,) in found]
+        given = Examples(list(texts), None if pairs is None else list(pairs))
+        found = self.engine.predict([(self._resident(name), given.select(mine)) for name, mine in places.items()])
+        order = [i for mine in places.values() for i in mine]
+        answers = [answer for mine in found for answer in mine]
+        return [answer for _, answer in sorted(zip(order, answers, strict=True), key=lambda row: row[0])]
 
     def evaluate(self, task: str, data: Any) -> dict[str, Any]:
         """Score a task on labelled data: its own metric, the usual ones of its kind, the confusion matrix."""

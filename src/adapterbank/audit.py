@@ -18,7 +18,6 @@ from adapterbank.errors import AdapterbankError, BackboneMismatch, PackageDamage
 from adapterbank.evaluate import Engine
 from adapterbank.package import Package, read_manifest
 from adapterbank.runtime import same_bits, stamp
-from adapterbank.tasks.spec import Examples, Task
 
 PROBES = (
     ("The service was quick and the food better than we had hoped.", "Nothing about that evening was worth the price."),
@@ -103,7 +102,8 @@ def _compare(package: Package, found: list[Any], now: dict[str, Any]) -> Finding
 
 
 def _outputs(engine: Engine, name: str) -> list[Any]:
-    task: Task = engine.residents[name].task
-    pairs = [second for _, second in PROBES] if len(task.text) == 2 else None
-    tokens = engine.tokens(name, Examples([first for first, _ in PROBES], pairs))
+    resident = engine.residents[name]
+    pairs = [second for _, second in PROBES] if len(resident.task.text) == 2 else None
+    # Not `engine.tokens`: for spans it cuts the second text alone, and refuses a probe whose first one is too long.
+    tokens = engine.backbone.tokenize([first for first, _ in PROBES], pairs, resident.max_length)
     return [out.tolist() for out in engine.outputs(tokens, [name] * len(tokens))]

@@ -1,7 +1,7 @@
 """An unfinished run's state on disk, so that it can go on after Ctrl-C or a crash. Knows nothing of packages.
 
 runs/<config hash>/epoch-3.safetensors     weights, best weights, the optimiser's moments
-runs/<config hash>/state.json              which of those files counts, steps, history; written last
+runs/<config hash>/state.json              which epoch counts, its file's sha256, steps, history; written last
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 
 from adapterbank import storage
-from adapterbank.errors import InputError
+from adapterbank.errors import AdapterbankError, InputError
 from adapterbank.train import State
 
 
@@ -25,9 +25,10 @@ def save(folder: Path, state: State) -> None:
     }
     # `best` may be the very tensors of `weights`; the format wants each to own its memory.
     flat = {key: tensor.clone() if key.startswith("best/") else tensor for key, tensor in flat.items()}
-    storage.atomic_write(folder / name, safetensors.torch.save(flat))
-    about = {"file": name, "epoch": state.epoch, "step": state.step, "best_epoch": state.best_epoch}
-    storage.write_json(folder / "state.json", {**about, "history": state.history})
+    data = safetensors.torch.save(flat)
+    storage.atomic_write(folder / name, data)
+    about = {"sha256": storage.sha256_bytes(data), "epoch": state.epoch, "step": state.step}
+    storage.write_json(folder / "state.json", {**about, "best_epoch": state.best_epoch, "history": state.history})
     for old in folder.glob("epoch-*.safetensors"):
         if old.name != name:
             old.unlink(missing_ok=True)
@@ -39,10 +40,13 @@ def load(folder: Path) -> State | None:
         return None
     try:
         about = storage.read_json(folder / "state.json")
-        flat = safetensors.torch.load((folder / about["file"]).read_bytes())
-    except (InputError, KeyError, OSError, SafetensorError) as error:
+        data = (folder / f"epoch-{about['epoch']:d}.safetensors").read_bytes()
+        if storage.sha256_bytes(data) != about["sha256"]:
+            raise InputError("the weights are not those that were written")
+        flat = safetensors.torch.load(data)
+        state = State(about["epoch"], about["step"], about["history"], about["best_epoch"])
+    except (AdapterbankError, KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
         raise InputError(f"The state in {folder} cannot be read ({error}); run again without --resume.") from error
-    state = State(about["epoch"], about["step"], about["history"], about["best_epoch"])
     for key, tensor in flat.items():
         part, name = key.split("/", 1)
         state.tensors.setdefault(part, {})[name] = tensor

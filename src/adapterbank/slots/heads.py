@@ -64,9 +64,9 @@ def outputs(hidden: Tensor, batch: Packed, route: Route, dropout: Dropout | None
 def _pool(hidden: Tensor, batch: Packed, pooling: str, route: Route) -> Tensor:
     """Make one vector a row of its tokens."""
     if pooling == "mean":
-        lengths = torch.tensor(batch.lengths, device=hidden.device)
-        total = hidden.new_zeros(len(batch.lengths), hidden.shape[-1]).index_add(0, batch.rows, hidden)
-        return total / lengths[:, None]
+        # Summed over a grid: adding tokens to their rows one by one has no fixed order on a GPU, hence no fixed bits.
+        lengths = torch.tensor(batch.lengths, dtype=hidden.dtype, device=hidden.device)
+        return batch.to_grid(hidden).sum(1) / lengths[:, None]
     first = hidden.index_select(0, batch.starts)
     return torch.tanh(route.rows().linear(first, "pooler")) if pooling == "pooler" else first
 

@@ -1,0 +1,268 @@
+"""Claims about `adapterbank.api`: what a user does from Python, and what another process does meanwhile."""
+
+from __future__ import annotations
+
+import random
+import shutil
+
+import numpy as np
+import pytest
+
+import adapterbank
+from adapterbank.api import open_bank
+from adapterbank.errors import (
+    BackboneMismatch,
+    BankError,
+    ConfigError,
+    InputError,
+    PackageDamaged,
+    UnknownName,
+)
+from families import save_random
+from small_data import FAST, answers, flags, pairs, process, reviews, scores, snapshot, tags, write
+
+ROWS = reviews()
+TEXTS = [text for text, _ in reviews(8)] + ["why", "who is it, the lazy dog?", "a cat sat on the mat in the house"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, checkpoint):
+    """Make one bank of all sorts of tasks; tests work on copies."""
+    folder = tmp_path_factory.mktemp("api") / "bank"
+    bank = open_bank(folder, str(checkpoint("bert")[0]), device="cpu")
+    three = [(text, f"class {i % 3}") for i, (text, _) in enumerate(ROWS)]
+    short = {name: value for name, value in FAST.items() if name != "size"}
+    bank.train("sentiment", ROWS, ROWS, **FAST)
+    bank.train("sentiment", ROWS, ROWS, **FAST, seed=1)
+    bank.train("score", scores(), scores(), **{**FAST, "size": 7})
+    bank.train("three", three, three, method="layernorm", **short)
+    bank.train("tags", tags(), tags(), **FAST, placement="parallel")
+    bank.train("whole", ROWS, ROWS, method="full", **short)
+    bank.train("upper", three, three, method="top", **short, pooling="first")
+    bank.train("head", ROWS, ROWS, method="feature", **short, head_hidden=5)
+    bank.train("pair", pairs(), pairs(), **FAST)
+    bank.train("span", answers(), answers(), **FAST)
+    return folder
+
+
+@pytest.fixture
+def bank(made, tmp_path):
+    return open_bank(shutil.copytree(made, tmp_path / "bank"))
+
+
+def numbers(prediction):
+    """Give a prediction's numbers."""
+    if prediction.embedding is not None:
+        return prediction.embedding
+    given = prediction.to_json()
+    return np.array(list(given["probabilities"].values()) if "probabilities" in given else [given["value"]])
+
+
+SINGLE = ("sentiment", "sentiment@1", "score", "three", "tags", "whole", "upper", "head", None)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_of_many_tasks_in_any_order_are_answered_as_each_task_alone(bank, seed):
+    alone = {(name, text): bank.predict(name, [text])[0] for name in SINGLE for text in TEXTS}
+    rows = random.Random(seed).choices(list(alone), k=60)
+    mixed = bank.predict([name for name, _ in rows], [text for _, text in rows])
+    assert len(mixed) == len(rows)
+    for row, found in zip(rows, mixed, strict=True):
+        assert set(found.to_json()) == set(alone[row].to_json()), row
+        np.testing.assert_allclose(numbers(found), numbers(alone[row]), atol=1e-5, err_msg=str(row))
+
+
+def test_pairs_of_many_tasks_are_answered_as_each_task_alone(bank):
+    firsts, seconds, names = ["what was it"] * 6, TEXTS[:6], ["pair", "span", None, "span", None, "pair"]
+    mixed = bank.predict(names, firsts, seconds)
+    for i, name in enumerate(names):
+        (alone,) = bank.predict(name, firsts[i : i + 1], seconds[i : i + 1])
+        if name == "span":
+            assert mixed[i] == alone
+        else:
+            np.testing.assert_allclose(numbers(mixed[i]), numbers(alone), atol=1e-5)
+
+
+def test_none_is_the_mean_of_the_encoders_last_hidden_states(bank, bert):
+    (found,) = bank.predict(None, ["the cat sat"])
+    np.testing.assert_allclose(found.embedding, bert.encode(["the cat sat"])[0].mean(0), atol=1e-5)
+
+
+def test_a_prediction_carries_a_label_and_probabilities_that_add_up(bank):
+    for answer in bank.predict("three", TEXTS):
+        assert answer.label == max(answer.probabilities, key=answer.probabilities.get)
+        assert list(answer.probabilities) == ["class 0", "class 1", "class 2"]
+        assert sum(answer.probabilities.values()) == pytest.approx(1)
+
+
+def test_no_texts_give_no_answers(bank):
+    assert bank.predict("sentiment", []) == []
+
+
+def test_a_version_can_be_pinned_and_the_default_rolled_back(bank):
+    first, second, default = (
+        numbers(bank.predict(ref, TEXTS)[0]) for ref in ("sentiment@1", "sentiment@2", "sentiment")
+    )
+    assert (second == default).all()
+    assert (first != default).any()
+    assert bank.rollback("sentiment") == 1
+    assert (numbers(bank.predict("sentiment", TEXTS)[0]) == first).all()
+    assert bank.rollback("sentiment", to=2) == 2
+    assert (numbers(bank.predict("sentiment", TEXTS)[0]) == second).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("sentiment", "one text"), "texts is one string; give a list of texts"),
+        ((["sentiment"], TEXTS), "There are 11 texts; give as many tasks and pairs"),
+        (("pair", TEXTS, TEXTS[:2]), "There are 11 texts; give as many tasks and pairs"),
+        (("pair", TEXTS), "'pair' reads text and text_pair: give it pairs too"),
+        (("sentiment", TEXTS, TEXTS), "'sentiment' reads text: give it no pairs"),
+        (("sentiment@9", TEXTS), "'sentiment' has no version 9; its versions are 1, 2"),
+        (("sentiment", ["good", None]), "Row 2 is not a text"),
+        (("sentiment", ["\ud800"]), "Row 1 is not a text"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_refused_in_one_sentence(bank, arguments, message):
+    with pytest.raises(adapterbank.AdapterbankError, match=message) as caught:
+        bank.predict(*arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_task_is_answered_with_the_nearest(bank):
+    with pytest.raises(UnknownName, match=r"'sentimant' is not a task of this bank\. Did you mean 'sentiment'\?"):
+        bank.predict("sentimant", TEXTS)
+
+
+def test_tasks_show_evaluate_remove_and_gc(bank):
+    names = ["head", "pair", "score", "sentiment", "span", "tags", "three", "upper", "whole"]
+    assert [manifest.name for manifest in bank.tasks()] == names
+    assert (bank.show("sentiment").version, bank.show("sentiment@1").version) == (2, 1)
+    assert bank.evaluate("sentiment@1", ROWS)["task"] == "sentiment@1"
+    assert bank.evaluate("sentiment", ROWS)["accuracy"] == bank.show("sentiment").metrics["dev"]["accuracy"]
+    bank.remove("sentiment@2")
+    assert bank.show("sentiment").version == 1
+    bank.remove("sentiment")
+    assert [manifest.name for manifest in bank.tasks()] == [name for name in names if name != "sentiment"]
+    assert bank.gc(dry_run=True) == []
+
+
+def test_evaluate_takes_files_and_says_what_it_dropped(bank, tmp_path):
+    found = bank.evaluate("sentiment", write(tmp_path / "t.jsonl", [*ROWS, ("", "positive")]))
+    assert found["rows"] == 24
+    assert found["notes"] == [f"{tmp_path / 't.jsonl'}: dropped 1 row of 25 with an empty text (first: row 25)."]
+
+
+# --- opening ------------------------------------------------------------------------------------------------
+
+
+def test_a_bank_is_made_by_the_first_training_and_knows_its_encoder_from_then_on(tmp_path, checkpoint, bert):
+    path = tmp_path / "bank"
+    new = open_bank(path, str(checkpoint("bert")[0]))
+    assert new.tasks() == []
+    assert not path.exists()
+    new.train("s", ROWS, ROWS, **FAST)
+    again = open_bank(path)
+    assert again.backbone.sha256 == bert.sha256
+    assert again.predict("s", TEXTS) == new.predict("s", TEXTS)
+
+
+def test_a_copied_bank_is_a_bank(bank, tmp_path):
+    copy = open_bank(shutil.copytree(bank.path, tmp_path / "copy"))
+    assert copy.predict("sentiment", TEXTS) == bank.predict("sentiment", TEXTS)
+    assert all(finding.ok for finding in copy.audit())
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory):
+    """Give an encoder of the same shape with other numbers."""
+    folder = tmp_path_factory.mktemp("stranger")
+    save_random("bert", folder, seed=1)
+    return folder
+
+
+def test_another_encoder_is_refused_before_anything_is_trained_or_predicted(bank, stranger):
+    before = snapshot(bank.path)
+    for other in (str(stranger), adapterbank.load_backbone(str(stranger))):
+        with pytest.raises(BackboneMismatch, match="use the same encoder, or another bank"):
+            open_bank(bank.path, other)
+    assert snapshot(bank.path) == before
+
+
+def test_an_encoder_that_changed_where_it_lies_is_refused(made, stranger, tmp_path, checkpoint):
+    encoder = shutil.copytree(checkpoint("bert")[0], tmp_path / "encoder")
+    bank = open_bank(tmp_path / "bank", str(encoder))
+    bank.train("s", ROWS, ROWS, **FAST)
+    shutil.copy(stranger / "model.safetensors", encoder / "model.safetensors")
+    with pytest.raises(BackboneMismatch):
+        open_bank(tmp_path / "bank").predict("s", TEXTS)
+    with pytest.raises(BackboneMismatch):
+        open_bank(tmp_path / "bank").train("t", ROWS, ROWS, **FAST)
+
+
+def test_a_flipped_byte_of_the_weights_is_found_on_load(bank):
+    file = bank.show("score") and bank.path / "tasks" / "score" / "1" / "weights.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(PackageDamaged, match=r"weights\.safetensors is not what was written, its sha256 differs"):
+        bank.predict("score", TEXTS)
+    assert bank.predict("sentiment", TEXTS)
+
+
+def test_a_bank_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(BankError, match="nowhere does not exist"):
+        open_bank(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "photo.jpg").write_text("x")
+    with pytest.raises(BankError, match="is a file"):
+        open_bank(tmp_path / "file", "minilm")
+    with pytest.raises(BankError, match="is not a bank"):
+        open_bank(tmp_path / "folder", "minilm")
+
+
+def test_a_slip_in_device_or_precision_is_told_at_once(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        open_bank(tmp_path / "bank", "minilm", device="gpu", precision="fp16")
+    assert [sentence.split(" is ")[0] for sentence in caught.value.mistakes] == ["precision", "device"]
+
+
+def test_train_takes_every_option_of_the_shell_and_refuses_others(bank):
+    with pytest.raises(ConfigError, match=r"'epoch' is not an option of a run\. Did you mean 'epochs'\?"):
+        bank.train("s", ROWS, epoch=3)
+    with pytest.raises(InputError, match=r"This bank is open with .*; open another for 'mpnet'"):
+        bank.train("s", ROWS, backbone="mpnet", **FAST)
+
+
+def test_a_bank_that_was_open_before_another_process_trained_serves_the_new_default(bank, tmp_path):
+    before = bank.predict("sentiment", TEXTS)
+    data = write(tmp_path / "train.csv", ROWS)
+    words = ["train", "--bank", bank.path, "--task", "sentiment", "--train", data, "--dev", data, "--seed", 7]
+    with process(*words, *flags(FAST)) as other:
+        _, said = other.communicate(timeout=120)
+    assert (other.returncode, said) == (0, "")
+    assert bank.show("sentiment").version == 3
+    after = bank.predict("sentiment", TEXTS)
+    assert after != before
+    assert after == open_bank(bank.path).predict("sentiment", TEXTS)
+    assert bank.predict("sentiment@2", TEXTS) == before
+
+
+# --- the real encoder ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.minilm
+def test_the_real_encoder_learns_two_tasks_and_answers_a_mixed_batch(minilm, tmp_path):
+    bank = open_bank(tmp_path / "bank", minilm, device="cpu")
+    options = {"epochs": 4, "size": 16, "batch": 8}
+    record = bank.train("sentiment", ROWS, ROWS, **options).record
+    bank.train("score", scores(), scores(), **options)
+    assert record["params"]["trained"] == 12 * (2 * 16 * 384 + 384 + 16) + 13 * 768 + 385 * 2
+    assert record["metrics"]["dev"]["accuracy"] > 0.9
+    good, number, bare = bank.predict(["sentiment", "score", None], [ROWS[1][0]] * 3)
+    assert good.label == "positive"
+    assert number.value == pytest.approx(bank.predict("score", [ROWS[1][0]])[0].value, abs=1e-5)
+    assert bare.embedding.shape == (384,)
+    assert [finding.how for finding in bank.audit()] == ["to the bit"] * 2

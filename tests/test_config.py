@@ -1,0 +1,211 @@
+"""Claims about `adapterbank.config`: every mistake at once, in a sentence that names the value and the way out."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import fields
+
+import pytest
+
+from adapterbank import config as configs
+from adapterbank.config import Config, parse, read, resolve
+from adapterbank.errors import ConfigError, InputError
+from adapterbank.methods import METHODS
+
+NUMERIC = [f for f in fields(Config) if f.metadata["low"] is not None]
+CHOSEN = [f for f in fields(Config) if f.metadata["choices"]]
+SPECIAL = {name for row in METHODS.values() for name in row.uses} | {"sigma"}
+ANOTHER = {
+    **{"size": 8, "layers": "0", "sites": "attention", "activation": "relu", "sigma": 0.5, "placement": "parallel"},
+    **{"combine": "multiply", "inner_norm": True, "depth": 2, "train_norms": False, "top": 2},
+}
+"""A value that is not the default, for each option that only some methods use."""
+
+
+def mistakes(**values):
+    with pytest.raises(ConfigError) as caught:
+        parse(values)
+    return caught.value.mistakes
+
+
+def test_every_mistake_is_reported_together():
+    found = mistakes(
+        size="big", lr=-1, epochs=0, metod="full", sites="knee", device="gpu", kind="classes", seed=0.5, train_norms=3
+    )
+    named = ("size", "lr", "epochs", "'metod'", "sites", "device", "kind", "seed", "train_norms")
+    assert len(found) == len(named)
+    for name in named:
+        assert sum(sentence.startswith(f"{name} is ") for sentence in found) == 1, name
+    assert all("\n" not in sentence and sentence.endswith((".", "?")) for sentence in found)
+
+
+def test_an_unknown_option_is_named_with_the_nearest_one():
+    assert mistakes(epoch=3) == ("'epoch' is not an option of a run. Did you mean 'epochs'?",)
+    assert mistakes(**{"max-lenght": 3}) == ("'max-lenght' is not an option of a run. Did you mean 'max_length'?",)
+
+
+def test_an_option_that_resembles_none_is_answered_with_all():
+    (sentence,) = mistakes(zzzz=1)
+    assert all(f.name in sentence for f in fields(Config))
+
+
+@pytest.mark.parametrize("field", CHOSEN, ids=lambda f: f.name)
+def test_a_value_outside_its_choices_is_answered_with_them_and_the_nearest(field):
+    choice = field.metadata["choices"][-1]
+    sentence = next(s for s in mistakes(**{field.name: choice + "x"}) if s.startswith(field.name))
+    assert repr(choice + "x") in sentence
+    assert all(one in sentence for one in field.metadata["choices"])
+    assert f"Did you mean {choice!r}?" in sentence
+
+
+@pytest.mark.parametrize("field", NUMERIC, ids=lambda f: f.name)
+def test_a_number_below_or_above_its_range_is_refused_with_the_range(field):
+    low, high = field.metadata["low"], field.metadata["high"]
+    for value in [low - 1, *([high + 1] if high is not None else [])]:
+        sentence = next(s for s in mistakes(**{field.name: value}) if s.startswith(field.name))
+        assert str(value) in sentence
+        assert f"{low:g}" in sentence
+
+
+@pytest.mark.parametrize("field", NUMERIC, ids=lambda f: f.name)
+def test_the_ends_of_a_range_are_within_it(field):
+    for value in (field.metadata["low"], field.metadata["high"]):
+        method = {"method": "top"} if field.name == "top" else {}
+        if value is not None and (field.name, value) != ("lr", 0):
+            assert getattr(parse({field.name: value, **method}), field.name) == value
+
+
+def test_a_learning_rate_of_zero_would_train_nothing():
+    assert mistakes(lr=0) == ("lr is 0, so nothing would train; give a positive number.",)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("size", "4.5", "a whole number"),
+        ("size", True, "a number"),
+        ("size", None, "a whole number"),
+        ("size", [4], "a whole number"),
+        ("seed", "1e400", "a whole number"),
+        ("lr", "fast", "a number"),
+        ("lr", "nan", "a number"),
+        ("lr", float("inf"), "a number"),
+        ("train_norms", "perhaps", "true or false"),
+        ("train_norms", 1, "true or false"),
+        ("task", True, "text"),
+        ("label", {"a": 1}, "text"),
+    ],
+)
+def test_a_value_of_another_type_is_told_what_it_must_be(name, value, wanted):
+    assert mistakes(**{name: value}) == (f"{name} is {value!r}; it must be {wanted}.",)
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:3"])
+def test_a_device_is_named_as_torch_names_it(device):
+    assert parse({"device": device}).device == device
+
+
+@pytest.mark.parametrize("sites", ["", "attention,", "attention;feedforward", "Attention"])
+def test_sites_are_one_or_both_of_two(sites):
+    (sentence,) = mistakes(sites=sites)
+    assert sentence == f"sites is {sites!r}; it must be attention or feedforward, or both with a comma."
+
+
+def test_strings_of_a_shell_become_numbers_and_truths():
+    found = parse({"size": "8", "lr": "1e-3", "train_norms": "no", "max-length": "64", "bias-correction": "true"})
+    assert (found.size, found.lr, found.train_norms, found.max_length) == (8, 0.001, False, 64)
+    assert found.bias_correction is True
+    assert [type(value) for value in (found.size, found.lr)] == [int, float]
+
+
+def test_what_a_config_writes_it_reads():
+    config = parse({"task": "a", "size": 8, "labels": ["no", "yes"], "lr": 1e-3})
+    assert config.labels == "no,yes"
+    assert parse(config.to_json()) == config
+
+
+# --- YAML ---------------------------------------------------------------------------------------------------
+
+
+def test_a_yaml_file_is_read_and_the_overrides_win(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("task: mrpc\nsize: 8\nlr: 1e-3\nlayers: [0, 2]\nsites:\n  - attention\nmax-length: 64\nseed: 3\n")
+    found = read(file, {"size": "16", "max_length": 32}, {"seed": 1, "backbone": "mpnet"})
+    assert (found.task, found.size, found.lr, found.layers, found.sites) == ("mrpc", 16, 0.001, "0,2", "attention")
+    assert (found.max_length, found.seed, found.backbone) == (32, 3, "mpnet")
+
+
+def test_mistakes_of_a_yaml_file_are_reported_together(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("sice: 8\nlr: fast\n3: x\n")
+    with pytest.raises(ConfigError) as caught:
+        read(file, {"epochs": 0})
+    assert [sentence.split(" is ")[0] for sentence in caught.value.mistakes] == ["'sice'", "lr", "'3'", "epochs"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"size: [4", "cannot be read as YAML"),
+        (b"\xff\xfe", "cannot be read as YAML"),
+        (b"", "'name: value' lines"),
+        (b"- size\n", "'name: value' lines"),
+    ],
+)
+def test_a_file_that_holds_no_options_is_named_in_one_line(tmp_path, content, message):
+    file = tmp_path / "run.yaml"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        read(file, {})
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_yaml_file_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"There is no config file .*run\.yaml"):
+        read(tmp_path / "run.yaml", {})
+
+
+# --- methods ------------------------------------------------------------------------------------------------
+
+
+def test_every_special_option_has_another_value_here():
+    assert set(ANOTHER) == SPECIAL
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_option_that_a_method_has_no_use_for_is_refused(method):
+    used = {*METHODS[method].uses, *(("sigma",) if METHODS[method].adapters else ())}
+    given = {"method": method, **ANOTHER}
+    if SPECIAL - used:
+        found = mistakes(**given)
+        assert [sentence.split(" is ")[0] for sentence in found] == sorted(SPECIAL - used)
+        assert all(f"method {method!r} has no use for it; leave it out." in sentence for sentence in found)
+    assert parse({"method": method, **{name: ANOTHER[name] for name in used}})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_resolve_fills_in_the_methods_defaults_and_leaves_what_was_given(method):
+    defaults = METHODS[method].defaults
+    found = resolve(parse({"method": method}))
+    assert {name: getattr(found, name) for name in defaults} == {name: row.value for name, row in defaults.items()}
+    given = {"lr": 0.5, "epochs": 3, "weight_decay": 0.0, "epsilon": 0.1, "bias_correction": False, "pooling": "first"}
+    assert set(given) == set(defaults)
+    kept = resolve(parse({"method": method, **given}))
+    assert {name: getattr(kept, name) for name in given} == given
+
+
+def test_only_the_fields_that_depend_on_the_method_have_no_default_of_their_own():
+    optional = {"dev", "test", "text", "text_pair", "label", "kind", "labels", "metric", "dropout"}
+    empty = {f.name for f in fields(Config) if f.default is None}
+    assert empty == optional | set(METHODS["adapter"].defaults)
+
+
+def test_every_default_is_a_value_that_is_allowed():
+    assert configs.check(Config()) == []
+    assert parse({}) == Config()
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().size = 3
