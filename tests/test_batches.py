@@ -22,25 +22,44 @@ ANY_SCRIPT = ["the", "cat", "cats", "HOUSE", "x.y", "é", "Ünder", "日本", "�
 
 
 @settings(deadline=None)
-@given(rows=st.integers(1, 200), batch=st.integers(1, 64), seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 50))
-def test_an_epoch_has_every_row_once(rows, batch, seed, epoch):
-    order = epoch_order(rows, batch, seed=seed, epoch=epoch)
-    assert sorted(np.concatenate(order).tolist()) == list(range(rows))
-    assert len(order) == -(-rows // batch)
+@given(
+    lengths=st.lists(st.integers(1, 64), min_size=1, max_size=200),
+    batch=st.integers(1, 64),
+    seed=st.integers(0, 2**31 - 1),
+    epoch=st.integers(0, 50),
+)
+def test_an_epoch_has_every_row_once(lengths, batch, seed, epoch):
+    order = epoch_order(lengths, batch, seed=seed, epoch=epoch)
+    assert sorted(np.concatenate(order).tolist()) == list(range(len(lengths)))
+    assert len(order) == -(-len(lengths) // batch)
     assert all(len(part) == batch for part in order[:-1])
     assert 1 <= len(order[-1]) <= batch
 
 
 def test_the_order_is_the_seeds_and_the_epochs_and_nothing_elses():
-    def order(seed, epoch, batch=7):
-        return np.concatenate(epoch_order(100, batch, seed=seed, epoch=epoch)).tolist()
+    lengths = np.random.RandomState(5).randint(4, 60, 100)
 
-    assert order(3, 1) == order(3, 1)
+    def order(seed, epoch):
+        return np.concatenate(epoch_order(lengths, 7, seed=seed, epoch=epoch)).tolist()
+
+    expected = order(3, 1)
     np.random.seed(0)  # what nothing may depend on
-    assert order(3, 1) == order(3, 1, batch=50)
+    assert order(3, 1) == expected
     all_orders = [order(seed, epoch) for seed in range(4) for epoch in range(4)]
     assert all(a != b for a, b in itertools.combinations(all_orders, 2))
     assert list(range(100)) not in all_orders
+
+
+def test_rows_of_a_batch_are_of_near_lengths_and_batches_of_any_length_come_in_any_order():
+    lengths = np.random.RandomState(1).randint(4, 64, 2000)
+    order = epoch_order(lengths, 32, seed=0, epoch=0)
+    packed, grid = lengths.sum(), sum(len(part) * lengths[part].max() for part in order)
+    plain = np.random.RandomState(2).permutation(2000).reshape(-1, 20)
+    unsorted = sum(len(part) * lengths[part].max() for part in plain)
+    assert grid / packed < 1.3 < 1.7 < unsorted / packed
+    means = [lengths[part].mean() for part in order]
+    assert means != sorted(means)
+    assert np.mean(np.diff(means) > 0) < 0.7
 
 
 def span_rows(backbone, answers, *, context=CONTEXT, question="who was it", max_length=64):

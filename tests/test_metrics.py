@@ -42,12 +42,8 @@ def test_every_row_of_the_table_is_found_by_its_name() -> None:
 def test_class_metrics_agree_with_sklearn(seed: int) -> None:
     given_, true = draw_classes(seed, 4)
     assert score("accuracy", given_, true, FOUR) == pytest.approx(oracle.accuracy_score(true, given_))
-    assert score("macro_f1", given_, true, FOUR) == pytest.approx(
-        oracle.f1_score(true, given_, average="macro")
-    )
-    assert score("micro_f1", given_, true, FOUR) == pytest.approx(
-        oracle.f1_score(true, given_, average="micro")
-    )
+    assert score("macro_f1", given_, true, FOUR) == pytest.approx(oracle.f1_score(true, given_, average="macro"))
+    assert score("micro_f1", given_, true, FOUR) == pytest.approx(oracle.f1_score(true, given_, average="micro"))
     assert score("matthews", given_, true, FOUR) == pytest.approx(oracle.matthews_corrcoef(true, given_))
 
 
@@ -105,9 +101,7 @@ def test_an_answer_of_articles_alone_equals_only_an_empty_one() -> None:
 
 
 @pytest.mark.parametrize("metric", ["f1", "macro_f1", "micro_f1", "matthews", "accuracy_f1", "accuracy"])
-@pytest.mark.parametrize(
-    ("given_", "true"), [([0, 0], [0, 1]), ([1, 1], [1, 1]), ([0, 0], [0, 0]), ([1], [0])]
-)
+@pytest.mark.parametrize(("given_", "true"), [([0, 0], [0, 1]), ([1, 1], [1, 1]), ([0, 0], [0, 0]), ([1], [0])])
 def test_constant_classes_score_without_warnings(metric: str, given_: list[int], true: list[int]) -> None:
     value = score(metric, given_, true, TWO)
     assert 0 <= value <= 1

@@ -12,6 +12,7 @@ import torch
 
 from adapterbank import train as training
 from adapterbank.batches import Rows, epoch_order, make_rows
+from adapterbank.encoder import prefix as prefixes
 from adapterbank.encoder.anatomy import checkpoint_names
 from adapterbank.errors import TrainingError
 from adapterbank.methods import Head, Options, first_trained_layer, make_plan
@@ -256,13 +257,56 @@ def test_rows_of_a_slot_that_changes_whole_layers_are_never_packed_with_anothers
         lesson_on(bert, new_slot, o, seed=k, epochs=1) for k, o in enumerate((options, Options(size=4), options))
     ]
     learn(bert, *lessons)
-    assert [sorted({k for k, _ in part}) for part in packed] == [[0], [1], [2]] * 4
+    assert len(packed) == 12
+    assert all(len({k for k, _ in part}) == 1 for part in packed)
 
 
-def test_runs_that_start_at_different_layers_are_refused(bert, new_slot):
-    low, high = (lesson_on(bert, new_slot, Options(layers=layers)) for layers in ("all", "2"))
-    with pytest.raises(ValueError, match="different layers"):
-        learn(bert, low, high)
+def test_runs_that_start_at_different_layers_are_taught_apart_and_come_out_as_alone(bert, new_slot):
+    lessons = [
+        lesson_on(bert, new_slot, Options(layers=layers), seed=k) for k, layers in enumerate(("all", "2", "all"))
+    ]
+    for state, lesson in zip(learn(bert, *lessons), lessons, strict=True):
+        assert_close(state, learn(bert, lesson)[0])
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_a_run_that_ends_makes_room_for_the_next_and_none_notices(at_once, bert, new_slot):
+    """Sizes of other classes, other labels, other numbers of epochs: entries are freed and taken again."""
+    lessons = [
+        lesson_on(bert, new_slot, Options(size=size), seed=k, epochs=epochs, rate=rate)
+        for k, (size, epochs, rate) in enumerate(
+            [(4, 1, 1e-2), (9, 3, 1e-3), (4, 2, 3e-3), (3, 1, 1e-3), (16, 2, 1e-2)]
+        )
+    ]
+    together = learn(bert, *lessons, at_once=at_once)
+    for state, lesson in zip(together, lessons, strict=True):
+        assert state.epoch == lesson.epochs
+        assert_close(state, learn(bert, lesson)[0])
+
+
+@pytest.mark.parametrize("options", [Options(method="feature"), Options(method="top", top=1), Options(layers="2")])
+def test_frozen_lower_layers_run_once_per_row_however_many_epochs_and_runs(options, bert, new_slot, monkeypatch):
+    lessons = [lesson_on(bert, new_slot, options, seed=k, epochs=3) for k in range(2)]
+    lessons[1] = dataclasses.replace(lessons[1], train=lessons[0].train, dev=lessons[0].dev)
+    expected = [learn(bert, lesson)[0] for lesson in lessons]
+    rows, original = [], prefixes.lower
+    monkeypatch.setattr(
+        prefixes, "lower", lambda a, s, batch, first: rows.append(len(batch.lengths)) or original(a, s, batch, first)
+    )
+    found = learn(bert, *lessons)
+    assert sum(rows) <= 2 * len(lessons[0].train) + len(lessons[0].dev)  # a mixed batch may meet a row twice
+    assert sum(rows) >= len(lessons[0].train)
+    for state, alone in zip(found, expected, strict=True):
+        assert_close(state, alone)
+
+
+@pytest.mark.parametrize("budget", [{"memory": 0}, {"memory": 0, "disk": 0}])
+def test_a_prefix_in_a_mapped_file_or_none_at_all_gives_the_same(budget, bert, new_slot, monkeypatch):
+    lesson = lesson_on(bert, new_slot, Options(method="top", top=1), epochs=2)
+    (expected,) = learn(bert, lesson)
+    original = training.Prefixes
+    monkeypatch.setattr(training, "Prefixes", lambda anatomy, frozen: original(anatomy, frozen, **budget))
+    assert_close(learn(bert, lesson)[0], expected)
 
 
 # --- memory ---
@@ -528,7 +572,7 @@ def test_starting_in_the_middle_gives_the_gradients_of_starting_at_the_bottom(la
     (found,) = learn(bert, lesson, dropout=0.0)
     original, starts = training.forward, set()
 
-    def from_the_bottom(anatomy, route, batch, dropout, first):
+    def from_the_bottom(anatomy, route, batch, dropout, first, prefix):
         starts.add(first)
         return original(anatomy, route, batch, dropout, 0)
 
@@ -618,7 +662,8 @@ def test_the_rows_of_a_step_are_those_of_the_epochs_order(bert, new_slot, monkey
         lambda self, chosen: seen.append(chosen[0][1].tolist()) or original(self, chosen),
     )
     learn(bert, lesson)
-    expected = [part.tolist() for epoch in (0, 1) for part in epoch_order(13, 5, seed=4, epoch=epoch)]
+    lengths = [len(row) for row in lesson.train.tokens]
+    expected = [part.tolist() for epoch in (0, 1) for part in epoch_order(lengths, 5, seed=4, epoch=epoch)]
     assert seen == expected
 
 

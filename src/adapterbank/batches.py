@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,7 +58,23 @@ def _answer_tokens(row: Tokens, start: int, end: int) -> tuple[int, int] | None:
     return int(inside[0]), int(inside[-1])
 
 
-def epoch_order(rows: int, batch: int, *, seed: int, epoch: int) -> list[np.ndarray]:
-    """Cut a seeded permutation of all rows into batches; every row is seen once, whatever happened before."""
-    order = np.random.default_rng([seed, epoch]).permutation(rows)
-    return [order[i : i + batch] for i in range(0, rows, batch)]
+_WINDOW = 4
+"""Batches whose rows are sorted among themselves: enough for near lengths, few enough that batches stay mixed."""
+
+
+def epoch_order(lengths: Sequence[int], batch: int, *, seed: int, epoch: int) -> list[np.ndarray]:
+    """Cut a seeded permutation of all rows into batches; every row is seen once, whatever happened before.
+
+    Within a window of some batches rows are sorted by length, so that attention pads little, and the window's batches
+    come in random order. Only the last batch of the epoch may be smaller.
+    """
+    random = np.random.default_rng([seed, epoch])
+    order, sizes = random.permutation(len(lengths)), np.asarray(lengths)
+    found: list[np.ndarray] = []
+    for start in range(0, len(order), batch * _WINDOW):
+        window = order[start : start + batch * _WINDOW]
+        window = window[np.argsort(sizes[window], kind="stable")]
+        parts = [window[i : i + batch] for i in range(0, len(window), batch)]
+        whole = len(parts) - (len(parts[-1]) < batch)
+        found += [parts[i] for i in random.permutation(whole)] + parts[whole:]
+    return found

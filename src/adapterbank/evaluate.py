@@ -19,6 +19,7 @@ from adapterbank.encoder.anatomy import Anatomy
 from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.encoder.forward import forward
 from adapterbank.encoder.packed import Tokens, by_length, pack
+from adapterbank.encoder.prefix import Prefix
 from adapterbank.encoder.tokenizer import tokenize
 from adapterbank.errors import BackboneMismatch, UnknownName
 from adapterbank.methods import METHODS, Plan
@@ -38,9 +39,14 @@ def place(backbone: Backbone, device: torch.device, dtype: torch.dtype) -> Mappi
 
 
 def outputs(
-    anatomy: Anatomy, stacks: Stacks, tokens: Sequence[Tokens], slots: Sequence[int | None], compute: torch.dtype
+    anatomy: Anatomy,
+    stacks: Stacks,
+    tokens: Sequence[Tokens],
+    slots: Sequence[int | None],
+    compute: torch.dtype,
+    prefix: Prefix | None = None,
 ) -> list[np.ndarray]:
-    """Give each row's head outputs through its own slot, in the order of the rows.
+    """Give each row's head outputs through its own slot, in the order of the rows; `prefix` is of these very rows.
 
     `[outputs]` a row, `[tokens, 2]` for spans, and the mean hidden state `[hidden]` for rows of no slot (None).
     """
@@ -50,7 +56,9 @@ def outputs(
             order = sorted(chosen, key=lambda i: _number(slots[i]))
             batch = pack([tokens[i] for i in order], stacks.device)
             route = stacks.route(segments([(slots[i], len(tokens[i])) for i in order]), compute=compute)
-            given = heads.outputs(forward(anatomy, route, batch), batch, route)
+            known = prefix.rows(order, batch) if prefix else None
+            hidden = forward(anatomy, route, batch, first=prefix.first if prefix else 0, prefix=known)
+            given = heads.outputs(hidden, batch, route)
             found |= zip(order, _by_row(given, route.segments, stacks, batch.lengths), strict=True)
     return [found[i] for i in range(len(tokens))]
 

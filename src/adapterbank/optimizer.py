@@ -52,22 +52,50 @@ class Schedule:
 
 
 class StackedAdam:
-    """Adam over stacks of slots' tensors."""
+    """Adam over stacks of slots' tensors. Slots come (`admit`) and go while the others train on."""
 
-    def __init__(self, stacks: Stacks, settings: Mapping[int, Settings]) -> None:
-        """Make every stack trainable and start with zero moments; `settings` by slot."""
-        self.parameters = stacks.trainable()
-        self.settings = dict(settings)
-        self.first = {key: torch.zeros_like(p) for key, p in self.parameters.items()}
-        self.second = {key: torch.zeros_like(p) for key, p in self.parameters.items()}
-        self.steps = dict.fromkeys(settings, 0)
-        self._slots = list(settings)
-        self._owner = {
-            key: torch.tensor(
-                [self._slots.index(s) if s is not None else 0 for s in stacks.owners(key)], device=p.device
-            )
-            for key, p in self.parameters.items()
-        }
+    def __init__(self, stacks: Stacks, settings: Mapping[int, Settings] | None = None) -> None:
+        """Take the stacks that hold the slots; `settings` by slot admits them at once."""
+        self._stacks = stacks
+        self.parameters: dict[Key, Tensor] = {}
+        self.first: dict[Key, Tensor] = {}
+        self.second: dict[Key, Tensor] = {}
+        self.settings: dict[int, Settings] = {}
+        self.steps: dict[int, int] = {}
+        self._owner: dict[Key, Tensor] = {}
+        for slot, mine in (settings or {}).items():
+            self.settings[slot], self.steps[slot] = mine, 0
+        if settings:
+            self._follow()
+
+    def admit(self, slot: int, settings: Settings) -> None:
+        """Take a slot in, with zero moments; it must be in the stacks already."""
+        self.settings[slot], self.steps[slot] = settings, 0
+        self._follow()
+        for moments in (self.first, self.second):
+            for key, tensor in moments.items():
+                for entry, owner in enumerate(self._stacks.owners(key)):
+                    if owner == slot:
+                        tensor[entry].zero_()
+
+    def release(self, slot: int) -> None:
+        """Let a slot go that has left the stacks."""
+        del self.settings[slot], self.steps[slot]
+        self._follow()
+
+    def _follow(self) -> None:
+        """Take over the stacks as they are now: new ones, longer ones, entries with other owners."""
+        self.parameters = self._stacks.trainable()
+        slots = list(self.settings)
+        for key, p in self.parameters.items():
+            for moments in (self.first, self.second):
+                old = moments.get(key)
+                if old is None or len(old) != len(p):
+                    moments[key] = torch.zeros_like(p, requires_grad=False)
+                    if old is not None:
+                        moments[key][: len(old)] = old
+            owners = [slots.index(s) if s in self.settings else len(slots) for s in self._stacks.owners(key)]
+            self._owner[key] = torch.tensor(owners, device=p.device)
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -75,28 +103,34 @@ class StackedAdam:
             parameter.grad = None
 
     @torch.no_grad()
-    def step(self, rates: Mapping[int, float]) -> dict[int, float]:
+    def step(self, rates: Mapping[int, float]) -> Tensor:
         """Take one step for the slots in `rates` (slot -> learning rate); the others stand still.
 
-        Gives each slot's gradient norm before clipping.
+        Gives the norm of each slot's gradient before clipping, in the order of `settings`.
         """
         norms = self._norms()
-        table = torch.stack([self._row(slot, rates.get(slot), norms[i]) for i, slot in enumerate(self._slots)])
+        table = self._table(rates, norms)
         for key, p in self.parameters.items():
             if p.grad is not None:
                 self._update(key, p, table[self._owner[key]])
         for slot in rates:
             self.steps[slot] += 1
-        return {slot: float(norms[self._slots.index(slot)]) for slot in rates}
+        return norms[:-1]
 
-    def _row(self, slot: int, rate: float | None, norm: Tensor) -> Tensor:
-        """Give a slot's numbers of this step: active, clip factor, rate, decay, epsilon, corrections of m and v."""
-        s, t = self.settings[slot], self.steps[slot] + 1
-        fix = (1 - _FIRST**t, 1 - _SECOND**t) if s.bias_correction else (1.0, 1.0)
-        numbers = [float(rate is not None), rate or 0.0, s.weight_decay, s.epsilon, *fix]
-        row = torch.tensor(numbers, dtype=torch.float32, device=norm.device)
-        clip = (s.clip / norm.clamp(min=1e-12)).clamp(max=1.0) if s.clip else torch.ones_like(norm)
-        return torch.cat([row, clip[None]])
+    def _table(self, rates: Mapping[int, float], norms: Tensor) -> Tensor:
+        """Give each slot's numbers of this step, and zeros for entries that are nobody's.
+
+        Columns: active, rate, decay, epsilon, corrections of m and v, factor that clips the gradient.
+        """
+        rows = []
+        for slot, s in self.settings.items():
+            t, rate = self.steps[slot] + 1, rates.get(slot)
+            fix = (1 - _FIRST**t, 1 - _SECOND**t) if s.bias_correction else (1.0, 1.0)
+            rows.append([float(rate is not None), rate or 0.0, s.weight_decay, s.epsilon, *fix, s.clip or math.inf])
+        rows.append([0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
+        table = torch.tensor(rows, dtype=torch.float32).to(norms.device)
+        table[:, 6] = (table[:, 6] / norms.clamp(min=1e-12)).clamp(max=1.0)
+        return table
 
     def _update(self, key: Key, p: Tensor, table: Tensor) -> None:
         assert p.grad is not None
@@ -112,9 +146,9 @@ class StackedAdam:
         p.sub_(change * rate)
 
     def _norms(self) -> Tensor:
-        """Give the norm of each slot's gradient over all its tensors."""
+        """Give the norm of each slot's gradient over all its tensors, and nobody's at the end."""
         some = next(iter(self.parameters.values()))
-        total = torch.zeros(len(self._slots), device=some.device)
+        total = torch.zeros(len(self.settings) + 1, device=some.device)
         for key, p in self.parameters.items():
             if p.grad is not None:
                 total.index_add_(0, self._owner[key], p.grad.flatten(1).square().sum(1))

@@ -8,6 +8,7 @@ from (seed, epoch), its dropout from (seed, step, row), its gradient from its ow
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,7 +21,8 @@ from adapterbank.encoder.anatomy import Anatomy
 from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.encoder.dropout import Dropout, row_keys
 from adapterbank.encoder.forward import forward
-from adapterbank.encoder.packed import pack
+from adapterbank.encoder.packed import Packed, pack
+from adapterbank.encoder.prefix import Prefixes
 from adapterbank.errors import TrainingError
 from adapterbank.evaluate import outputs, place, segments
 from adapterbank.methods import METHODS, Plan, first_trained_layer
@@ -95,8 +97,10 @@ class Progress:
 class _Learner:
     """One run on its way."""
 
-    def __init__(self, number: int, lesson: Lesson, slot: int, state: State) -> None:
-        self.number, self.lesson, self.slot, self.state = number, lesson, slot, state
+    def __init__(self, number: int, lesson: Lesson, state: State) -> None:
+        self.number, self.lesson, self.state = number, lesson, state
+        self.slot = -1  # until it is admitted
+        self.lengths = [len(row) for row in lesson.train.tokens]
         self.per_epoch = -(-len(lesson.train) // lesson.batch)
         self.schedule = Schedule(lesson.rate, self.per_epoch * lesson.epochs, lesson.warmup)
         self.losses: list[float] = []
@@ -111,9 +115,7 @@ class _Learner:
 
     def next_batch(self) -> np.ndarray:
         if not self.order:
-            self.order = epoch_order(
-                len(self.lesson.train), self.lesson.batch, seed=self.lesson.seed, epoch=self.state.epoch
-            )
+            self.order = epoch_order(self.lengths, self.lesson.batch, seed=self.lesson.seed, epoch=self.state.epoch)
             self.losses, self.began = [], time.perf_counter()
         return self.order[self.state.step % self.per_epoch]
 
@@ -136,53 +138,83 @@ def train(
     watch: Callable[[Progress], None] = lambda progress: None,
     keep: Callable[[int, State], None] = lambda run, state: None,
     resume: Mapping[int, State] | None = None,
+    at_once: int = 8,
 ) -> list[State]:
-    """Train all lessons together and give each one's end state, the best epoch's weights among its tensors.
+    """Train all lessons and give each one's end state, the best epoch's weights among its tensors.
 
-    `watch` hears of each step and epoch, `keep` gets each run's state after an epoch, `resume` has such states.
+    At most `at_once` share a batch; when one ends, the next of the queue takes its place. `watch` hears of each step
+    and epoch, `keep` gets each run's state after an epoch, `resume` has such states.
     """
-    school = _School(backbone, lessons, device, dtype, dropout, dict(resume or {}))
-    while active := [learner for learner in school.learners if not learner.done]:
-        school.step(active)
-        for learner in active:
-            watch(learner.progress())
-            if learner.state.step % learner.per_epoch == 0:
-                watch(learner.progress(school.end_epoch(learner)))
-                keep(learner.number, learner.state.copy())
-    return [learner.state for learner in school.learners]
+    states = {i: (resume or {}).get(i, State()).copy() for i in range(len(lessons))}
+    frozen = place(backbone, device, dtype)
+    prefixes = Prefixes(backbone.anatomy, frozen)
+    for (first, alone), group in _groups(backbone.anatomy, lessons).items():
+        school = _School(backbone.anatomy, frozen, prefixes, dtype, dropout, first)
+        waiting = deque(_Learner(i, lessons[i], states[i]) for i in group)
+        while school.fill(waiting, 1 if alone else at_once):
+            school.step()
+            for learner in list(school.learners):
+                watch(learner.progress())
+                if learner.state.step % learner.per_epoch == 0:
+                    watch(learner.progress(school.end_epoch(learner)))
+                    keep(learner.number, learner.state.copy())
+    return list(states.values())
+
+
+def _groups(anatomy: Anatomy, lessons: Sequence[Lesson]) -> dict[tuple[int, bool], list[int]]:
+    """Group lessons that may share a batch: the same frozen part below them, and not so large as to go alone."""
+    found: dict[tuple[int, bool], list[int]] = {}
+    for i, lesson in enumerate(lessons):
+        first = first_trained_layer(lesson.initial, anatomy.layers)
+        found.setdefault((first, METHODS[lesson.plan.method].alone), []).append(i)
+    return found
 
 
 class _School:
-    """The encoder, the stacks and the optimiser that all learners share."""
+    """The encoder, the stacks and the optimiser that all learners of one time share."""
 
     def __init__(
         self,
-        backbone: Backbone,
-        lessons: Sequence[Lesson],
-        device: torch.device,
+        anatomy: Anatomy,
+        frozen: Mapping[str, Tensor],
+        prefixes: Prefixes,
         dtype: torch.dtype,
         dropout: float | None,
-        resume: dict[int, State],
+        first: int,
     ) -> None:
-        self.anatomy, self.dtype = backbone.anatomy, dtype
-        self.rates = (self.anatomy.dropout, self.anatomy.attention_dropout) if dropout is None else (dropout, dropout)
-        self.stacks = Stacks(place(backbone, device, dtype))
-        firsts = {first_trained_layer(lesson.initial, self.anatomy.layers) for lesson in lessons}
-        if len(firsts) != 1:
-            raise ValueError(f"lessons that train from different layers ({sorted(firsts)}) cannot share a batch")
-        self.first = firsts.pop()
-        self.learners = [
-            _Learner(i, lesson, self.stacks.put(lesson.plan, lesson.initial), resume.get(i, State()).copy())
-            for i, lesson in enumerate(lessons)
-        ]
-        self.adam = StackedAdam(self.stacks, {learner.slot: learner.lesson.settings for learner in self.learners})
-        self.limit = _token_limit(self.anatomy, device)
-        for learner in self.learners:
-            self._restore(learner)
+        self.anatomy, self.dtype, self.first = anatomy, dtype, first
+        self.rates = (anatomy.dropout, anatomy.attention_dropout) if dropout is None else (dropout, dropout)
+        self.prefixes = prefixes
+        self.stacks = Stacks(frozen)
+        self.adam = StackedAdam(self.stacks)
+        self.limit = _token_limit(anatomy, self.stacks.device)
+        self.learners: list[_Learner] = []
 
-    def step(self, active: Sequence[_Learner]) -> None:
-        """Take one step for every active learner, in as many micro-batches as memory asks for."""
-        chosen = [(learner, learner.next_batch()) for learner in active]
+    def fill(self, waiting: deque[_Learner], places: int) -> bool:
+        """Let those go who are done and take in who waits; say whether there is anyone to teach."""
+        for learner in [learner for learner in self.learners if learner.done]:
+            self.learners.remove(learner)
+            self.stacks.remove(learner.slot)
+            self.adam.release(learner.slot)
+        while waiting and len(self.learners) < places:
+            learner = waiting.popleft()
+            if not learner.done:  # resumed after its last epoch
+                self._admit(learner)
+        return bool(self.learners)
+
+    def _admit(self, learner: _Learner) -> None:
+        learner.slot = self.stacks.put(learner.lesson.plan, learner.lesson.initial)
+        self.adam.admit(learner.slot, learner.lesson.settings)
+        self.learners.append(learner)
+        if found := learner.state.tensors:
+            self.stacks.write(learner.slot, found["weights"])
+            self.stacks.write(learner.slot, found["first"], self.adam.first)
+            self.stacks.write(learner.slot, found["second"], self.adam.second)
+            self.adam.steps[learner.slot] = learner.state.step
+
+    def step(self) -> None:
+        """Take one step for every learner, in as many micro-batches as memory asks for."""
+        chosen = [(learner, learner.next_batch()) for learner in self.learners]
         while True:
             self.adam.zero_grad()
             try:
@@ -193,14 +225,16 @@ class _School:
         for (learner, _), loss in zip(chosen, losses, strict=True):
             self._check_finite(learner, loss)
             learner.losses.append(loss)
-        self.adam.step({learner.slot: learner.schedule.at(learner.state.step) for learner in active})
-        for learner in active:
+        self.adam.step({learner.slot: learner.schedule.at(learner.state.step) for learner in self.learners})
+        for learner in self.learners:
             learner.state.step += 1
 
     def end_epoch(self, learner: _Learner) -> float:
         """Score the dev rows, keep the weights if they are the best so far, and note where the run stands."""
         lesson, state = learner.lesson, learner.state
-        given = outputs(self.anatomy, self.stacks, lesson.dev.tokens, [learner.slot] * len(lesson.dev), self.dtype)
+        prefix = self.prefixes.get(lesson.dev.tokens, self.first) if self.first else None
+        slots = [learner.slot] * len(lesson.dev)
+        given = outputs(self.anatomy, self.stacks, lesson.dev.tokens, slots, self.dtype, prefix)
         if not all(np.isfinite(out).all() for out in given):
             raise TrainingError(_diverged(learner, "the outputs on the dev rows are not finite"))
         score = lesson.score(given)
@@ -215,13 +249,6 @@ class _School:
         if better:
             state.best_epoch, state.tensors["best"] = state.epoch, state.tensors["weights"]
         return score
-
-    def _restore(self, learner: _Learner) -> None:
-        if found := learner.state.tensors:
-            self.stacks.write(learner.slot, found["weights"])
-            self.stacks.write(learner.slot, found["first"], self.adam.first)
-            self.stacks.write(learner.slot, found["second"], self.adam.second)
-            self.adam.steps[learner.slot] = learner.state.step
 
     def _gradients(self, chosen: Sequence[tuple[_Learner, np.ndarray]]) -> list[float]:
         """Add up the gradients of each learner's mean loss over its batch; give the losses."""
@@ -253,7 +280,7 @@ class _School:
             ]
         ).to(batch.rows.device)
         drop = Dropout(keys, batch.rows, batch.positions, rate=self.rates[0], attention_rate=self.rates[1])
-        hidden = forward(self.anatomy, route, batch, drop, self.first)
+        hidden = forward(self.anatomy, route, batch, drop, self.first, self._prefix(chosen, part, batch))
         found, at = [], 0
         for (k, places), out in zip(part, heads.outputs(hidden, batch, route, drop), strict=True):
             lesson, mine = chosen[k][0].lesson, batch.lengths[at : at + len(places)]
@@ -262,6 +289,16 @@ class _School:
             targets = [lesson.train.targets[chosen[k][1][place]] for place in places]
             found.append(heads.KINDS[lesson.plan.head.kind].loss(out, targets, lesson.plan.head, mine))
         return found
+
+    def _prefix(
+        self, chosen: Sequence[tuple[_Learner, np.ndarray]], part: Sequence[tuple[int, np.ndarray]], batch: Packed
+    ) -> Tensor | None:
+        """Look up what the frozen lower layers give for a micro-batch; rows of several data sets compute it anew."""
+        data = {id(chosen[k][0].lesson.train): chosen[k][0].lesson.train for k, _ in part}
+        if not self.first or len(data) > 1:
+            return None
+        rows = [int(chosen[k][1][place]) for k, places in part for place in places]
+        return self.prefixes.get(next(iter(data.values())).tokens, self.first).rows(rows, batch)
 
     def _micro_batches(self, chosen: Sequence[tuple[_Learner, np.ndarray]]) -> Iterator[list[tuple[int, np.ndarray]]]:
         """Cut the step's rows into parts of at most `limit` padded tokens: (learner, places within its batch)."""

@@ -227,9 +227,7 @@ def test_labels_that_make_no_task_are_explained(labels: list[Any], options: Any,
 def test_few_rows_may_show_each_class_once() -> None:
     assert len(infer([f"c{n}" for n in range(20)]).labels) == 20
     assert len(infer([f"c{n % 12}" for n in range(24)]).labels) == 12
-    assert (
-        len(infer(list("abcdefghijklmnopqrstuvwxyz"), labels=list("abcdefghijklmnopqrstuvwxyz")).labels) == 26
-    )
+    assert len(infer(list("abcdefghijklmnopqrstuvwxyz"), labels=list("abcdefghijklmnopqrstuvwxyz")).labels) == 26
 
 
 @pytest.mark.parametrize(

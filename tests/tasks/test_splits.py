@@ -32,9 +32,7 @@ def rows(labels: list[Any], texts: list[Any] | None = None) -> Table:
 def span_rows(*answers: Any, context: str = "Ann met Ann in Rome.", **more: list[Any]) -> Table:
     """A table of one context, asked for these answers."""
     count = len(answers)
-    return table_from(
-        {"question": ["Who?"] * count, "context": [context] * count, "answers": list(answers), **more}
-    )
+    return table_from({"question": ["Who?"] * count, "context": [context] * count, "answers": list(answers), **more})
 
 
 def test_classes_become_places_in_the_labels() -> None:
@@ -148,9 +146,7 @@ def test_a_bad_row_is_named(data: Table, task: Task, says: str) -> None:
         (span_rows(2024, context="In 2024."), (3, 7, ("2024",))),
     ],
 )
-def test_answers_of_every_shape_become_a_span(
-    data: Table, expected: tuple[int, int, tuple[str, ...]]
-) -> None:
+def test_answers_of_every_shape_become_a_span(data: Table, expected: tuple[int, int, tuple[str, ...]]) -> None:
     examples, report = read_examples(data, SPAN)
     assert examples.targets == [expected]
     assert examples.pairs == data.columns["context"]
@@ -161,16 +157,12 @@ def test_answers_of_every_shape_become_a_span(
 def test_a_misplaced_answer_moves_to_its_nearest_occurrence(start: int, place: int) -> None:
     examples, report = read_examples(span_rows({"text": [" Ann"], "answer_start": [start]}), SPAN)
     assert examples.targets == [(place, place + 3, ("Ann",))]
-    assert report.notes == [
-        "data: 1 of 1 answers are not at their answer_start; the nearest place was taken."
-    ]
+    assert report.notes == ["data: 1 of 1 answers are not at their answer_start; the nearest place was taken."]
 
 
 def test_texts_come_from_tables_lines_and_streams(tmp_path: Path) -> None:
     (tmp_path / "own.csv").write_text("title,text,label\nno,a,?\nno,,?\n")
-    (tmp_path / "usual.jsonl").write_text(
-        "".join(json.dumps({"id": 1, "Sentence": text}) + "\n" for text in ("a", ""))
-    )
+    (tmp_path / "usual.jsonl").write_text("".join(json.dumps({"id": 1, "Sentence": text}) + "\n" for text in ("a", "")))
     (tmp_path / "lines.txt").write_text("a\n\n")
     (tmp_path / "one.tsv").write_text("whatever\na\n\nb\n")
     for name in ("own.csv", "usual.jsonl", "lines.txt"):

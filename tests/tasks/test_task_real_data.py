@@ -73,8 +73,6 @@ def test_squad_answers_lie_at_their_places() -> None:
     assert (task.kind, len(examples), report.notes) == ("span", 10570, [])
     assert examples.pairs is not None
     assert examples.targets is not None
-    found = [
-        context[start:end] for context, (start, end, _) in zip(examples.pairs, examples.targets, strict=True)
-    ]
+    found = [context[start:end] for context, (start, end, _) in zip(examples.pairs, examples.targets, strict=True)]
     assert score("exact_match", found, examples.targets, ()) == 1.0
     assert score("span_f1", found, examples.targets, ()) == 1.0

@@ -111,7 +111,5 @@ def test_importing_the_data_modules_loads_nothing_heavy() -> None:
         "print(*sorted({'torch', 'numpy', 'scipy', 'sklearn', 'pyarrow'} & set(sys.modules)))"
     )
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=paths
-    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=paths)
     assert result.stdout.strip() == ""

@@ -81,19 +81,39 @@ class Frozen:
         return y
 
 
-def forward(anatomy: Anatomy, slots: Slots, batch: Packed, dropout: Dropout | None = None, first: int = 0) -> Tensor:
+def forward(
+    anatomy: Anatomy,
+    slots: Slots,
+    batch: Packed,
+    dropout: Dropout | None = None,
+    first: int = 0,
+    prefix: Tensor | None = None,
+) -> Tensor:
     """Give the last hidden states `[T, hidden]` of a packed batch.
 
     Below layer `first` nothing trains: that part runs without gradient and without dropout, so that what it gives for a
-    text is always the same and need not be computed twice.
+    text is always the same and need not be computed twice. `prefix` has it where it is known already.
     """
-    with torch.set_grad_enabled(torch.is_grad_enabled() and first == 0):
-        x = _embed(anatomy, slots, batch, dropout if first == 0 else None)
+    if prefix is not None:
+        x = prefix
+    elif first > 0:
+        with torch.no_grad():
+            x = lower(anatomy, slots, batch, first)
+    else:
+        x = _embed(anatomy, slots, batch, dropout)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and first == 0):  # its table is among the embeddings
         bias = _relative_bias(anatomy, slots, batch) if anatomy.buckets else None
-        for i in range(first):
-            x = _layer(anatomy, slots, batch, i, x, bias, None)
     for i in range(first, anatomy.layers):
         x = _layer(anatomy, slots, batch, i, x, bias, dropout)
+    return x
+
+
+def lower(anatomy: Anatomy, slots: Slots, batch: Packed, first: int) -> Tensor:
+    """Give the hidden states `[T, hidden]` that layer `first` reads, without dropout."""
+    x = _embed(anatomy, slots, batch, None)
+    bias = _relative_bias(anatomy, slots, batch) if anatomy.buckets else None
+    for i in range(first):
+        x = _layer(anatomy, slots, batch, i, x, bias, None)
     return x
 
 

@@ -97,9 +97,10 @@ class Stacks:
             self._stacks[key].owners[entry] = None
 
     def trainable(self) -> dict[Key, Tensor]:
-        """Give every stack as a leaf that takes gradients; call once, after the last `put`."""
+        """Give every stack as a leaf that takes gradients; call again after each `put`."""
         for stack in self._stacks.values():
-            stack.tensor = stack.tensor[: len(stack.owners)].clone().requires_grad_()
+            if not stack.tensor.requires_grad:
+                stack.tensor = stack.tensor[: len(stack.owners)].clone().requires_grad_()
         return {key: stack.tensor for key, stack in self._stacks.items()}
 
     def owners(self, key: Key) -> list[int | None]:
@@ -122,13 +123,14 @@ class Stacks:
             stack = self._stacks[key] = _Stack(torch.zeros(1, *key[1], dtype=self.dtype, device=self.device), [])
         if None in stack.owners:
             entry = stack.owners.index(None)
-            stack.tensor[entry].zero_()
         else:
             entry = len(stack.owners)
             stack.owners.append(None)
-        if entry >= len(stack.tensor):
-            stack.tensor = torch.cat([stack.tensor, torch.zeros_like(stack.tensor)])
-        stack.tensor[entry][tuple(slice(n) for n in tensor.shape)] = tensor.to(self.device, self.dtype)
+        with torch.no_grad():
+            if entry >= len(stack.tensor):
+                stack.tensor = torch.cat([stack.tensor, torch.zeros_like(stack.tensor)])
+            stack.tensor[entry].zero_()
+            stack.tensor[entry][tuple(slice(n) for n in tensor.shape)] = tensor.to(self.device, self.dtype)
         stack.owners[entry] = slot
         return entry
 
