@@ -1,0 +1,96 @@
+"""Hidden states of the frozen lower layers, computed once per row and kept. Knows nothing of tasks and slots.
+
+When nothing below layer `first` trains, what that part of the encoder gives for a text is always the same (it runs
+without dropout, see `forward`). So it is computed when a row is first met, and looked up ever after: in memory while
+the budget lasts, else in a mapped temporary file, else not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adapterbank.encoder.anatomy import Anatomy
+from adapterbank.encoder.forward import Frozen, lower
+from adapterbank.encoder.packed import Packed, Tokens
+
+Key = tuple[str, int, torch.dtype, torch.device]
+"""What decides a prefix beside the backbone: the rows' tokens, the layer, the type, the device."""
+
+
+@dataclass
+class Prefixes:
+    """All prefixes of one backbone that are kept, shared by every run on the same rows."""
+
+    anatomy: Anatomy
+    frozen: Mapping[str, Tensor] = field(repr=False)
+    memory: int = 2 << 30
+    """Bytes that may be kept in memory, all prefixes together."""
+    disk: int = 16 << 30
+    """Bytes that may be kept in mapped files."""
+    _kept: dict[Key, Prefix] = field(default_factory=dict, repr=False)
+    _seen: dict[tuple[int, int], tuple[Sequence[Tokens], Prefix]] = field(default_factory=dict, repr=False)
+
+    def get(self, tokens: Sequence[Tokens], first: int) -> Prefix:
+        """Give the prefix of these rows below layer `first`; one that is known already is given again."""
+        if (id(tokens), first) not in self._seen:  # hashed once per list, which is held so that its id stays its own
+            some = next(iter(self.frozen.values()))
+            key = (_digest(tokens), first, some.dtype, some.device)
+            if key not in self._kept:
+                self._kept[key] = Prefix(self, tokens, first)
+            self._seen[id(tokens), first] = (tokens, self._kept[key])
+        return self._seen[id(tokens), first][1]
+
+    def room(self, rows: int, width: int) -> Tensor | None:
+        """Find a place for `[rows, width]` hidden states within the budgets."""
+        some = next(iter(self.frozen.values()))
+        size = rows * width * some.element_size()
+        if size <= self.memory:
+            self.memory -= size
+            return torch.empty(rows, width, dtype=some.dtype, device=some.device)
+        if size <= self.disk and some.device.type == "cpu" and some.dtype == torch.float32:
+            self.disk -= size
+            with tempfile.NamedTemporaryFile() as file:  # gone from the folder at once, from the disk when unmapped
+                return torch.from_numpy(np.memmap(file.name, np.float32, "w+", shape=(rows, width)))
+        return None
+
+
+class Prefix:
+    """The hidden states below one layer, of one set of rows."""
+
+    def __init__(self, owner: Prefixes, tokens: Sequence[Tokens], first: int) -> None:
+        """See `Prefixes.get`."""
+        self._anatomy, self._frozen, self.first = owner.anatomy, owner.frozen, first
+        lengths = np.array([len(row) for row in tokens])
+        self._ends = np.cumsum(lengths)
+        self._starts = self._ends - lengths
+        self._store = owner.room(int(lengths.sum()), owner.anatomy.hidden)
+        self._known = np.zeros(len(tokens), dtype=bool)
+
+    def rows(self, chosen: Sequence[int], batch: Packed) -> Tensor:
+        """Give the hidden states `[T, hidden]` of the rows that `batch` was packed of, in its order."""
+        places = np.concatenate([np.arange(self._starts[i], self._ends[i]) for i in chosen])
+        where = torch.from_numpy(places).to(batch.ids.device)
+        if self._store is not None and self._known[list(chosen)].all():
+            return self._store.index_select(0, where)
+        with torch.no_grad():
+            hidden = lower(self._anatomy, Frozen(self._frozen), batch, self.first)
+            if self._store is not None:
+                self._store.index_copy_(0, where, hidden)
+                self._known[list(chosen)] = True
+        return hidden
+
+
+def _digest(tokens: Sequence[Tokens]) -> str:
+    digest = hashlib.sha256()
+    for row in tokens:
+        digest.update(len(row).to_bytes(4, "little"))
+        digest.update(np.ascontiguousarray(row.ids).data)
+        digest.update(np.ascontiguousarray(row.types).data)
+    return digest.hexdigest()
