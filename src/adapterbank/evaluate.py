@@ -17,7 +17,7 @@ from torch import Tensor
 
 from adapterbank.encoder.anatomy import Anatomy
 from adapterbank.encoder.checkpoint import Backbone
-from adapterbank.encoder.forward import forward
+from adapterbank.encoder.forward import forward, join_projections
 from adapterbank.encoder.packed import Tokens, by_length, pack
 from adapterbank.encoder.prefix import Prefix
 from adapterbank.encoder.tokenizer import tokenize
@@ -35,7 +35,7 @@ TOKENS_AT_ONCE = 4096
 
 def place(backbone: Backbone, device: torch.device, dtype: torch.dtype) -> Mapping[str, Tensor]:
     """Give the encoder's tensors on a device in the type the pass computes in; the backbone's own stay untouched."""
-    return {name: tensor.to(device, dtype) for name, tensor in backbone.tensors.items()}
+    return join_projections({name: tensor.to(device, dtype) for name, tensor in backbone.tensors.items()})
 
 
 def outputs(

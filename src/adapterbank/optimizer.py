@@ -51,6 +51,16 @@ class Schedule:
         return self.peak * max(0.0, (self.steps - step) / max(1, self.steps - rising))
 
 
+@dataclass(frozen=True)
+class _Group:
+    """Stacks whose entries belong to the same slots, and which are updated together."""
+
+    owner: Tensor  # [n] the slot of each entry, by its place in the settings
+    dimensions: int
+    decays: bool
+    keys: list[Key]
+
+
 class StackedAdam:
     """Adam over stacks of slots' tensors. Slots come (`admit`) and go while the others train on."""
 
@@ -62,7 +72,7 @@ class StackedAdam:
         self.second: dict[Key, Tensor] = {}
         self.settings: dict[int, Settings] = {}
         self.steps: dict[int, int] = {}
-        self._owner: dict[Key, Tensor] = {}
+        self._groups: list[_Group] = []
         for slot, mine in (settings or {}).items():
             self.settings[slot], self.steps[slot] = mine, 0
         if settings:
@@ -87,6 +97,7 @@ class StackedAdam:
         """Take over the stacks as they are now: new ones, longer ones, entries with other owners."""
         self.parameters = self._stacks.trainable()
         slots = list(self.settings)
+        groups: dict[tuple[tuple[int, ...], int, bool], list[Key]] = {}
         for key, p in self.parameters.items():
             for moments in (self.first, self.second):
                 old = moments.get(key)
@@ -95,7 +106,11 @@ class StackedAdam:
                     if old is not None:
                         moments[key][: len(old)] = old
             owners = [slots.index(s) if s in self.settings else len(slots) for s in self._stacks.owners(key)]
-            self._owner[key] = torch.tensor(owners, device=p.device)
+            groups.setdefault((tuple(owners), p.dim(), decays(key[0])), []).append(key)
+        self._groups = [
+            _Group(torch.tensor(owners, device=self._stacks.device), dimensions, decaying, keys)
+            for (owners, dimensions, decaying), keys in groups.items()
+        ]
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -110,9 +125,8 @@ class StackedAdam:
         """
         norms = self._norms()
         table = self._table(rates, norms)
-        for key, p in self.parameters.items():
-            if p.grad is not None:
-                self._update(key, p, table[self._owner[key]])
+        for group in self._groups:
+            self._update(group, table)
         for slot in rates:
             self.steps[slot] += 1
         return norms[:-1]
@@ -132,24 +146,41 @@ class StackedAdam:
         table[:, 6] = (table[:, 6] / norms.clamp(min=1e-12)).clamp(max=1.0)
         return table
 
-    def _update(self, key: Key, p: Tensor, table: Tensor) -> None:
-        assert p.grad is not None
-        columns = table.view(len(table), -1, *[1] * (p.dim() - 1)).unbind(1)
-        active, rate, decay, epsilon, fix_first, fix_second, clip = columns
-        m, v, g = self.first[key], self.second[key], p.grad * clip
-        m.add_((g - m) * ((1 - _FIRST) * active))
-        v.add_((g * g - v) * ((1 - _SECOND) * active))
-        # The clamp matters where epsilon is 0: the padding's moments are zero and must not become 0 / 0.
-        change = (m / fix_first) / ((v / fix_second).sqrt_() + epsilon).clamp_(min=1e-30)
-        if decays(key[0]):
-            change += decay * p
-        p.sub_(change * rate)
+    def _update(self, group: _Group, table: Tensor) -> None:
+        """Update the tensors of a group all at once: `[n, ...]` each, with the numbers of each entry's slot."""
+        columns = table[group.owner].view(len(group.owner), -1, *[1] * (group.dimensions - 1)).unbind(1)
+        graded = {key: grad for key in group.keys if (grad := self.parameters[key].grad) is not None}
+        if not (keys := list(graded)):
+            return  # its slots have left, and no other has taken their place
+        active, rate, decay, epsilon, fix_first, fix_second, clip = ([column] * len(keys) for column in columns)
+        p, m, v = ([held[key] for key in keys] for held in (self.parameters, self.first, self.second))
+        g = torch._foreach_mul(list(graded.values()), clip)
+        self._approach(m, g, [(1 - _FIRST) * one for one in active])
+        self._approach(v, torch._foreach_mul(g, g), [(1 - _SECOND) * one for one in active])
+        below = torch._foreach_div(v, fix_second)
+        torch._foreach_sqrt_(below)
+        torch._foreach_add_(below, epsilon)
+        torch._foreach_clamp_min_(below, 1e-30)  # where epsilon is 0 the padding's zero moments must not become 0 / 0
+        change = torch._foreach_div(m, fix_first)
+        torch._foreach_div_(change, below)
+        if group.decays:
+            torch._foreach_add_(change, torch._foreach_mul(p, decay))
+        torch._foreach_mul_(change, rate)
+        torch._foreach_sub_(p, change)
+
+    @staticmethod
+    def _approach(moments: list[Tensor], targets: tuple[Tensor, ...], shares: list[Tensor]) -> None:
+        """Move moments towards targets by a share of the way."""
+        way = torch._foreach_sub(targets, moments)
+        torch._foreach_mul_(way, shares)
+        torch._foreach_add_(moments, way)
 
     def _norms(self) -> Tensor:
         """Give the norm of each slot's gradient over all its tensors, and nobody's at the end."""
-        some = next(iter(self.parameters.values()))
-        total = torch.zeros(len(self.settings) + 1, device=some.device)
-        for key, p in self.parameters.items():
-            if p.grad is not None:
-                total.index_add_(0, self._owner[key], p.grad.flatten(1).square().sum(1))
+        total = torch.zeros(len(self.settings) + 1, device=self._stacks.device)
+        for group in self._groups:
+            grads = [self.parameters[key].grad for key in group.keys]
+            found = [torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in grads if grad is not None]
+            if found:
+                total.index_add_(0, group.owner, torch.stack(found).square().sum(0))
         return total.sqrt()

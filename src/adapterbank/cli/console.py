@@ -47,7 +47,9 @@ def guarded(command: Callable[..., Returned]) -> Callable[..., Returned]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
         except OSError as error:  # what a system may still refuse: a name too long, a folder where a file should be
-            say(f"adapterbank: {error.filename or 'A file'} cannot be used: {error.strerror or error}; choose another.")
+            say(
+                f"adapterbank: {error.filename or 'The output'} cannot be used: {error.strerror or error}; choose another."
+            )
             raise typer.Exit(2) from None
         finally:
             signal.signal(signal.SIGTERM, before)

@@ -7,6 +7,8 @@ resume, and there is no generator state to keep.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -26,6 +28,13 @@ def row_keys(seed: int, step: int, rows: Tensor) -> Tensor:
     start = torch.tensor([seed & 0x7FFFFFFF, step & 0x7FFFFFFF], dtype=torch.int32, device=rows.device)
     run, now = mix(start * _GOLDEN + 1)
     return mix(mix(rows.to(torch.int32) * _GOLDEN + run) ^ now)
+
+
+@functools.lru_cache(maxsize=4096)
+def _numbered(count: int, start: int, device: torch.device) -> Tensor:
+    """Give `count` well-mixed keys; the same at every step, so they are kept."""
+    with torch.inference_mode(False):
+        return mix(torch.arange(count, dtype=torch.int32, device=device) * _GOLDEN + start)
 
 
 class Dropout:
@@ -49,8 +58,8 @@ class Dropout:
         """Drop attention weights `[B, heads, queries, keys]`; padding changes no real element's number."""
         queries = torch.arange(weights.shape[2], device=weights.device)
         keys = self._token_keys(self.keys[:, None], queries[None])[:, None, :, None]
-        heads = mix(torch.arange(weights.shape[1], dtype=torch.int32, device=weights.device) * _GOLDEN + place)
-        return self._drop(weights, keys ^ heads[None, :, None, None], place, self.attention_rate)
+        heads = _numbered(weights.shape[1], place, weights.device)[None, :, None, None]
+        return self._drop(weights, keys ^ heads, place, self.attention_rate)
 
     @staticmethod
     def _token_keys(keys: Tensor, positions: Tensor) -> Tensor:
@@ -64,8 +73,7 @@ class Dropout:
         """
         if rate == 0.0:
             return x
-        columns = torch.arange(x.shape[-1], dtype=torch.int32, device=x.device)
-        numbers = keys ^ mix(columns * _GOLDEN + (place + 1) * 7919)
+        numbers = keys ^ _numbered(x.shape[-1], (place + 1) * 7919, x.device)
         numbers.mul_(_FIRST)
         numbers.bitwise_xor_(numbers >> 15).mul_(_SECOND)
         keep = numbers >= round((rate - 0.5) * 2**32)

@@ -30,6 +30,8 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
 }
 
+PROJECTIONS = ("query", "key", "value")
+
 _FURTHEST = 128
 """MPNet: the distance from which on all pairs of tokens share the last bucket (fixed in its public code)."""
 
@@ -39,6 +41,9 @@ class Slots(Protocol):
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """Give `x W' + b` with the module `name`'s weight and bias."""
+
+    def attention(self, x: Tensor, name: str) -> Tensor:
+        """Give query, key and value of the attention `name`, side by side: `[T, 3 hidden]`."""
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """Normalise the last dimension and scale by the module `name`'s gain and bias."""
@@ -63,6 +68,12 @@ class Frozen:
     def linear(self, x: Tensor, name: str) -> Tensor:
         """See `Slots`."""
         return F.linear(x, self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"])
+
+    def attention(self, x: Tensor, name: str) -> Tensor:
+        """See `Slots`."""
+        if f"{name}.joined.weight" in self.tensors:
+            return self.linear(x, f"{name}.joined")
+        return torch.cat([self.linear(x, f"{name}.{part}") for part in PROJECTIONS], -1)
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `Slots`."""
@@ -134,8 +145,8 @@ def _layer(
 ) -> Tensor:
     """Run layer `i`. Its weights are those of its group; its sites are its own even where weights are shared."""
     w, site = f"layers.{anatomy.groups[i]}", f"layers.{i}"
-    q, k, v = (slots.linear(x, f"{w}.attention.{part}") for part in ("query", "key", "value"))
-    y = _attend(q, k, v, batch, heads=anatomy.heads, bias=bias, dropout=dropout, place=3 * i + 1)
+    y = slots.attention(x, f"{w}.attention")
+    y = _attend(y, batch, heads=anatomy.heads, bias=bias, dropout=dropout, place=3 * i + 1)
     y = slots.linear(y, f"{w}.attention.output")
     y = dropout.hidden(y, 3 * i + 2) if dropout else y
     x = slots.norm(x + slots.add(y, x, f"{site}.attention"), f"{w}.attention.norm", anatomy.epsilon)
@@ -146,29 +157,35 @@ def _layer(
 
 
 def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    batch: Packed,
-    *,
-    heads: int,
-    bias: Tensor | None,
-    dropout: Dropout | None,
-    place: int,
+    x: Tensor, batch: Packed, *, heads: int, bias: Tensor | None, dropout: Dropout | None, place: int
 ) -> Tensor:
-    """Scaled dot-product attention within each row; `[T, hidden]` in and out."""
-    q, k, v = (batch.to_grid(t).unflatten(-1, (heads, -1)).transpose(1, 2) for t in (q, k, v))  # [B, heads, L, width]
-    mask: Tensor | None = batch.mask
+    """Scaled dot-product attention within each row; query, key and value `[T, 3 hidden]` in, `[T, hidden]` out."""
+    q, k, v = batch.to_grid(x).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # each [B, heads, L, width]
+    mask = batch.bias(q.dtype)
     if bias is not None:
-        mask = bias.to(q.dtype) if mask is None else bias.to(q.dtype).masked_fill(~mask, -torch.inf)
+        mask = bias.to(q.dtype) if mask is None else bias.to(q.dtype) + mask
     if dropout is None or dropout.attention_rate == 0.0:
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     else:
-        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.transpose(-1, -2)
+        scores = scores if mask is None else scores + mask
         y = dropout.attention(scores.softmax(-1), place) @ v
     return batch.to_packed(y.transpose(1, 2).flatten(2))
+
+
+def join_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Lay each layer's query, key and value out as one tensor, so that one product gives all three.
+
+    The separate ones become views of it, which costs no memory beyond the copy.
+    """
+    found = dict(tensors)
+    for name in [name for name in tensors if name.endswith("attention.query.weight")]:
+        prefix = name.removesuffix("query.weight")
+        for leaf in ("weight", "bias"):
+            joined = torch.cat([tensors[f"{prefix}{part}.{leaf}"] for part in PROJECTIONS])
+            found[f"{prefix}joined.{leaf}"] = joined
+            found |= {f"{prefix}{part}.{leaf}": t for part, t in zip(PROJECTIONS, joined.chunk(3), strict=True)}
+    return found
 
 
 def _relative_bias(anatomy: Anatomy, slots: Slots, batch: Packed) -> Tensor:

@@ -7,7 +7,7 @@ row begins and ends. `to_grid` lays packed tokens out as rows of equal length fo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -54,11 +54,21 @@ class Packed:
     """[T] where each token stands in the grid `B x longest`; None when all rows are equally long."""
     mask: Tensor | None
     """[B, 1, 1, longest] true at real tokens; None when all rows are equally long."""
+    _bias: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def longest(self) -> int:
         """Give the length of the longest row."""
         return max(self.lengths)
+
+    def bias(self, dtype: torch.dtype) -> Tensor | None:
+        """Give what attention adds to its scores: minus infinity where a row has no token; None without padding."""
+        if self.mask is None:
+            return None
+        if dtype not in self._bias:
+            zeros = torch.zeros(self.mask.shape, dtype=dtype, device=self.mask.device)
+            self._bias[dtype] = zeros.masked_fill_(~self.mask, -torch.inf)
+        return self._bias[dtype]
 
     def to_grid(self, x: Tensor) -> Tensor:
         """Lay `[T, n]` out as `[B, longest, n]`, zeros where a row is shorter."""

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from adapterbank.encoder.forward import PROJECTIONS, Frozen
 from adapterbank.methods import Plan, roles
 from adapterbank.slots.bottleneck import bottleneck, parts, site_names
 
@@ -156,6 +157,12 @@ class Route:
     def linear(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Slots`."""
         return self._by_slot(F.linear, [x], (f"{name}.weight", f"{name}.bias"))
+
+    def attention(self, x: Tensor, name: str) -> Tensor:
+        """See `encoder.forward.Slots`."""
+        if self._touched.isdisjoint(f"{name}.{part}.{leaf}" for part in PROJECTIONS for leaf in ("weight", "bias")):
+            return Frozen(self._stacks.frozen).attention(x, name)
+        return torch.cat([self.linear(x, f"{name}.{part}") for part in PROJECTIONS], -1)
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `encoder.forward.Slots`."""
