@@ -100,13 +100,14 @@ class Outcome:
         return [json.loads(line) for line in self.out.splitlines()]
 
 
-def shell(*words: object, input: str | bytes | None = None, **env: str) -> Outcome:
+def shell(*words: object, input: str | bytes | None = None, terminal: bool = False, **env: str) -> Outcome:
     """Run `adapterbank` with these words in this process; what it does not catch itself is raised here."""
     arguments = [str(word) for word in words]
     runner = CliRunner()
     with (
         runner.isolation(input=input, env=env) as (out, err, _),
         mock.patch.object(sys, "argv", ["adapterbank", *arguments]),
+        mock.patch.object(sys.stdin, "isatty", return_value=terminal),
     ):
         code: Any = 0
         try:

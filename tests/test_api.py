@@ -242,7 +242,7 @@ def test_a_bank_that_was_open_before_another_process_trained_serves_the_new_defa
     words = ["train", "--bank", bank.path, "--task", "sentiment", "--train", data, "--dev", data, "--seed", 7]
     with process(*words, *flags(FAST)) as other:
         _, said = other.communicate(timeout=120)
-    assert (other.returncode, said) == (0, "")
+    assert other.returncode == 0, said
     assert bank.show("sentiment").version == 3
     after = bank.predict("sentiment", TEXTS)
     assert after != before
@@ -256,7 +256,7 @@ def test_a_bank_that_was_open_before_another_process_trained_serves_the_new_defa
 @pytest.mark.minilm
 def test_the_real_encoder_learns_two_tasks_and_answers_a_mixed_batch(minilm, tmp_path):
     bank = open_bank(tmp_path / "bank", minilm, device="cpu")
-    options = {"epochs": 4, "size": 16, "batch": 8}
+    options = {"epochs": 6, "size": 16, "batch": 8}
     record = bank.train("sentiment", ROWS, ROWS, **options).record
     bank.train("score", scores(), scores(), **options)
     assert record["params"]["trained"] == 12 * (2 * 16 * 384 + 384 + 16) + 13 * 768 + 385 * 2

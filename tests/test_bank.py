@@ -61,7 +61,7 @@ def test_a_strange_name_is_refused_by_every_use_and_changes_nothing(bank: Bank, 
 
 
 def test_a_missing_bank_is_not_made_by_accident(tmp_path: Path) -> None:
-    with pytest.raises(BankError, match="does not exist; to make a bank there, open it with create=True"):
+    with pytest.raises(BankError, match="does not exist; the first training makes it"):
         Bank.open(tmp_path / "bank")
     assert not (tmp_path / "bank").exists()
 

@@ -330,6 +330,7 @@ def _create(path: Path, backbone: Mapping[str, Any] | None) -> None:
     """Make a bank; of several processes that do so at once, the first decides and all succeed."""
     if backbone is None or not all(isinstance(backbone.get(key), str) for key in ("name", "sha256")):
         raise errors.InputError(f"To make the bank {path}, give its backbone: the name and the sha256.")
+    fresh = not path.exists()
     storage.make_folder(path)
     others = [name for name in os.listdir(path) if not name.startswith(".")]
     head = path / "bank.json"
@@ -340,8 +341,14 @@ def _create(path: Path, backbone: Mapping[str, Any] | None) -> None:
         "backbone": {"name": backbone["name"], "sha256": backbone["sha256"]},
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    with contextlib.suppress(FileExistsError):
-        storage.atomic_create(head, storage.pretty_json(value))
+    try:
+        with contextlib.suppress(FileExistsError):
+            storage.atomic_create(head, storage.pretty_json(value))
+    except errors.StorageError:
+        if fresh:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        raise
     storage.make_folder(path / "tasks")
 
 
@@ -354,7 +361,7 @@ def _read_backbone(path: Path) -> dict[str, str]:
         name, sha256 = backbone["name"], backbone["sha256"]
     except FileNotFoundError as error:
         missing = "is not a bank, it has no bank.json" if path.exists() else "does not exist"
-        remedy = "to make a bank there, open it with create=True and a backbone"
+        remedy = "the first training makes it, see: adapterbank train --help"
         raise errors.BankError(f"{path} {missing}; {remedy}.") from error
     except (errors.InputError, KeyError, TypeError) as error:
         raise errors.BankError(f"{head} is damaged; restore it from a copy of the bank.") from error

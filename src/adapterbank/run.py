@@ -70,7 +70,7 @@ def read_data(config: Config, given: Mapping[str, Any] | None = None) -> Data:
     """Read the splits that a config names; `given` has them as Python data instead of files."""
     check_name(config.task)
     given = given or {}
-    sources = {name: given.get(name) or getattr(config, name) for name in ("train", "dev", "test")}
+    sources = {name: given.get(name, getattr(config, name)) for name in ("train", "dev", "test")}
     if sources["train"] is None or (isinstance(sources["train"], str) and not sources["train"]):
         raise ConfigError(["train is missing; name a file of training data."])
     table = table_from(sources["train"], "train")
@@ -146,15 +146,16 @@ def run(
         note(text)
 
     ready = read_data(config, data)
-    for text in ready.notes:
-        tell(text)
+    early = list(ready.notes)  # told once nothing can be refused any more: a mistake is one sentence
     plan = make_run_plan(config, backbone, ready)
     device = find_device(config.device)
     dtype = find_dtype(config.precision, device)
-    lesson = _lesson(config, backbone, ready, plan, tell)
+    lesson = _lesson(config, backbone, ready, plan, early.append)
     identity = {"name": backbone.name, "sha256": backbone.sha256}
     whole = {**config.to_json(), "backbone_sha256": backbone.sha256, "data": ready.about()}
     bank = Bank.open(bank_path, identity, create=True)
+    for text in early:
+        tell(text)
     kept = bank.runs_path / records.config_hash(whole)
     state = train(
         backbone,
@@ -166,18 +167,13 @@ def run(
         keep=lambda _, state: resume.save(kept, state),
         resume=_resumed(kept, resuming, tell),
     )[0]
-    engine = Engine(backbone, device=config.device, precision=config.precision)
-    best = {name: tensor.numpy() for name, tensor in state.tensors["best"].items()}
-    engine.put(config.task, ready.task, plan, best, config.max_length)
-    scores = {name: _scores(engine, ready, name, tell) for name in ready.splits if name != "train"}
-    draft = _draft(config, backbone, ready, plan, scores, best, fingerprint(engine, config.task))
-    package = bank.put(draft, best)
+    package, scores = _finish(config, backbone, ready, plan, bank, state, tell)
     record = {
         "config": whole,
         "package": package.ref,
         "task": ready.task.to_json(),
         "metrics": scores,
-        "params": draft.params,
+        "params": package.manifest.params,
         "bytes": package.manifest.bytes,
         "best_epoch": state.best_epoch,
         "history": state.history,
@@ -189,6 +185,24 @@ def run(
     path = records.write(bank.records_path, record)
     resume.forget(kept)
     return Result(record, path, package, tuple(notes))
+
+
+def _finish(
+    config: Config,
+    backbone: Backbone,
+    data: Data,
+    plan: Plan,
+    bank: Bank,
+    state: State,
+    tell: Callable[[str], None],
+) -> tuple[Package, dict[str, Any]]:
+    """Score the best epoch's weights and put them into the bank."""
+    engine = Engine(backbone, device=config.device, precision=config.precision)
+    best = {name: tensor.numpy() for name, tensor in state.tensors["best"].items()}
+    engine.put(config.task, data.task, plan, best, config.max_length)
+    scores = {name: _scores(engine, data, name, tell) for name in data.splits if name != "train"}
+    draft = _draft(config, backbone, data, plan, scores, best, fingerprint(engine, config.task))
+    return bank.put(draft, best), scores
 
 
 def _lesson(config: Config, backbone: Backbone, data: Data, plan: Plan, tell: Callable[[str], None]) -> Lesson:

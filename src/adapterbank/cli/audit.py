@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import typer
 
-from adapterbank.cli.console import AsJson, BackboneName, BankPath, Device, Precision, print_json
+from adapterbank.cli.console import AsJson, BackboneName, BankPath, Device, Precision, counted, print_json
 
 HELP = """Prove that nothing was forgotten: recompute every package's checksums and its outputs on fixed texts.
 
@@ -35,6 +35,8 @@ def command(
     if json:
         print_json({"ok": not wrong, "findings": [asdict(finding) for finding in findings]})
     else:
-        typer.echo(f"{len(findings)} packages, {len(wrong)} different" + (f": {', '.join(wrong)}" if wrong else ""))
+        typer.echo(
+            f"{counted(len(findings), 'package')}, {len(wrong)} different" + (f": {', '.join(wrong)}" if wrong else "")
+        )
     if wrong:
         raise typer.Exit(1)

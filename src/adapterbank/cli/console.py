@@ -47,9 +47,8 @@ def guarded(command: Callable[..., Returned]) -> Callable[..., Returned]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
         except OSError as error:  # what a system may still refuse: a name too long, a folder where a file should be
-            say(
-                f"adapterbank: {error.filename or 'The output'} cannot be used: {error.strerror or error}; choose another."
-            )
+            what = error.filename or "The output"
+            say(f"adapterbank: {what} cannot be used: {error.strerror or error}; choose another.")
             raise typer.Exit(2) from None
         finally:
             signal.signal(signal.SIGTERM, before)
@@ -74,6 +73,11 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in (titles, *rows):
         cells = (f"{c:>{w}}" if right else f"{c:<{w}}" for c, w, right in zip(row, widths, numeric, strict=True))
         typer.echo("  ".join(cells).rstrip())
+
+
+def counted(count: int, noun: str) -> str:
+    """Write a number of things: `1 task`, `2 tasks`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def size(count: float) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from adapterbank.bank import Bank
-from adapterbank.cli.console import AsJson, BankPath, print_json, size
+from adapterbank.cli.console import AsJson, BankPath, counted, print_json, size
 
 HELP = """Remove what nothing points to: versions that are neither a task's default nor where a rollback would go, and
 leftovers of writes that were cut off.
@@ -28,4 +28,4 @@ def command(
         return
     for r in removed:
         typer.echo(f"{'would remove' if dry_run else 'removed'} {r.path} ({size(r.bytes)}): {r.reason}")
-    typer.echo(f"{len(removed)} things, {size(sum(r.bytes for r in removed))}")
+    typer.echo(f"{counted(len(removed), 'thing')}, {size(sum(r.bytes for r in removed))}")

@@ -53,14 +53,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="No change: answers are JSON lines already.")] = False,
 ) -> None:
     """See `HELP`."""
-    if (source is None) == (not text):
-        raise InputError("Give either texts with --text, or one FILE (or - for standard input).")
-    if (task is None) == (task_column is None):
-        raise InputError("Give either --task, or --task-column for a file whose rows name their tasks.")
-    if task_column is not None and (source is None or source == "-"):
-        raise InputError("--task-column needs a FILE with such a column.")
-    if source is not None and text_pair:
-        raise InputError("--text-pair goes with --text; the second texts of a FILE stand in the FILE.")
+    _check_words(source, text, text_pair, task, task_column)
     from adapterbank.api import open_bank
 
     opened = open_bank(bank, backbone, device=device, precision=precision)
@@ -78,6 +71,20 @@ def command(
         say(f"{len(examples)} answers in {output}")
     else:
         _write(lines, sys.stdout)
+
+
+def _check_words(
+    source: str | None, text: list[str] | None, text_pair: list[str] | None, task: str | None, task_column: str | None
+) -> None:
+    """Say which words of the command do not go together."""
+    if (source is None) == (not text):
+        raise InputError("Give either texts with --text, or one FILE (or - for standard input).")
+    if (task is None) == (task_column is None):
+        raise InputError("Give either --task, or --task-column for a file whose rows name their tasks.")
+    if task_column is not None and (source is None or source == "-"):
+        raise InputError("--task-column needs a FILE with such a column.")
+    if source is not None and text_pair:
+        raise InputError("--text-pair goes with --text; the second texts of a FILE stand in the FILE.")
 
 
 def _answers(opened: OpenBank, names: list[str], examples: Examples, *, named: bool) -> Iterator[str]:

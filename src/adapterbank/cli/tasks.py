@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from adapterbank.bank import Bank
-from adapterbank.cli.console import AsJson, BankPath, print_json, print_table, say, size
+from adapterbank.cli.console import AsJson, BankPath, counted, print_json, print_table, say, size
 from adapterbank.package import Manifest
 
 HELP = """List the tasks of a bank with their scores and sizes.
@@ -43,4 +43,6 @@ def total(found: list[Manifest], backbone: str) -> str:
     """Say what all tasks cost together against one full copy of the encoder for each."""
     encoder = found[0].params["encoder"]
     times = (encoder + sum(m.params["trained"] for m in found)) / encoder
-    return f"{len(found)} tasks on {backbone}: {times:.2f}× the encoder's parameters, instead of {len(found)}×"
+    return (
+        f"{counted(len(found), 'task')} on {backbone}: {times:.2f}× the encoder's parameters, instead of {len(found)}×"
+    )

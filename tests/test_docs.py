@@ -1,0 +1,117 @@
+"""Claims about docs/: its tables are the library's, and every link in the documents leads somewhere."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from adapterbank import methods
+from adapterbank.audit import TOLERANCE
+from adapterbank.config import Config, parse, resolve
+from adapterbank.methods import METHODS
+from adapterbank.metrics import DEFAULT_METRIC, METRICS
+from adapterbank.tasks.spec import KINDS
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGE = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+OPTIONS = {f.name: f for f in fields(Config)}
+
+
+def table(heading):
+    """Give the first table under a heading: the titles, and the rows by their first cell."""
+    part = PAGE[PAGE.index(f"## {heading}\n") :]
+    lines = re.search(r"(?:^\|.*\|\n)+", part, re.MULTILINE)[0].splitlines()
+    cells = [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    return cells[0][1:], {row[0].strip("`"): row[1:] for row in cells[2:]}
+
+
+def test_the_table_of_defaults_is_the_table_of_the_library():
+    titles, rows = table("Defaults")
+    assert titles == ["adapter", "layernorm", "feature", "full", "top", "why"]
+    assert sorted(titles[:-1]) == sorted(METHODS)
+    named = {name.replace(" ", "_").replace("learning_rate", "lr"): values for name, values in rows.items()}
+    assert set(named) == set(METHODS["adapter"].defaults)
+    for option, values in named.items():
+        for method, said in zip(titles[:-1], values, strict=False):
+            default = METHODS[method].defaults[option].value
+            if isinstance(default, bool):
+                assert said == ("on" if default else "off")
+            elif isinstance(default, str):
+                assert said == default
+            else:
+                assert float(said) == default, (option, method)
+        assert values[-1], f"{option} has no reason"
+    assert all(default.reason for row in METHODS.values() for default in row.defaults.values())
+
+
+def test_a_config_resolves_to_what_the_table_says():
+    _, rows = table("Defaults")
+    for column, method in enumerate(["adapter", "layernorm", "feature", "full", "top"]):
+        found = resolve(parse({"method": method}))
+        assert float(rows["learning rate"][column]) == found.lr
+        assert int(rows["epochs"][column]) == found.epochs
+
+
+def test_the_defaults_common_to_all_are_told_as_they_are():
+    sentence = next(line for line in PAGE.splitlines() if line.startswith("Common to all:"))
+    config = Config()
+    for said in (
+        f"batch {config.batch},",
+        f"warmup over {100 * config.warmup:.0f} %",
+        f"gradient clip {config.clip},",
+        f"max length {config.max_length},",
+        f"size {config.size} ",
+        f"σ = {config.sigma:.0e}".replace("e-0", "e-"),
+        "tanh-GELU",
+    ):
+        assert said in sentence, said
+    assert config.activation == "gelu_tanh"
+
+
+def test_the_variants_are_the_adapters_options_with_their_values():
+    _, rows = table("Variants of the adapter")
+    said = {name.removeprefix("--").removeprefix("no-").replace("-", "_"): values for name, values in rows.items()}
+    assert set(said) == {*METHODS["adapter"].uses, "sigma"}
+    for name, (values, what) in said.items():
+        meta = OPTIONS[name].metadata
+        assert what
+        if meta["choices"]:
+            assert values == ", ".join(meta["choices"])
+        elif meta["low"] is not None:
+            assert values == f"{meta['low']:g} … {meta['high']:g}"
+    assert methods.MAX_SIZE == 4096
+
+
+def test_the_kinds_of_task_have_the_metrics_that_are_told():
+    _, rows = table("Kinds of task")
+    assert tuple(rows) == KINDS
+    for kind, (_, default, others) in rows.items():
+        assert default == DEFAULT_METRIC[kind]
+        fitting = {name for name, row in METRICS.items() if kind in row.kinds}
+        assert {default, *others.split(", ")} <= fitting
+
+
+def test_the_audits_tolerance_is_told_as_it_is():
+    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    assert f"else within {TOLERANCE:.0e}".replace("e-0", "e-") in design
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_to_a_file_leads_to_one(document):
+    text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not re.match(r"[a-z]+:", target) and not target.startswith("#"):
+            assert (document.parent / target.split("#")[0]).exists(), target
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_option_of_a_command_in_the_documents_is_one(document):
+    known = {name.replace("_", "-") for name in OPTIONS} | {"bank", "resume", "json", "config", "help"}
+    text = document.read_text(encoding="utf-8").replace("\\\n", " ")
+    for line in re.findall(r"adapterbank train .*", text):
+        for name in re.findall(r" --([a-z-]+)", line):
+            assert name in known or name.removeprefix("no-") in known, line

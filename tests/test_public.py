@@ -1,0 +1,76 @@
+"""Claims about what a user imports: these names, nothing else, and nothing heavy before it is needed."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import adapterbank
+
+ROOT = Path(__file__).parents[1]
+PUBLIC = {"AdapterbankError", "OpenBank", "Prediction", "__version__", "load_backbone", "open_bank"}
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_public_names_are_exactly_these():
+    assert set(adapterbank.__all__) == PUBLIC
+    assert adapterbank.__all__ == sorted(adapterbank.__all__)
+    assert set(dir(adapterbank)) == PUBLIC
+
+
+def test_every_public_name_is_there_and_explains_itself():
+    for name in PUBLIC:
+        found = getattr(adapterbank, name)
+        assert isinstance(found, str) or inspect.getdoc(found)
+
+
+def test_another_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'adapterbank' has no attribute 'teach'"):
+        adapterbank.teach  # noqa: B018
+
+
+def test_every_public_method_explains_itself():
+    methods = {name: value for name, value in vars(adapterbank.OpenBank).items() if not name.startswith("_")}
+    assert set(methods) == {
+        *("audit", "backbone", "bank", "engine", "evaluate", "gc", "predict", "remove"),
+        *("rollback", "show", "tasks", "train"),
+    }
+    assert all(inspect.getdoc(value) for value in methods.values())
+
+
+def test_the_readme_uses_public_names_and_methods_only():
+    assert set(re.findall(r"\badapterbank\.(\w+)\(", README)) <= PUBLIC
+    assert set(re.findall(r"\bbank\.(\w+)\(", README)) <= set(vars(adapterbank.OpenBank))
+
+
+def test_star_import_brings_the_public_names():
+    names = {}
+    exec("from adapterbank import *", names)
+    assert set(names) - {"__builtins__"} == PUBLIC
+
+
+def test_importing_loads_nothing_heavy():
+    code = "import adapterbank, sys; print(sorted({'torch', 'numpy', 'typer', 'rich', 'yaml'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout == "[]\n"
+
+
+def test_init_files_of_sub_packages_are_empty():
+    found = sorted((ROOT / "src" / "adapterbank").glob("*/__init__.py"))
+    assert len(found) >= 4
+    assert [path.parent.name for path in found if path.read_bytes()] == []
+
+
+def test_every_error_is_of_one_tree():
+    from adapterbank import errors
+
+    raised = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, Exception)]
+    assert all(issubclass(value, adapterbank.AdapterbankError) for value in raised)
+    assert {value.__name__: value.exit_code for value in raised if value.exit_code != 2} == {"TrainingError": 1}
+    drawn = set(re.findall(r"(\w+(?:Error|Name|Damaged|Mismatch)) ", errors.__doc__))
+    assert drawn == {value.__name__ for value in raised}

@@ -1,0 +1,150 @@
+"""Claims about the README: its commands run, its Python runs, its figures and its tree are true."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from adapterbank.config import Config
+from adapterbank.methods import METHODS, Head, Options, make_plan, trained
+from adapterbank.slots import bottleneck, heads
+from small_data import shell, write
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = [line.removeprefix("$ ") for line in README.splitlines() if line.startswith("$ adapterbank ")]
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+FILMS = ("film", "story", "cast", "ending", "music", "plot")
+
+
+def reviews(count):
+    words = (("dull", "negative"), ("warm and funny", "positive"))
+    return [(f"The {FILMS[i % 6]} was {words[i % 2][0]}.", words[i % 2][1]) for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory, minilm):
+    """Give a folder with the two files that the README's session speaks of."""
+    folder = tmp_path_factory.mktemp("session")
+    write(folder / "reviews.csv", reviews(24))
+    write(folder / "test.csv", reviews(8))
+    return folder
+
+
+def test_there_is_a_session_to_run():
+    assert {command.split()[1] for command in COMMANDS} >= {"train", "predict", "evaluate", "tasks", "show", "audit"}
+    assert len(PYTHON) == 1
+
+
+@pytest.mark.minilm
+def test_every_command_runs_in_order(session, monkeypatch):
+    monkeypatch.chdir(session)
+    for command in COMMANDS:
+        words = shlex.split(re.sub(r"--epochs \d+", "--epochs 1", command))[1:]
+        found = shell(*words)
+        assert found.code == 0, (command, found)
+        assert found.out, command
+
+
+@pytest.mark.minilm
+def test_what_the_commands_answer_has_the_shape_that_is_shown(session, monkeypatch):
+    monkeypatch.chdir(session)
+    shown = README[README.index("$ adapterbank train") :].splitlines()
+    told = shell(*shlex.split(re.sub(r"--epochs \d+", "--epochs 1 --task shape", shown[0]))[2:]).out.splitlines()
+    for mine, theirs in zip(told, shown[1:], strict=False):
+        form = [re.sub(r"[\d.,]+", "0", line).replace("shape", "sentiment") for line in (mine, theirs)]
+        assert form[0] == form[1]
+    assert re.search(r"605,954 trained parameters \(2\.67 %", told[1])
+    assert "605,954 trained parameters (2.67 %" in README
+
+
+@pytest.mark.minilm
+def test_the_python_session_runs_and_answers_what_it_says(session, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for file in session.glob("*.csv"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    names, checked = {}, 0
+    code = PYTHON[0].replace("epochs=5", "epochs=1")
+    for line in code.splitlines():
+        statement, _, comment = line.partition("  # ")
+        value = eval_or_exec(statement, names)
+        said = re.match(r"\[.*?\]|\(.*?\)|True|False", comment.strip())
+        if said:
+            assert value == ast.literal_eval(said[0]), line
+            checked += 1
+    assert checked >= 3
+    assert 0 <= names["result"].record["metrics"]["dev"]["accuracy"] <= 1
+
+
+def eval_or_exec(statement, names):
+    try:
+        return eval(compile(statement, "README", "eval"), names)
+    except SyntaxError:
+        exec(compile(statement, "README", "exec"), names)
+        return None
+
+
+@pytest.mark.minilm
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        ("adapter", {"size": 64}, "2.7 % at size 64"),
+        ("adapter", {"size": 8}, "0.4 % at 8"),
+        ("top", {}, "7.8 % a layer"),
+        ("layernorm", {}, "0.05 %"),
+        ("feature", {}, "0.003 %"),
+    ],
+)
+def test_the_shares_of_the_method_table_are_true(minilm, method, options, said):
+    plan = make_plan(Options(method=method, **options), depth=6, head=Head("classification", 2))
+    draw = torch.Generator()
+    tensors = dict(minilm.tensors) | heads.initial(plan.head, 384, draw)
+    tensors |= bottleneck.initial(plan.adapter, 384, 0.01, draw) if plan.adapter else {}
+    percent = 100 * sum(tensors[name].numel() for name in trained(tensors, plan)) / minilm.parameters
+    row = next(line for line in README.splitlines() if line.startswith(f"| `{method}` |"))
+    assert said in row
+    digits = len(said.split(" %")[0].partition(".")[2])
+    assert f"{percent:.{digits}f}" == said.split(" %")[0]
+
+
+def test_the_method_table_has_every_method():
+    rows = re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)
+    assert sorted(rows) == sorted(METHODS)
+
+
+def test_every_option_named_is_an_option():
+    known = {f.name.replace("_", "-") for f in fields(Config)} | {"bank", "resume", "json", "data", "no-deps", "method"}
+    for name in re.findall(r"--([a-z][a-z-]+)", README):
+        assert name.removeprefix("no-") in known or name in known, name
+
+
+def tree():
+    """Give the tree's lines as path and words."""
+    block = re.search(r"```\nsrc/adapterbank/\n(.*?)```", README, re.DOTALL)
+    assert block
+    found, folder = {}, ""
+    for line in block[1].splitlines():
+        name, _, words = line.strip().partition(" ")
+        depth = (len(line) - len(line.lstrip())) // 2
+        folder = "" if depth == 1 else folder
+        found[folder + name] = words.split()
+        folder = name if name.endswith("/") else folder
+    return found
+
+
+def test_the_tree_names_every_file_and_no_other():
+    package = ROOT / "src" / "adapterbank"
+    files = {str(path.relative_to(package)) for path in package.rglob("*.py") if path.name != "__init__.py"}
+    files = {name for name in files if not name.startswith("cli/")}
+    folders = {f"{path.name}/" for path in package.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert set(tree()) == files | folders
+
+
+def test_the_tree_tells_each_file_in_at_most_six_words():
+    assert {name: words for name, words in tree().items() if not 1 <= len(words) <= 6} == {}
