@@ -249,7 +249,7 @@ def test_gc_says_what_would_go_and_then_removes_it(here):
     before = snapshot(here / "bank")
     found = run("gc", "--dry-run")
     assert found.out.startswith("would remove bank/tasks/sentiment/1 (")
-    assert found.out.splitlines()[-1].startswith("1 things, ")
+    assert found.out.splitlines()[-1].startswith("1 thing, ")
     assert snapshot(here / "bank") == before
     assert [item["reason"] for item in run("gc", "--json").json] == ["no pointer leads to it"]
     assert Bank.open("bank").versions("sentiment") == [2, 3]
@@ -266,7 +266,7 @@ def test_gc_clears_what_a_broken_write_left(here):
     run("remove", "--task", "sentiment@1", "--yes")
     assert run("gc").out.splitlines() == [
         f"removed {left.relative_to(here)} (10 B): left by an interrupted write",
-        "1 things, 10 B",
+        "1 thing, 10 B",
     ]
     assert not left.exists()
 
