@@ -26,7 +26,8 @@ from adapterbank.methods import METHODS, Plan
 from adapterbank.package import Package
 from adapterbank.runtime import find_device, find_dtype
 from adapterbank.slots import heads
-from adapterbank.slots.stack import Segment, Stacks
+from adapterbank.slots.route import Route, Segment
+from adapterbank.slots.stack import Stacks
 from adapterbank.tasks.spec import Examples, Task
 
 TOKENS_AT_ONCE = 4096
@@ -55,7 +56,7 @@ def outputs(
         for chosen in by_length(tokens, TOKENS_AT_ONCE, [_group(stacks, slot) for slot in slots]):
             order = sorted(chosen, key=lambda i: _number(slots[i]))
             batch = pack([tokens[i] for i in order], stacks.device)
-            route = stacks.route(segments([(slots[i], len(tokens[i])) for i in order]), compute=compute)
+            route = Route(stacks, segments([(slots[i], len(tokens[i])) for i in order]), compute)
             known = prefix.rows(order, batch) if prefix else None
             hidden = forward(anatomy, route, batch, first=prefix.first if prefix else 0, prefix=known)
             given = heads.outputs(hidden, batch, route)

@@ -29,6 +29,7 @@ from adapterbank.methods import METHODS, Plan, first_trained_layer
 from adapterbank.optimizer import Schedule, Settings, StackedAdam
 from adapterbank.runtime import free_memory
 from adapterbank.slots import heads
+from adapterbank.slots.route import Route
 from adapterbank.slots.stack import Stacks
 
 
@@ -272,7 +273,7 @@ class _School:
         rows = [(k, chosen[k][0].lesson.train, chosen[k][1][place]) for k, places in part for place in places]
         batch = pack([data.tokens[row] for _, data, row in rows], self.stacks.device)
         slots = [(chosen[k][0].slot, len(data.tokens[row])) for k, data, row in rows]
-        route = self.stacks.route(segments(slots), compute=self.dtype)
+        route = Route(self.stacks, segments(slots), self.dtype)
         keys = torch.cat(
             [
                 row_keys(chosen[k][0].lesson.seed, chosen[k][0].state.step, torch.from_numpy(places))

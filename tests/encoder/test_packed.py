@@ -43,7 +43,7 @@ def test_the_mask_is_true_exactly_at_real_tokens(lengths: list[int]) -> None:
     batch = packed(lengths)
     if len(set(lengths)) == 1:
         assert batch.mask is None
-        assert batch.cells is None
+        assert batch.grid.cells is None
     else:
         assert batch.mask is not None
         assert batch.mask.shape == (len(lengths), 1, 1, max(lengths))

@@ -18,6 +18,7 @@ from adapterbank.encoder.packed import pack
 from adapterbank.evaluate import segments
 from adapterbank.methods import Adapter, Head, Options, make_plan
 from adapterbank.slots import bottleneck
+from adapterbank.slots.route import Route
 from adapterbank.slots.stack import Stacks
 from families import FAMILIES
 
@@ -76,7 +77,7 @@ def through_slot(backbone, plan, tensors, rows):
     stacks = Stacks(backbone.tensors)
     slot = stacks.put(plan, tensors)
     with torch.no_grad():
-        return forward(backbone.anatomy, stacks.route(segments([(slot, len(row)) for row in rows])), pack(rows))
+        return forward(backbone.anatomy, Route(stacks, segments([(slot, len(row)) for row in rows])), pack(rows))
 
 
 @pytest.mark.parametrize(

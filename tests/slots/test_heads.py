@@ -16,6 +16,7 @@ from adapterbank.encoder.packed import Tokens, pack
 from adapterbank.evaluate import segments
 from adapterbank.methods import Head, Options, make_plan
 from adapterbank.slots import heads
+from adapterbank.slots.route import Route
 from adapterbank.slots.stack import Stacks
 from adapterbank.tasks import spec
 
@@ -50,7 +51,7 @@ def given_by(head, tensors, plan, *, base=None, dropout=None):
     hidden, batch = made()
     stacks = Stacks(base or frozen())
     slot = stacks.put(plan, tensors)
-    route = stacks.route(segments([(slot, n) for n in LENGTHS]))
+    route = Route(stacks, segments([(slot, n) for n in LENGTHS]))
     (found,) = heads.outputs(hidden, batch, route, dropout)
     return found
 
@@ -113,7 +114,7 @@ def test_only_regression_is_shifted_and_scaled():
 
 def test_rows_of_no_task_give_their_mean_hidden_state():
     hidden, batch = made()
-    route = Stacks(frozen()).route(segments([(None, n) for n in LENGTHS]))
+    route = Route(Stacks(frozen()), segments([(None, n) for n in LENGTHS]))
     (found,) = heads.outputs(hidden, batch, route)
     torch.testing.assert_close(found, pooled("mean", None), atol=1e-6, rtol=1e-6)
 

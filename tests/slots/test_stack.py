@@ -18,6 +18,7 @@ from adapterbank.encoder.packed import pack
 from adapterbank.evaluate import outputs, segments
 from adapterbank.methods import Head, Options, make_plan
 from adapterbank.slots import bottleneck, heads
+from adapterbank.slots.route import Route
 from adapterbank.slots.stack import Stacks
 from families import FAMILIES
 
@@ -90,7 +91,7 @@ def test_padding_to_the_size_class_is_exact_but_for_rounding(size):
         plan = adapter_plan(size, **options)
         tensors = adapter_tensors(plan, sigma=0.2)
         stacks = Stacks(FROZEN)
-        route = stacks.route(segments([(stacks.put(plan, tensors), 6)]))
+        route = Route(stacks, segments([(stacks.put(plan, tensors), 6)]))
         torch.manual_seed(size)
         y, x = torch.randn(6, HIDDEN), torch.randn(6, HIDDEN)
         for site in ("layers.0.attention", "layers.1.feedforward"):
@@ -104,7 +105,7 @@ def test_a_size_class_is_the_next_power_of_two():
     for size in range(1, 66):
         stacks = Stacks(FROZEN)
         stacks.put(adapter_plan(size), adapter_tensors(adapter_plan(size)))
-        ((_, shape),) = [key for key in stacks.trainable() if key[0] == name]
+        ((_, shape, _),) = [key for key in stacks.trainable() if key[0] == name]
         wide = shape[0]
         assert wide >= size > wide // 2
         assert wide & (wide - 1) == 0
@@ -119,12 +120,30 @@ def test_one_wide_task_does_not_widen_a_thousand_narrow_ones():
         for key, tensor in stacks.trainable().items()
         if key[0].endswith("0.attention.adapter.up.weight")
     }
-    assert {shape: count for (_, shape), count in shapes.items()} == {(HIDDEN, 2): 3, (HIDDEN, 64): 1}
+    assert {shape: count for (_, shape, _), count in shapes.items()} == {(HIDDEN, 2): 3, (HIDDEN, 64): 1}
+
+
+def test_many_slots_lie_in_several_stacks_and_share_a_pass_as_if_in_one():
+    stacks, held = Stacks(FROZEN), []
+    for k in range(150):
+        plan = adapter_plan(3)
+        held.append((plan, adapter_tensors(plan, k)))
+        assert stacks.put(*held[-1]) == k
+    stacked = [k for k in stacks.trainable() if k[0] == "layers.0.attention.adapter.up.weight"]
+    assert [len(stacks.owners(key)) for key in stacked] == [64, 64, 22]
+    chosen = [0, 63, 64, 127, 128, 149]
+    y = torch.linspace(-1, 1, 18 * HIDDEN).view(18, HIDDEN)
+    together = Route(stacks, segments([(k, 3) for k in chosen])).add(y, y.flip(0), "layers.0.attention")
+    for k, mine, x in zip(chosen, together.split(3), y.flip(0).split(3), strict=True):
+        alone = Stacks(FROZEN)
+        part = y[3 * chosen.index(k) : 3 * chosen.index(k) + 3]
+        found = Route(alone, segments([(alone.put(*held[k]), 3)])).add(part, x, "layers.0.attention")
+        torch.testing.assert_close(mine, found, atol=1e-6, rtol=1e-6)
 
 
 def run(stacks, slot, site="layers.0.attention"):
     y = torch.linspace(-1, 1, 3 * HIDDEN).view(3, HIDDEN)
-    return stacks.route(segments([(slot, 3)])).add(y, y.flip(0), site)
+    return Route(stacks, segments([(slot, 3)])).add(y, y.flip(0), site)
 
 
 @pytest.mark.parametrize("left", [float("nan"), 1e3])
@@ -138,7 +157,7 @@ def test_a_freed_place_is_used_again_and_nothing_of_the_old_slot_is_left_in_it(l
     plan, tensors = adapter_plan(5), adapter_tensors(adapter_plan(5), 2)
     new = stacks.put(plan, tensors)
     assert new != old
-    key = ("layers.0.attention.adapter.down.weight", (8, HIDDEN))
+    key = ("layers.0.attention.adapter.down.weight", (8, HIDDEN), 0)
     assert stacks.owners(key) == [kept, new]
     fresh = Stacks(FROZEN)
     assert torch.equal(run(stacks, new), run(fresh, fresh.put(plan, tensors)))
@@ -192,7 +211,7 @@ def test_write_changes_one_slot_in_place_and_no_other(trainable):
     assert_same(stacks.take(a), other)
     assert_same(stacks.take(b), before)
     if leaves is not None:
-        key = ("head.bias", (2,))
+        key = ("head.bias", (2,), 0)
         assert torch.equal(leaves[key][stacks.owners(key).index(a)], other["head.bias"])
     part = {"head.bias": torch.tensor([3.0, 4.0])}
     stacks.write(a, part)
@@ -252,7 +271,7 @@ def one_row_alone(backbone, plan, tensors, row):
     """Send one row through the pass with no other slot, or no slot, in sight."""
     stacks = Stacks(backbone.tensors)
     slot = None if plan is None else stacks.put(plan, tensors)
-    route, batch = stacks.route(segments([(slot, len(row))])), pack([row])
+    route, batch = Route(stacks, segments([(slot, len(row))])), pack([row])
     with torch.no_grad():
         (found,) = heads.outputs(forward(backbone.anatomy, route, batch), batch, route)
     return found if plan is not None and plan.head.kind == "span" else found[0]
@@ -302,7 +321,7 @@ def test_one_pass_may_hold_slots_of_every_method_in_segments_of_any_order(family
         mixed = [request for request in mixed if request[0] not in full]
     random.Random(seed).shuffle(mixed)
     batch = pack([row for _, row, _ in mixed])
-    route = stacks.route(segments([(slot, len(row)) for slot, row, _ in mixed]))
+    route = Route(stacks, segments([(slot, len(row)) for slot, row, _ in mixed]))
     with torch.no_grad():
         given_ = heads.outputs(forward(backbone.anatomy, route, batch), batch, route)
     waiting = iter(mixed)
@@ -316,7 +335,7 @@ def test_rows_with_different_tables_of_distances_cannot_share_a_pass(crowd):
     backbone, stacks, requests = crowd("mpnet")
     full = next(r for r in requests if r[0] is not None and stacks.plan(r[0]).method == "full")
     mixed = [requests[0], full]
-    route = stacks.route(segments([(slot, len(row)) for slot, row, _ in mixed]))
+    route = Route(stacks, segments([(slot, len(row)) for slot, row, _ in mixed]))
     with pytest.raises(ValueError, match="relative"):
         forward(backbone.anatomy, route, pack([row for _, row, _ in mixed]))
 
@@ -347,7 +366,7 @@ def training_gradients(backbone, lessons, rate=0.1):
     slots = [stacks.put(plan, tensors) for _, plan, tensors, _ in lessons]
     leaves = stacks.trainable()
     rows = [(slot, row) for slot, (_, _, _, mine) in zip(slots, lessons, strict=True) for row in mine]
-    batch, route = pack([row for _, row in rows]), stacks.route(segments([(slot, len(row)) for slot, row in rows]))
+    batch, route = pack([row for _, row in rows]), Route(stacks, segments([(slot, len(row)) for slot, row in rows]))
     keys = torch.cat([row_keys(seed, 5, torch.arange(len(mine))) for seed, _, _, mine in lessons])
     drop = Dropout(keys, batch.rows, batch.positions, rate=rate, attention_rate=rate)
     found = heads.outputs(forward(backbone.anatomy, route, batch, drop), batch, route, drop)
@@ -393,7 +412,7 @@ def test_a_slot_without_rows_in_the_batch_gets_no_gradient(bert, new_slot):
     busy, idle = (stacks.put(plan, new_slot(bert, plan, seed=seed)) for seed in (0, 1))
     leaves = stacks.trainable()
     rows = bert.tokenize(TEXTS[:2])
-    batch, route = pack(rows), stacks.route(segments([(busy, len(row)) for row in rows]))
+    batch, route = pack(rows), Route(stacks, segments([(busy, len(row)) for row in rows]))
     heads.outputs(forward(bert.anatomy, route, batch), batch, route)[0].square().sum().backward()
     gradients = {key: leaf.grad for key, leaf in leaves.items()}
     assert all(gradient.any() for gradient in stacks.take(busy, gradients).values())

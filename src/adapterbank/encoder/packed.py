@@ -35,6 +35,42 @@ class Tokens:
 
 
 @dataclass(frozen=True)
+class Grid:
+    """Runs of tokens of several lengths laid out side by side, `runs x longest`, and the way back."""
+
+    runs: int
+    longest: int
+    cells: Tensor | None
+    """[T] where each token stands in the grid; None when all runs are equally long."""
+
+    @classmethod
+    def of(cls, lengths: np.ndarray, device: torch.device | None) -> Grid:
+        """Lay out runs of these lengths, which stand end to end."""
+        longest = int(lengths.max())
+        if (lengths == longest).all():
+            return cls(len(lengths), longest, None)
+        starts = np.cumsum(lengths) - lengths
+        shift = np.arange(len(lengths)) * longest - starts
+        cells = np.arange(int(lengths.sum())) + np.repeat(shift, lengths)
+        return cls(len(lengths), longest, torch.from_numpy(cells).to(device))
+
+    def to_grid(self, x: Tensor) -> Tensor:
+        """Lay `[T, n]` out as `[runs, longest, n]`, zeros where a run is shorter."""
+        if self.cells is None:
+            return x.view(self.runs, self.longest, -1)
+        grid: Tensor = _Spread.apply(x, self.cells, self.runs * self.longest)  # type: ignore[no-untyped-call]
+        return grid.view(self.runs, self.longest, -1)
+
+    def to_packed(self, grid: Tensor) -> Tensor:
+        """Take the real tokens `[T, n]` out of `[runs, longest, n]`."""
+        flat = grid.reshape(-1, grid.shape[-1])
+        if self.cells is None:
+            return flat
+        packed: Tensor = _Gather.apply(flat, self.cells)  # type: ignore[no-untyped-call]
+        return packed
+
+
+@dataclass(frozen=True)
 class Packed:
     """`B` rows of `T` tokens in all, end to end."""
 
@@ -50,8 +86,8 @@ class Packed:
     """Tokens of each row."""
     starts: Tensor
     """[B] where each row begins."""
-    cells: Tensor | None
-    """[T] where each token stands in the grid `B x longest`; None when all rows are equally long."""
+    grid: Grid = field(repr=False)
+    """Rows side by side."""
     mask: Tensor | None
     """[B, 1, 1, longest] true at real tokens; None when all rows are equally long."""
     _bias: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
@@ -72,18 +108,11 @@ class Packed:
 
     def to_grid(self, x: Tensor) -> Tensor:
         """Lay `[T, n]` out as `[B, longest, n]`, zeros where a row is shorter."""
-        if self.cells is None:
-            return x.view(len(self.lengths), self.longest, -1)
-        grid: Tensor = _Spread.apply(x, self.cells, len(self.lengths) * self.longest)  # type: ignore[no-untyped-call]
-        return grid.view(len(self.lengths), self.longest, -1)
+        return self.grid.to_grid(x)
 
     def to_packed(self, grid: Tensor) -> Tensor:
         """Take the real tokens `[T, n]` out of `[B, longest, n]`."""
-        flat = grid.reshape(-1, grid.shape[-1])
-        if self.cells is None:
-            return flat
-        packed: Tensor = _Gather.apply(flat, self.cells)  # type: ignore[no-untyped-call]
-        return packed
+        return self.grid.to_packed(grid)
 
 
 class _Spread(torch.autograd.Function):
@@ -134,7 +163,7 @@ def pack(rows: Sequence[Tokens], device: torch.device | None = None) -> Packed:
         rows=move(row),
         lengths=tuple(int(n) for n in lengths),
         starts=move(starts),
-        cells=move(row * longest + positions) if ragged else None,
+        grid=Grid.of(lengths, device),
         mask=move((np.arange(longest)[None] < lengths[:, None])[:, None, None]) if ragged else None,
     )
 

@@ -52,13 +52,24 @@ def initial(adapter: Adapter, hidden: int, sigma: float, generator: torch.Genera
 
 
 def bottleneck(y: Tensor, x: Tensor, adapter: Adapter, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Apply one adapter; `tensors` by part. Widths may be padded with zeros, which stay zero through the arithmetic."""
+    """Apply an adapter to `[n, hidden]`, or one to each part of `[parts, n, hidden]`; `tensors` by part, stacked alike.
+
+    Widths may be padded with zeros, which stay zero through the arithmetic.
+    """
     v = x if adapter.placement == "parallel" else y
     if adapter.inner_norm:
-        v = F.layer_norm(v, v.shape[-1:], tensors["norm.weight"], tensors["norm.bias"], _EPSILON)
+        gain, shift = (tensors[f"norm.{leaf}"].unsqueeze(-2) for leaf in ("weight", "bias"))
+        v = F.layer_norm(v, v.shape[-1:], None, None, _EPSILON) * gain + shift
     activate = ACTIVATIONS[adapter.activation]
-    v = activate(F.linear(v, tensors["down.weight"], tensors["down.bias"]))
+    v = activate(_linear(v, tensors, "down"))
     for k in range(1, adapter.depth):
-        v = activate(F.linear(v, tensors[f"middle.{k}.weight"], tensors[f"middle.{k}.bias"]))
-    v = F.linear(v, tensors["up.weight"], tensors["up.bias"])
+        v = activate(_linear(v, tensors, f"middle.{k}"))
+    v = _linear(v, tensors, "up")
     return y + v if adapter.combine == "add" else y + y * v
+
+
+def _linear(v: Tensor, tensors: Mapping[str, Tensor], module: str) -> Tensor:
+    weight, bias = tensors[f"{module}.weight"], tensors[f"{module}.bias"]
+    if weight.dim() == 2:
+        return F.linear(v, weight, bias)
+    return torch.baddbmm(bias.unsqueeze(1), v, weight.transpose(1, 2))

@@ -14,7 +14,7 @@ from torch import Tensor
 from adapterbank.encoder.dropout import Dropout
 from adapterbank.encoder.packed import Packed
 from adapterbank.methods import Head
-from adapterbank.slots.stack import Route
+from adapterbank.slots.route import Route
 
 _SIGMA = 0.02
 """Of a new head's weights: BERT's own, and the public code's."""
