@@ -76,3 +76,11 @@ def new_slot() -> Callable[..., dict[str, Tensor]]:
         return {name: tensors[name] + 0.1 * torch.randn(tensors[name].shape, generator=generator) for name in names}
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu_unless_asked_for(request, monkeypatch):
+    """Tests state what the CPU gives to the last digits; a machine with a GPU must not change what they mean."""
+    if "gpu" not in request.keywords:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

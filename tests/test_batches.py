@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from adapterbank.batches import epoch_order, make_rows
@@ -110,6 +110,7 @@ def test_any_run_of_words_is_found_again_in_any_script(words, spaces, data, tiny
     j = data.draw(st.integers(i, len(words) - 1))
     answer = borders[i][0], borders[j][1]
     rows = span_rows(tiny("bert"), [answer], context=context)
+    assume(rows.targets[0][1] - rows.targets[0][0] < 30)  # the longest answer a span head may give
     assert answer_place(certain(len(rows.tokens[0]), *rows.targets[0]), rows.tokens[0]) == answer
 
 

@@ -295,7 +295,9 @@ def test_what_a_method_uses_is_an_option(name):
 
 
 def test_only_methods_that_change_whole_layers_are_batched_alone():
-    assert {name for name, method in methods.METHODS.items() if method.alone} == {"full", "top"}
+    head = Head("classification", 2)
+    plans = {name: make_plan(Options(method=name), depth=3, head=head) for name in methods.METHODS}
+    assert {name for name, plan in plans.items() if plan.alone} == {"full", "top"}
 
 
 def test_options_of_the_adapter_reach_the_plan():

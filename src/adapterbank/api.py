@@ -12,7 +12,7 @@ from adapterbank import metrics
 from adapterbank.bank import Bank, Removed
 from adapterbank.encoder import checkpoint
 from adapterbank.encoder.checkpoint import Backbone
-from adapterbank.errors import BankError, InputError
+from adapterbank.errors import InputError
 from adapterbank.evaluate import Engine, Prediction
 from adapterbank.package import Manifest, Package
 from adapterbank.run import Result, run
@@ -180,12 +180,13 @@ class OpenBank:
         return None if name is None else self._load(self.bank.get(name))
 
     def _load(self, package: Package) -> str:
-        known = self.engine.residents
-        return package.ref if package.ref in known else self.engine.load(package)
+        # By content: a bank may be made anew in the same folder while this object lives.
+        name = f"{package.ref}#{package.manifest.weights_sha256}"
+        return name if name in self.engine.residents else self.engine.load(package, name)
 
     def _check_pairs(self, name: str | None, pairs: Sequence[str] | None) -> None:
         wanted = 2 if pairs is not None else 1
         if name is not None and len(columns := self.show(name).task["text"]) != wanted:
-            raise BankError(
+            raise InputError(
                 f"{name!r} reads {' and '.join(columns)}: give it {'pairs too' if wanted == 1 else 'no pairs'}."
             )

@@ -21,11 +21,11 @@ from adapterbank.encoder.forward import forward, join_projections
 from adapterbank.encoder.packed import Tokens, by_length, pack
 from adapterbank.encoder.prefix import Prefix
 from adapterbank.encoder.tokenizer import tokenize
-from adapterbank.errors import BackboneMismatch, UnknownName
-from adapterbank.methods import METHODS, Plan
-from adapterbank.package import Package
+from adapterbank.errors import BackboneMismatch, InputError, PackageDamaged, UnknownName
+from adapterbank.methods import ACTIVATIONS, POOLINGS, Plan, trained
+from adapterbank.package import RESTORE, Package
 from adapterbank.runtime import find_device, find_dtype
-from adapterbank.slots import heads
+from adapterbank.slots import bottleneck, heads
 from adapterbank.slots.route import Route, Segment
 from adapterbank.slots.stack import Stacks
 from adapterbank.tasks.spec import Examples, Task
@@ -76,7 +76,7 @@ def _number(slot: int | None) -> int:
 
 def _group(stacks: Stacks, slot: int | None) -> int:
     """Rows of a slot that changes most of the encoder share a batch with nobody else; all others may mix."""
-    return slot + 1 if slot is not None and METHODS[stacks.plan(slot).method].alone else 0
+    return slot + 1 if slot is not None and stacks.plan(slot).alone else 0
 
 
 def _by_row(
@@ -108,7 +108,7 @@ class Prediction:
     start: int | None = None
     end: int | None = None
     probabilities: dict[str, float] | None = None
-    embedding: np.ndarray | None = field(default=None, repr=False)
+    embedding: np.ndarray | None = field(default=None, repr=False, compare=False)
     """Bare backbone: the mean of the last hidden states."""
 
     def to_json(self) -> dict[str, Any]:
@@ -154,9 +154,34 @@ class Engine:
                 f"{package.ref} was trained on backbone {manifest.backbone['name']!r} "
                 f"({manifest.backbone['sha256'][:12]}), not on {self.backbone.name!r} ({self.backbone.sha256[:12]})."
             )
-        task, plan = Task.from_json(manifest.task), Plan.from_json(manifest.method)
-        self.put(name or package.ref, task, plan, package.tensors(), int(manifest.recipe["max_length"]))
+        tensors = package.tensors()
+        try:
+            task, plan = Task.from_json(manifest.task), Plan.from_json(manifest.method)
+            max_length = int(manifest.recipe["max_length"])
+            self._check_plan(plan, tensors, max_length)
+        except (KeyError, TypeError, ValueError, AttributeError, InputError) as error:
+            raise PackageDamaged(f"{package.ref} does not hold what its manifest says ({error}); {RESTORE}.") from error
+        self.put(name or package.ref, task, plan, tensors, max_length)
         return name or package.ref
+
+    def _check_plan(self, plan: Plan, tensors: Mapping[str, np.ndarray], max_length: int) -> None:
+        """Refuse a plan that the pass cannot run, or tensors that are not the plan's; checksums prove neither."""
+        anatomy = self.backbone.anatomy
+        known = {"kind": heads.KINDS, "pooling": POOLINGS, "activation": ACTIVATIONS}
+        said = {"kind": plan.head.kind, "pooling": plan.head.pooling}
+        expected = heads.shapes(plan.head, anatomy.hidden)
+        if plan.adapter:
+            said["activation"] = plan.adapter.activation
+            expected |= bottleneck.shapes(plan.adapter, anatomy.hidden)
+        wrong = [f"{key} {value!r}" for key, value in said.items() if value not in known[key]]
+        if not 0 < max_length <= anatomy.max_length:
+            wrong.append(f"max_length {max_length}")
+        frozen = anatomy.shapes(self.backbone.has_pooler)
+        expected |= {name: frozen[name] for name in trained(frozen, plan)}
+        if {name: tuple(array.shape) for name, array in tensors.items()} != expected:
+            wrong.append("other tensors than its plan's")
+        if wrong:
+            raise ValueError(", ".join(wrong))
 
     def remove(self, name: str) -> None:
         """Drop a task; its place is used again."""

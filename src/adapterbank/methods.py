@@ -67,6 +67,11 @@ class Plan:
     trains: frozenset[str]
     """The roles that train and are saved."""
 
+    @property
+    def alone(self) -> bool:
+        """Whether it changes whole layers: then its rows share a batch with nobody else's."""
+        return any(role == "embedding" or role.startswith("layer:") for role in self.trains)
+
     def to_json(self) -> dict[str, Any]:
         """Give the plan as JSON values."""
         return {
@@ -96,7 +101,7 @@ class Default:
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may choose of a method; methods ignore nothing in silence (`check_options`)."""
+    """What a user may choose of a method; an option that a method has no use for is refused (`config.check`)."""
 
     method: str = "adapter"
     size: int = 64
@@ -124,8 +129,6 @@ class Method:
     """The options that mean something to this method, beside the head's."""
     defaults: Mapping[str, Default]
     adapters: bool = False
-    alone: bool = False
-    """Whether its slots change so much of the encoder that a batch holds rows of one such slot only."""
 
 
 def _norms(layers: Iterable[int]) -> frozenset[str]:
@@ -168,14 +171,12 @@ METHODS: Mapping[str, Method] = {
         lambda o, layers, depth: _HEAD | {"embedding", "pooler"} | {f"layer:{i}" for i in range(depth)},
         (),
         _PRETRAINED,
-        alone=True,
     ),
     "top": Method(
         "the top n layers and a head (variable fine-tuning)",
         lambda o, layers, depth: _HEAD | {"pooler"} | {f"layer:{i}" for i in range(depth - o.top, depth)},
         ("top",),
         _PRETRAINED,
-        alone=True,
     ),
     "layernorm": Method(
         "the LayerNorms and a head",

@@ -136,7 +136,10 @@ class Package:
             raise errors.PackageDamaged(f"{file} is missing; {RESTORE}.") from error
         if storage.sha256_bytes(data) != self.manifest.weights_sha256:
             raise errors.PackageDamaged(f"{file} is not what was written, its sha256 differs; {RESTORE}.")
-        return safetensors.numpy.load(data)
+        try:
+            return safetensors.numpy.load(data)
+        except Exception as error:  # the checksum is right, so it was written like this; the format raises many kinds
+            raise errors.PackageDamaged(f"{file} holds no tensors ({error}); {RESTORE}.") from error
 
     def verify(self) -> list[str]:
         """Return what is wrong with the files as they are now, a sentence each; nothing when all is well."""

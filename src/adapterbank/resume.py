@@ -6,14 +6,24 @@ runs/<config hash>/state.json              which epoch counts, its file's sha256
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import safetensors.torch
 from safetensors import SafetensorError
 
-from adapterbank import storage
+from adapterbank import __version__, storage
 from adapterbank.errors import AdapterbankError, InputError
 from adapterbank.train import State
+
+
+@contextlib.contextmanager
+def own_folder(runs: Path, name: str) -> Iterator[Path]:
+    """Have the folder of a run for oneself; the same run started twice at once gets another for the second."""
+    with storage.claimed(runs / name) as mine:
+        yield runs / (name if mine else f"{name}-{os.getpid()}")
 
 
 def save(folder: Path, state: State) -> None:
@@ -27,7 +37,7 @@ def save(folder: Path, state: State) -> None:
     flat = {key: tensor.clone() if key.startswith("best/") else tensor for key, tensor in flat.items()}
     data = safetensors.torch.save(flat)
     storage.atomic_write(folder / name, data)
-    about = {"sha256": storage.sha256_bytes(data), "epoch": state.epoch, "step": state.step}
+    about = {"library": __version__, "sha256": storage.sha256_bytes(data), "epoch": state.epoch, "step": state.step}
     storage.write_json(folder / "state.json", {**about, "best_epoch": state.best_epoch, "history": state.history})
     for old in folder.glob("epoch-*.safetensors"):
         if old.name != name:
@@ -41,6 +51,8 @@ def load(folder: Path) -> State | None:
     try:
         about = storage.read_json(folder / "state.json")
         data = (folder / f"epoch-{about['epoch']:d}.safetensors").read_bytes()
+        if about["library"] != __version__:
+            raise InputError(f"it was written by adapterbank {about['library']}, this is {__version__}")
         if storage.sha256_bytes(data) != about["sha256"]:
             raise InputError("the weights are not those that were written")
         flat = safetensors.torch.load(data)

@@ -1,6 +1,6 @@
 """One run: a config and data in, a record and a package out. The only assembler; knows every room below it.
 
-Everything that can be wrong with the input is found before the bank is touched; the bank changes in one atomic step at
+Everything that can be wrong with the input is found before the bank is touched; its tasks change in one atomic step at
 the very end.
 """
 
@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -156,34 +155,34 @@ def run(
     bank = Bank.open(bank_path, identity, create=True)
     for text in early:
         tell(text)
-    kept = bank.runs_path / records.config_hash(whole)
-    state = train(
-        backbone,
-        [lesson],
-        device=device,
-        dtype=dtype,
-        dropout=config.dropout,
-        watch=watch,
-        keep=lambda _, state: resume.save(kept, state),
-        resume=_resumed(kept, resuming, tell),
-    )[0]
-    package, scores = _finish(config, backbone, ready, plan, bank, state, tell)
-    record = {
-        "config": whole,
-        "package": package.ref,
-        "task": ready.task.to_json(),
-        "metrics": scores,
-        "params": package.manifest.params,
-        "bytes": package.manifest.bytes,
-        "best_epoch": state.best_epoch,
-        "history": state.history,
-        **_speed(state, len(lesson.train), time.perf_counter() - began),
-        "stamp": stamp(device, dtype),
-        "notes": notes,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    path = records.write(bank.records_path, record)
-    resume.forget(kept)
+    with resume.own_folder(bank.runs_path, records.config_hash(whole)) as kept:
+        state = train(
+            backbone,
+            [lesson],
+            device=device,
+            dtype=dtype,
+            dropout=config.dropout,
+            watch=watch,
+            keep=lambda _, state: resume.save(kept, state),
+            resume=_resumed(kept, resuming, tell),
+        )[0]
+        package, scores = _finish(config, backbone, ready, plan, bank, state, tell)
+        record = {
+            "config": whole,
+            "package": package.ref,
+            "task": ready.task.to_json(),
+            "metrics": scores,
+            "params": package.manifest.params,
+            "bytes": package.manifest.bytes,
+            "best_epoch": state.best_epoch,
+            "history": state.history,
+            **_speed(state, len(lesson.train), time.perf_counter() - began),
+            "stamp": stamp(device, dtype),
+            "notes": notes,
+            "created": package.manifest.created,
+        }
+        path = records.write(bank.records_path, record)
+        resume.forget(kept)
     return Result(record, path, package, tuple(notes))
 
 
@@ -211,7 +210,8 @@ def _lesson(config: Config, backbone: Backbone, data: Data, plan: Plan, tell: Ca
     rows = make_rows(backbone, data.splits["train"], kind=task.kind, max_length=config.max_length)
     dev = make_rows(backbone, replace(data.splits["dev"], targets=None), kind=task.kind, max_length=config.max_length)
     if rows.cut:
-        tell(f"{rows.cut} of {len(rows)} training texts are longer than max_length {config.max_length} and are cut.")
+        count = len(rows) + rows.unreachable
+        tell(f"{rows.cut} of {count} training texts are longer than max_length {config.max_length} and are cut.")
     if rows.unreachable:
         tell(f"{rows.unreachable} training rows are left out: their answer lies beyond {config.max_length} tokens.")
     assert config.lr and config.epochs and config.epsilon is not None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +13,7 @@ import torch
 from adapterbank import __version__
 from adapterbank.errors import ConfigError
 
-DEVICES = ("auto", "cpu", "cuda")
-PRECISIONS = ("auto", "fp32", "bf16")
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def find_device(name: str = "auto") -> torch.device:
@@ -33,23 +34,26 @@ def find_device(name: str = "auto") -> torch.device:
 def find_dtype(name: str, device: torch.device) -> torch.dtype:
     """Choose what the pass computes in: fp32 on CPU, bf16 on a GPU; what trains is kept in fp32 either way."""
     if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    if name not in PRECISIONS:
-        raise ConfigError([f"precision is {name!r}; it must be one of {', '.join(PRECISIONS)}."])
+        able = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if able else torch.float32
+    if name not in _DTYPES:
+        raise ConfigError([f"precision is {name!r}; it must be one of auto, {', '.join(_DTYPES)}."])
     if name == "bf16" and device.type == "cpu":
         # Some machines announce bf16 instructions that end the process when they are used.
         raise ConfigError(["precision is 'bf16', which is for GPUs; use fp32 on the CPU."])
-    return {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
+    return _DTYPES[name]
 
 
-def free_memory(device: torch.device) -> int:
-    """Estimate the bytes that can still be had."""
+def total_memory(device: torch.device) -> int:
+    """Give the bytes the device has, used or not: what follows from it must not change from run to run."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):  # not every system tells
-        return 4 << 30
+        return int(torch.cuda.mem_get_info(device)[1])
+    found = [8 << 30]
+    with contextlib.suppress(ValueError, OSError, AttributeError):  # not every system tells
+        found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    with contextlib.suppress(ValueError, OSError):  # a container may have less than its machine
+        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(found)
 
 
 def stamp(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
@@ -62,10 +66,11 @@ def stamp(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
-        "precision": {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype],
+        "precision": next(name for name, known in _DTYPES.items() if known == dtype),
     }
 
 
 def same_bits(a: dict[str, Any], b: dict[str, Any]) -> bool:
     """Say whether two stamps promise results that agree to the bit."""
-    return all(a.get(key) == b.get(key) for key in ("torch", "device", "cpu", "threads", "precision"))
+    keys = ("library", "torch", "device", "cpu", "threads", "precision")
+    return all(a.get(key) == b.get(key) for key in keys)

@@ -279,6 +279,24 @@ def _statuses(path: Path) -> Iterator[os.stat_result]:
 
 
 @contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[bool]:
+    """Have a folder for oneself unless somebody has, and say whether one does; never waits. Left empty, it goes."""
+    make_folder(folder)
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(held)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+@contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the exclusive lock on a lock file; waits for its turn, among processes and threads alike.
 

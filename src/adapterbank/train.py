@@ -25,9 +25,9 @@ from adapterbank.encoder.packed import Packed, pack
 from adapterbank.encoder.prefix import Prefixes
 from adapterbank.errors import TrainingError
 from adapterbank.evaluate import outputs, place, segments
-from adapterbank.methods import METHODS, Plan, first_trained_layer
+from adapterbank.methods import Plan, first_trained_layer
 from adapterbank.optimizer import Schedule, Settings, StackedAdam
-from adapterbank.runtime import free_memory
+from adapterbank.runtime import total_memory
 from adapterbank.slots import heads
 from adapterbank.slots.route import Route
 from adapterbank.slots.stack import Stacks
@@ -167,7 +167,7 @@ def _groups(anatomy: Anatomy, lessons: Sequence[Lesson]) -> dict[tuple[int, bool
     found: dict[tuple[int, bool], list[int]] = {}
     for i, lesson in enumerate(lessons):
         first = first_trained_layer(lesson.initial, anatomy.layers)
-        found.setdefault((first, METHODS[lesson.plan.method].alone), []).append(i)
+        found.setdefault((first, lesson.plan.alone), []).append(i)
     return found
 
 
@@ -216,13 +216,15 @@ class _School:
     def step(self) -> None:
         """Take one step for every learner, in as many micro-batches as memory asks for."""
         chosen = [(learner, learner.next_batch()) for learner in self.learners]
-        while True:
+        losses: list[float] | None = None
+        while losses is None:
             self.adam.zero_grad()
             try:
                 losses = self._gradients(chosen)
-                break
             except RuntimeError as error:
                 self._halve(error, chosen)
+            if losses is None and torch.cuda.is_available():
+                torch.cuda.empty_cache()  # only here: while the error lives it holds on to the activations
         for (learner, _), loss in zip(chosen, losses, strict=True):
             self._check_finite(learner, loss)
             learner.losses.append(loss)
@@ -294,18 +296,25 @@ class _School:
     def _prefix(
         self, chosen: Sequence[tuple[_Learner, np.ndarray]], part: Sequence[tuple[int, np.ndarray]], batch: Packed
     ) -> Tensor | None:
-        """Look up what the frozen lower layers give for a micro-batch; rows of several data sets compute it anew."""
-        data = {id(chosen[k][0].lesson.train): chosen[k][0].lesson.train for k, _ in part}
-        if not self.first or len(data) > 1:
+        """Look up what the frozen lower layers give for a micro-batch."""
+        if not self.first:
             return None
-        rows = [int(chosen[k][1][place]) for k, places in part for place in places]
-        return self.prefixes.get(next(iter(data.values())).tokens, self.first).rows(rows, batch)
+        if len({id(chosen[k][0].lesson.train) for k, _ in part}) == 1:
+            rows = [int(row) for k, places in part for row in chosen[k][1][places]]
+            return self.prefixes.get(chosen[part[0][0]][0].lesson.train.tokens, self.first).rows(rows, batch)
+        found = []
+        for k, places in part:
+            tokens = chosen[k][0].lesson.train.tokens
+            rows = [int(row) for row in chosen[k][1][places]]
+            mine = pack([tokens[row] for row in rows], batch.ids.device)
+            found.append(self.prefixes.get(tokens, self.first).rows(rows, mine))
+        return torch.cat(found)
 
     def _micro_batches(self, chosen: Sequence[tuple[_Learner, np.ndarray]]) -> Iterator[list[tuple[int, np.ndarray]]]:
         """Cut the step's rows into parts of at most `limit` padded tokens: (learner, places within its batch)."""
         part: list[tuple[int, list[int]]] = []
         count = longest = 0
-        alone = [METHODS[learner.lesson.plan.method].alone for learner, _ in chosen]
+        alone = [learner.lesson.plan.alone for learner, _ in chosen]
         for k, (learner, batch) in enumerate(chosen):
             for place_, row in enumerate(batch):
                 length = len(learner.lesson.train.tokens[row])
@@ -323,7 +332,8 @@ class _School:
 
     def _halve(self, error: RuntimeError, chosen: Sequence[tuple[_Learner, np.ndarray]]) -> None:
         """Make micro-batches smaller after running out of memory; raise what is another error, or past help."""
-        if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)):
+        signs = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+        if not (isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)):
             raise error
         longest = max(len(learner.lesson.train.tokens[row]) for learner, batch in chosen for row in batch)
         largest = longest * sum(len(batch) for _, batch in chosen)
@@ -332,8 +342,6 @@ class _School:
                 f"Not even one row of {longest} tokens fits into memory. Lower --max-length or use a smaller backbone."
             ) from error
         self.limit = max(longest, min(self.limit, largest) // 2)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
     @staticmethod
     def _check_finite(learner: _Learner, loss: float) -> None:
@@ -357,11 +365,12 @@ def _row_weights(lesson: Lesson, batch: np.ndarray) -> np.ndarray:
 
 
 def _token_limit(anatomy: Anatomy, device: torch.device) -> int:
-    """Estimate how many padded tokens' activations fit into half of the free memory.
+    """Estimate how many padded tokens' activations fit into half of the memory, as a power of two.
 
     A layer keeps about 12 vectors of the hidden width and 3 of the feed-forward width for the backward pass, and the
-    attention weights of a row. A GPU that runs out all the same says so, and the step is cut further (`_halve`).
+    attention weights of a row. A step that runs out of memory all the same is cut further (`_halve`).
     """
     attention = 4 * anatomy.heads * min(anatomy.max_length, 512)
     numbers = anatomy.layers * (12 * anatomy.hidden + 3 * anatomy.feedforward + attention)
-    return max(anatomy.max_length, free_memory(device) // 2 // (4 * numbers))
+    fits = total_memory(device) // 2 // (4 * numbers)
+    return max(anatomy.max_length, 1 << max(0, fits.bit_length() - 1))

@@ -274,8 +274,8 @@ def read_anatomy(config: Mapping[str, Any], source: str) -> Anatomy:
         first_position=get("pad_token_id", 1, kind=int) + 1 if family.positions_follow_padding else 0,
         types=get("type_vocab_size", 2, kind=int) if family.token_types else 0,
         buckets=32 if family.relative else 0,
-        dropout=get("hidden_dropout_prob", 0.1, kind=float),
-        attention_dropout=get("attention_probs_dropout_prob", 0.1, kind=float),
+        dropout=min(0.95, get("hidden_dropout_prob", 0.1, kind=float)),
+        attention_dropout=min(0.95, get("attention_probs_dropout_prob", 0.1, kind=float)),
     )
 
 

@@ -77,4 +77,4 @@ class Dropout:
         numbers.mul_(_FIRST)
         numbers.bitwise_xor_(numbers >> 15).mul_(_SECOND)
         keep = numbers >= round((rate - 0.5) * 2**32)
-        return x * keep.to(x.dtype).mul_(1.0 / (1.0 - rate))
+        return (x * (1.0 / (1.0 - rate))) * keep

@@ -1,16 +1,19 @@
 """Hidden states of the frozen lower layers, computed once per row and kept. Knows nothing of tasks and slots.
 
 When nothing below layer `first` trains, what that part of the encoder gives for a text is always the same (it runs
-without dropout, see `forward`). So it is computed when a row is first met, and looked up ever after: in memory while
-the budget lasts, else in a mapped temporary file, else not at all.
+without dropout, see `forward`). So it is computed once, when its rows are first met, and looked up ever after: in
+memory while the budget lasts, else in a mapped temporary file, else not at all.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,10 +21,13 @@ from torch import Tensor
 
 from adapterbank.encoder.anatomy import Anatomy
 from adapterbank.encoder.forward import Frozen, lower
-from adapterbank.encoder.packed import Packed, Tokens
+from adapterbank.encoder.packed import Packed, Tokens, by_length, pack
 
 Key = tuple[str, int, torch.dtype, torch.device]
 """What decides a prefix beside the backbone: the rows' tokens, the layer, the type, the device."""
+
+_TOKENS_AT_ONCE = 4096
+"""Padded tokens of one batch while a prefix is computed."""
 
 
 @dataclass
@@ -52,12 +58,15 @@ class Prefixes:
         some = next(iter(self.frozen.values()))
         size = rows * width * some.element_size()
         if size <= self.memory:
+            found = torch.empty(rows, width, dtype=some.dtype, device=some.device)
             self.memory -= size
-            return torch.empty(rows, width, dtype=some.dtype, device=some.device)
+            return found
         if size <= self.disk and some.device.type == "cpu" and some.dtype == torch.float32:
-            self.disk -= size
             with tempfile.NamedTemporaryFile() as file:  # gone from the folder at once, from the disk when unmapped
-                return torch.from_numpy(np.memmap(file.name, np.float32, "w+", shape=(rows, width)))
+                if not _reserve(file.fileno(), Path(file.name), size):
+                    return None
+                self.disk -= size
+                return torch.from_numpy(np.memmap(file.name, np.float32, "r+", shape=(rows, width)))
         return None
 
 
@@ -71,20 +80,40 @@ class Prefix:
         self._ends = np.cumsum(lengths)
         self._starts = self._ends - lengths
         self._store = owner.room(int(lengths.sum()), owner.anatomy.hidden)
-        self._known = np.zeros(len(tokens), dtype=bool)
+        if self._store is not None:
+            self._fill(tokens, self._store)
 
     def rows(self, chosen: Sequence[int], batch: Packed) -> Tensor:
         """Give the hidden states `[T, hidden]` of the rows that `batch` was packed of, in its order."""
-        places = np.concatenate([np.arange(self._starts[i], self._ends[i]) for i in chosen])
-        where = torch.from_numpy(places).to(batch.ids.device)
-        if self._store is not None and self._known[list(chosen)].all():
-            return self._store.index_select(0, where)
+        if self._store is not None:
+            return self._store.index_select(0, self._where(chosen))
         with torch.no_grad():
-            hidden = lower(self._anatomy, Frozen(self._frozen), batch, self.first)
-            if self._store is not None:
-                self._store.index_copy_(0, where, hidden)
-                self._known[list(chosen)] = True
-        return hidden
+            return lower(self._anatomy, Frozen(self._frozen), batch, self.first)
+
+    def _fill(self, tokens: Sequence[Tokens], store: Tensor) -> None:
+        """Compute all rows in batches that depend on nothing else: a resumed run must read the same bits."""
+        with torch.no_grad():
+            for chosen in by_length(tokens, _TOKENS_AT_ONCE):
+                hidden = lower(
+                    self._anatomy, Frozen(self._frozen), pack([tokens[i] for i in chosen], store.device), self.first
+                )
+                store.index_copy_(0, self._where(chosen), hidden)
+
+    def _where(self, chosen: Sequence[int]) -> Tensor:
+        places = np.concatenate([np.arange(self._starts[i], self._ends[i]) for i in chosen])
+        return torch.from_numpy(places).to(next(iter(self._frozen.values())).device)
+
+
+def _reserve(file: int, path: Path, size: int) -> bool:
+    """Take the disk's space now: writing to a mapped file on a full disk would end the process."""
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file, 0, size)
+            return True
+        os.truncate(file, size)
+        return shutil.disk_usage(path.parent).free > 2 * size
+    except OSError:
+        return False
 
 
 def _digest(tokens: Sequence[Tokens]) -> str:

@@ -34,20 +34,26 @@ def parts(adapter: Adapter) -> list[str]:
     return [f"{module}.{leaf}" for module in modules for leaf in ("weight", "bias")]
 
 
-def initial(adapter: Adapter, hidden: int, sigma: float, generator: torch.Generator) -> dict[str, Tensor]:
-    """Give new adapters for every site: Gaussian weights of width `sigma` cut at two sigma, biases zero."""
+def shapes(adapter: Adapter, hidden: int) -> dict[str, tuple[int, ...]]:
+    """Name every tensor of a slot's adapters, with its shape."""
     m, found = adapter.size, {}
-    shapes = {"norm": (hidden,), "down": (m, hidden), "up": (hidden, m)}
+    modules = {"norm": (hidden,), "down": (m, hidden), "up": (hidden, m)}
     for site in site_names(adapter):
         for part in parts(adapter):
             module, leaf = part.rsplit(".", 1)
-            shape = shapes.get(module, (m, m))
-            tensor = torch.zeros(shape if leaf == "weight" else shape[:1])
-            if module == "norm" and leaf == "weight":
-                tensor += 1.0
-            elif leaf == "weight" and sigma > 0:
-                torch.nn.init.trunc_normal_(tensor, std=sigma, a=-2 * sigma, b=2 * sigma, generator=generator)
-            found[f"{site}.adapter.{part}"] = tensor
+            shape: tuple[int, ...] = modules.get(module, (m, m))
+            found[f"{site}.adapter.{part}"] = shape if leaf == "weight" else shape[:1]
+    return found
+
+
+def initial(adapter: Adapter, hidden: int, sigma: float, generator: torch.Generator) -> dict[str, Tensor]:
+    """Give new adapters for every site: Gaussian weights of width `sigma` cut at two sigma, biases zero."""
+    found = {name: torch.zeros(shape) for name, shape in shapes(adapter, hidden).items()}
+    for name, tensor in found.items():
+        if name.endswith(".norm.weight"):
+            tensor += 1.0
+        elif name.endswith(".weight") and sigma > 0:
+            torch.nn.init.trunc_normal_(tensor, std=sigma, a=-2 * sigma, b=2 * sigma, generator=generator)
     return found
 
 

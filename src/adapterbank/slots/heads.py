@@ -13,7 +13,7 @@ from torch import Tensor
 
 from adapterbank.encoder.dropout import Dropout
 from adapterbank.encoder.packed import Packed
-from adapterbank.methods import Head
+from adapterbank.methods import Head, Plan
 from adapterbank.slots.route import Route
 
 _SIGMA = 0.02
@@ -24,16 +24,20 @@ _LONGEST_ANSWER = 30
 """Tokens of the longest answer a span head may give, as in BERT's SQuAD code."""
 
 
+def shapes(head: Head, hidden: int) -> dict[str, tuple[int, ...]]:
+    """Name every tensor of a head, with its shape."""
+    found: dict[str, tuple[int, ...]] = {}
+    if head.hidden:
+        found = {"head.hidden.weight": (head.hidden, hidden), "head.hidden.bias": (head.hidden,)}
+    return found | {"head.weight": (head.outputs, head.hidden or hidden), "head.bias": (head.outputs,)}
+
+
 def initial(head: Head, hidden: int, generator: torch.Generator) -> dict[str, Tensor]:
     """Give a new head's tensors."""
-    found: dict[str, Tensor] = {}
-    widths = [hidden, head.hidden] if head.hidden else [hidden]
-    for name, inputs, outputs in zip(
-        ("head.hidden", "head") if head.hidden else ("head",), widths, [*widths[1:], head.outputs], strict=True
-    ):
-        weight = torch.zeros(outputs, inputs)
-        torch.nn.init.trunc_normal_(weight, std=_SIGMA, a=-2 * _SIGMA, b=2 * _SIGMA, generator=generator)
-        found |= {f"{name}.weight": weight, f"{name}.bias": torch.zeros(outputs)}
+    found = {name: torch.zeros(shape) for name, shape in shapes(head, hidden).items()}
+    for name, tensor in found.items():
+        if name.endswith(".weight"):
+            torch.nn.init.trunc_normal_(tensor, std=_SIGMA, a=-2 * _SIGMA, b=2 * _SIGMA, generator=generator)
     return found
 
 
@@ -43,6 +47,8 @@ def outputs(hidden: Tensor, batch: Packed, route: Route, dropout: Dropout | None
     Rows of the bare backbone give their mean hidden state, `[rows, hidden]`.
     """
     pooled: dict[str, Tensor] = {}
+    spans = any(mine and mine[0].head.kind == "span" for mine in route.heads())
+    dropped = dropout.hidden(hidden, _PLACE) if dropout and spans else hidden
     found = []
     row = token = 0
     for segment, mine in zip(route.segments, route.heads(), strict=True):
@@ -50,7 +56,7 @@ def outputs(hidden: Tensor, batch: Packed, route: Route, dropout: Dropout | None
         row, token = rows.stop, tokens.stop
         pooling = mine[0].head.pooling if mine else "mean"
         if mine and mine[0].head.kind == "span":
-            x = dropout.hidden(hidden, _PLACE)[tokens] if dropout else hidden[tokens]
+            x = dropped[tokens]
         else:
             if pooling not in pooled:
                 x = _pool(hidden, batch, pooling, route)
@@ -65,16 +71,18 @@ def _pool(hidden: Tensor, batch: Packed, pooling: str, route: Route) -> Tensor:
     """Make one vector a row of its tokens."""
     if pooling == "mean":
         # Summed over a grid: adding tokens to their rows one by one has no fixed order on a GPU, hence no fixed bits.
-        lengths = torch.tensor(batch.lengths, dtype=hidden.dtype, device=hidden.device)
-        return batch.to_grid(hidden).sum(1) / lengths[:, None]
+        lengths = torch.tensor(batch.lengths, dtype=torch.float32, device=hidden.device)  # bf16 has no 257
+        return (batch.to_grid(hidden).sum(1, dtype=torch.float32) / lengths[:, None]).to(hidden.dtype)
     first = hidden.index_select(0, batch.starts)
     return torch.tanh(route.rows().linear(first, "pooler")) if pooling == "pooler" else first
 
 
-def _apply(x: Tensor, plan: Any, tensors: Mapping[str, Tensor]) -> Tensor:
+def _apply(x: Tensor, plan: Plan, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Run a head, in float32 whatever the encoder computed in: its outputs are what people and metrics compare."""
+    x = x.float()
     if plan.head.hidden:
         x = torch.tanh(F.linear(x, tensors["head.hidden.weight"], tensors["head.hidden.bias"]))
-    x = F.linear(x, tensors["head.weight"], tensors["head.bias"]).float()
+    x = F.linear(x, tensors["head.weight"], tensors["head.bias"])
     return x * plan.head.scale + plan.head.shift if plan.head.kind == "regression" else x
 
 

@@ -68,13 +68,18 @@ class Route:
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `encoder.forward.Slots`."""
         weight, bias = f"{name}.weight", f"{name}.bias"
+
+        def normalise(x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+            return F.layer_norm(x, x.shape[-1:], gain, shift, epsilon)
+
+        if torch.is_grad_enabled():  # a looked-up gain's gradient would be summed in bf16, and in any order
+            return self._by_slot(normalise, x, (weight, bias))
         if len(self._held) > 1 and not self._touched.isdisjoint((weight, bias)):
             whose = self._tokens_segments(x.device)
             gains, shifts = (torch.stack([self.tensor(held, n) for held in self._held]) for n in (weight, bias))
             plain = F.layer_norm(x, x.shape[-1:], None, None, epsilon)
             return torch.addcmul(shifts.index_select(0, whose), plain, gains.index_select(0, whose))
-        held = self._held[0]
-        return F.layer_norm(x, x.shape[-1:], self.tensor(held, weight), self.tensor(held, bias), epsilon)
+        return self._by_slot(normalise, x, (weight, bias))
 
     def embed(self, ids: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Slots`."""
@@ -116,7 +121,8 @@ class Route:
         key, entry = held.places[name]
         if key not in self._entries:
             stack = self._stacks.stack(key)
-            whole = stack if stack.dtype == self._compute else stack.to(self._compute)
+            # Heads are kept and computed in float32 (`heads`), the rest in what the pass computes in.
+            whole = stack if "head" in roles(name) else stack.to(self._compute)
             # unbind's backward is one stack of all entries; indexing's would be a zero-filled whole per entry.
             self._entries[key] = whole.unbind(0) if whole.requires_grad and len(whole) > 1 else _Entries(whole)
         return self._entries[key][entry]

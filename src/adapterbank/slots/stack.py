@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adapterbank.methods import Plan
+from adapterbank.methods import Plan, roles
 from adapterbank.slots.bottleneck import site_names
 
 Key = tuple[str, tuple[int, ...], int]
@@ -46,7 +46,7 @@ class Stacks:
     """All resident slots over one set of frozen tensors."""
 
     def __init__(self, frozen: Mapping[str, Tensor], *, dtype: torch.dtype = torch.float32) -> None:
-        """Take the frozen tensors in the type the pass computes in; `dtype` is what slots are kept in."""
+        """Take the frozen tensors in the type the pass computes in; `dtype` is what slots are kept in, heads apart."""
         self.frozen, self.dtype = frozen, dtype
         self._stacks: dict[Key, _Stack] = {}
         self._slots: dict[int, Slot] = {}
@@ -127,7 +127,7 @@ class Stacks:
             if entry >= len(stack.tensor):
                 stack.tensor = torch.cat([stack.tensor, torch.zeros_like(stack.tensor)])
             stack.tensor[entry].zero_()
-            stack.tensor[entry][tuple(slice(n) for n in tensor.shape)] = tensor.to(self.device, self.dtype)
+            stack.tensor[entry][tuple(slice(n) for n in tensor.shape)] = tensor.to(self.device, stack.tensor.dtype)
         stack.owners[entry] = slot
         return key, entry
 
@@ -139,7 +139,8 @@ class Stacks:
             number = self._numbers[name, shape] = number + 1
         key = (name, shape, number)
         if key not in self._stacks:
-            self._stacks[key] = _Stack(torch.zeros(1, *shape, dtype=self.dtype, device=self.device), [])
+            dtype = torch.float32 if "head" in roles(name) else self.dtype
+            self._stacks[key] = _Stack(torch.zeros(1, *shape, dtype=dtype, device=self.device), [])
         self._stacks[key].owners.append(None)
         return key, len(self._stacks[key].owners) - 1
 
