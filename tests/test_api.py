@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 import adapterbank
+from adapterbank import storage
 from adapterbank.api import open_bank
 from adapterbank.errors import (
+    AdapterbankError,
     BackboneMismatch,
     BankError,
     ConfigError,
@@ -266,3 +269,52 @@ def test_the_real_encoder_learns_two_tasks_and_answers_a_mixed_batch(minilm, tmp
     assert number.value == pytest.approx(bank.predict("score", [ROWS[1][0]])[0].value, abs=1e-5)
     assert bare.embedding.shape == (384,)
     assert [finding.how for finding in bank.audit()] == ["to the bit"] * 2
+
+
+def test_a_bank_made_anew_in_the_same_folder_is_not_answered_from_memory(tmp_path, bert):
+    bank = open_bank(tmp_path / "bank", bert, device="cpu")
+    first = bank.train("s", reviews(), **FAST)
+    old = bank.predict("s", ["the big cat was good"])[0].probabilities
+    shutil.rmtree(tmp_path / "bank")
+    second = bank.train("s", reviews(), seed=5, **FAST)
+    assert first.package.ref == second.package.ref
+    assert bank.predict("s", ["the big cat was good"])[0].probabilities != old
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.update(method={}),
+        lambda m: m.update(recipe={}),
+        lambda m: m["recipe"].update(max_length=10**6),
+        lambda m: m["method"]["adapter"].update(activation="exec"),
+        lambda m: m["method"]["adapter"].update(size=7),
+        lambda m: m["method"]["head"].update(pooling="last"),
+        lambda m: m["method"].update(trains=["head"]),
+        lambda m: m["task"].update(kind="magic"),
+        lambda m: m.update(task=[]),
+    ],
+)
+def test_a_package_with_right_checksums_and_wrong_contents_is_refused_in_one_sentence(tmp_path, bert, change):
+    bank = open_bank(tmp_path / "bank", bert, device="cpu")
+    path = bank.train("s", reviews(), **FAST).package.path / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["checksum"]
+    change(manifest)
+    storage.write_json(path, manifest | {"checksum": storage.sha256_json(manifest)})
+    fresh = open_bank(tmp_path / "bank", bert, device="cpu")
+    with pytest.raises(AdapterbankError, match=r"s@1|s/1"):
+        fresh.predict("s", ["the cat"])
+    assert [finding.ok for finding in fresh.audit()] == [False]
+
+
+def test_weights_that_are_no_tensors_are_refused_in_one_sentence(tmp_path, bert):
+    bank = open_bank(tmp_path / "bank", bert, device="cpu")
+    path = bank.train("s", reviews(), **FAST).package.path
+    (path / "weights.safetensors").write_bytes(b"not tensors")
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["checksum"]
+    manifest["weights_sha256"] = storage.sha256_bytes(b"not tensors")
+    storage.write_json(path / "manifest.json", manifest | {"checksum": storage.sha256_json(manifest)})
+    with pytest.raises(AdapterbankError, match="holds no tensors"):
+        open_bank(tmp_path / "bank", bert, device="cpu").predict("s", ["the cat"])

@@ -266,3 +266,32 @@ def test_a_signal_to_a_real_process_leaves_the_bank_whole(tmp_path, words, name)
     assert "Traceback" not in err
     assert snapshot(bank, without=["runs"]) == before
     assert shell("audit", "--bank", bank).code == 0
+
+
+@pytest.mark.minilm
+@pytest.mark.parametrize("options", [{"method": "feature"}, {"method": "top"}, {"layers": "3-5", "size": 8}])
+def test_kept_lower_layers_do_not_move_a_resumed_runs_bits(minilm, tmp_path, options):
+    """On the real encoder with texts of many lengths: where a row is met in another batch, rounding would show."""
+    rows = [("a film to watch again " * (1 + i % 5) + "!" * (i % 7), "ab"[i % 2]) for i in range(48)]
+    fast = {"epochs": 2, "max_length": 32, **options}
+    bank = open_bank(tmp_path / "bank", minilm, device="cpu")
+    with pytest.raises(KeyboardInterrupt):
+        bank.train("s", rows, rows[:8], watch=stop_at(2, 1), **fast)
+    resumed = bank.train("s", rows, rows[:8], resume=True, **fast)
+    whole = open_bank(tmp_path / "whole", minilm, device="cpu").train("s", rows, rows[:8], **fast)
+    assert resumed.package.manifest.weights_sha256 == whole.package.manifest.weights_sha256
+
+
+def test_the_same_run_started_twice_at_once_ends_twice(bank):
+    """The second finds the first one's folder taken, and keeps its state elsewhere."""
+    inner = []
+
+    def start_another(progress):
+        if progress.score is not None and not inner:
+            inner.append(True)
+            inner.append(open_bank(bank.path, bank.backbone, device="cpu").train("s", ROWS, ROWS, **LONG))
+
+    outer = bank.train("s", ROWS, ROWS, watch=start_another, **LONG)
+    assert (inner[1].package.ref, outer.package.ref) == ("s@1", "s@2")
+    assert inner[1].package.manifest.weights_sha256 == outer.package.manifest.weights_sha256
+    assert kept(bank) == []

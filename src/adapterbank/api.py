@@ -132,10 +132,11 @@ class OpenBank:
         places: dict[str | None, list[int]] = {}
         for i, name in enumerate(many):
             places.setdefault(name, []).append(i)
-        for name in places:
-            self._check_pairs(name, pairs)
+        residents = {name: self._resident(name) for name in places}
+        for name, resident in residents.items():
+            self._check_pairs(name, resident, pairs)
         given = Examples(list(texts), None if pairs is None else list(pairs))
-        found = self.engine.predict([(self._resident(name), given.select(mine)) for name, mine in places.items()])
+        found = self.engine.predict([(residents[name], given.select(mine)) for name, mine in places.items()])
         order = [i for mine in places.values() for i in mine]
         answers = [answer for mine in found for answer in mine]
         return [answer for _, answer in sorted(zip(order, answers, strict=True), key=lambda row: row[0])]
@@ -184,9 +185,9 @@ class OpenBank:
         name = f"{package.ref}#{package.manifest.weights_sha256}"
         return name if name in self.engine.residents else self.engine.load(package, name)
 
-    def _check_pairs(self, name: str | None, pairs: Sequence[str] | None) -> None:
+    def _check_pairs(self, name: str | None, resident: str | None, pairs: Sequence[str] | None) -> None:
+        """Refuse pairs for a task on single texts, and single texts for a task on pairs."""
         wanted = 2 if pairs is not None else 1
-        if name is not None and len(columns := self.show(name).task["text"]) != wanted:
-            raise InputError(
-                f"{name!r} reads {' and '.join(columns)}: give it {'pairs too' if wanted == 1 else 'no pairs'}."
-            )
+        if resident is not None and len(columns := self.engine.residents[resident].task.text) != wanted:
+            remedy = "pairs too" if wanted == 1 else "no pairs"
+            raise InputError(f"{name!r} reads {' and '.join(columns)}: give it {remedy}.")
