@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -127,7 +128,13 @@ def process(*words: object, **options: Any) -> subprocess.Popen[str]:
     """Start `adapterbank` in a process of its own, on one thread as the tests are."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    return subprocess.Popen([*COMMAND, *map(str, words)], text=True, env=environment, **{**pipes, **options})
+
+    def ordinary() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a runner in the background may have it ignored
+
+    return subprocess.Popen(
+        [*COMMAND, *map(str, words)], text=True, env=environment, preexec_fn=ordinary, **{**pipes, **options}
+    )
 
 
 def snapshot(folder: Path, without: Iterable[str] = ()) -> dict[str, str] | None:

@@ -318,3 +318,35 @@ def test_weights_that_are_no_tensors_are_refused_in_one_sentence(tmp_path, bert)
     storage.write_json(path / "manifest.json", manifest | {"checksum": storage.sha256_json(manifest)})
     with pytest.raises(AdapterbankError, match="holds no tensors"):
         open_bank(tmp_path / "bank", bert, device="cpu").predict("s", ["the cat"])
+
+
+def test_tasks_on_pairs_on_single_texts_and_no_task_share_a_call(bank):
+    names = ["pair", "sentiment", None, "pair"]
+    rows = [("what was it", "a red fox"), "the cat was good", "the cat was good", ("who", "a dog")]
+    found = bank.predict(names, rows)
+    for name, row, answer in zip(names, rows, found, strict=True):
+        (alone,) = bank.predict(name, [row])
+        np.testing.assert_allclose(numbers(answer), numbers(alone), atol=1e-5)
+    seconds = ["a red fox", None, None, "a dog"]
+    again = bank.predict(names, [row[0] if isinstance(row, tuple) else row for row in rows], seconds)
+    assert [a.to_json() for a in again] == [f.to_json() for f in found]
+
+
+def test_several_tasks_are_evaluated_in_one_go_as_each_alone(bank):
+    wanted = {"sentiment": reviews(), "pair": pairs(), "sentiment@1": reviews(10)}
+    together = bank.evaluate(wanted)
+    assert together.keys() == wanted.keys()
+    for name, data in wanted.items():
+        assert together[name] == bank.evaluate(name, data)
+    with pytest.raises(InputError, match="give a name, or a mapping"):
+        bank.evaluate(["sentiment"], reviews())
+
+
+def test_evaluate_finds_columns_by_usual_names_or_as_named(bank):
+    expected = bank.evaluate("sentiment", reviews())
+    usual = [{"sentence": text, "class": label} for text, label in reviews()]
+    odd = [{"verdict": label, "what": text, "noise": "x"} for text, label in reviews()]
+    assert bank.evaluate("sentiment", usual)["accuracy"] == expected["accuracy"]
+    assert bank.evaluate("sentiment", odd, text="what", label="verdict")["accuracy"] == expected["accuracy"]
+    with pytest.raises(InputError):
+        bank.evaluate("sentiment", odd)

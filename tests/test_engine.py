@@ -242,7 +242,7 @@ def test_no_requests_and_requests_without_rows_get_no_answers(engine_of):
     assert engine.predict(empty) == [[] for _ in empty]
     mixed = engine.predict([empty[0], request("place", [1]), empty[1]])
     assert [len(mine) for mine in mixed] == [0, 1, 0]
-    assert engine.decide("place", Examples([])) == []
+    assert engine.decide([("place", Examples([]))]) == [[]]
 
 
 def test_an_empty_text_is_answered_too(engine_of):
@@ -256,7 +256,7 @@ def test_decide_gives_what_the_metric_compares(engine_of):
     engine = engine_of("bert")
     for name, key in (("place", "label"), ("short", "labels"), ("grade", "value"), ("where", "answer")):
         _, examples = request(name, [0, 1, 3])
-        said = engine.decide(name, examples)
+        (said,) = engine.decide([(name, examples)])
         expected = [getattr(p, key) for p in engine.predict([(name, examples)])[0]]
         if key == "label":
             said = [LABELS[i] for i in said]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from adapterbank.package import Manifest, Package
 from adapterbank.run import Result, run
 from adapterbank.tasks.readers import table_from
 from adapterbank.tasks.spec import Examples, Task
-from adapterbank.tasks.splits import read_examples
+from adapterbank.tasks.splits import labelled_as, read_examples
 from adapterbank.train import Progress
 
 
@@ -117,38 +117,70 @@ class OpenBank:
         return run(config, self.backbone, self.path, data=given, watch=watch, note=note, resuming=resume)
 
     def predict(
-        self, task: str | Sequence[str | None] | None, texts: Sequence[str], pairs: Sequence[str] | None = None
+        self,
+        task: str | Sequence[str | None] | None,
+        texts: Sequence[str | tuple[str, str]],
+        pairs: Sequence[str | None] | None = None,
     ) -> list[Prediction]:
         """Predict texts, in order.
 
         `task` is a name, `name@version`, or one for each text: rows of all tasks go through the encoder together, and
-        a row with None gives the bare encoder's embedding.
+        a row with None gives the bare encoder's embedding. Second texts stand in `pairs`, or in tuples (text, second).
         """
         if isinstance(texts, str):
             raise InputError("texts is one string; give a list of texts, such as [text].")
         many = [task] * len(texts) if task is None or isinstance(task, str) else list(task)
         if len(many) != len(texts) or (pairs is not None and len(pairs) != len(texts)):
             raise InputError(f"There are {len(texts)} texts; give as many tasks and pairs.")
+        seconds = list(pairs) if pairs is not None else [None] * len(texts)
+        rows = [text if isinstance(text, tuple) else (text, two) for text, two in zip(texts, seconds, strict=True)]
         places: dict[str | None, list[int]] = {}
         for i, name in enumerate(many):
             places.setdefault(name, []).append(i)
-        residents = {name: self._resident(name) for name in places}
-        for name, resident in residents.items():
-            self._check_pairs(name, resident, pairs)
-        given = Examples(list(texts), None if pairs is None else list(pairs))
-        found = self.engine.predict([(residents[name], given.select(mine)) for name, mine in places.items()])
+        requests = [self._request(name, [rows[i] for i in mine]) for name, mine in places.items()]
         order = [i for mine in places.values() for i in mine]
-        answers = [answer for mine in found for answer in mine]
+        answers = [answer for mine in self.engine.predict(requests) for answer in mine]
         return [answer for _, answer in sorted(zip(order, answers, strict=True), key=lambda row: row[0])]
 
-    def evaluate(self, task: str, data: Any) -> dict[str, Any]:
-        """Score a task on labelled data: its own metric, the usual ones of its kind, the confusion matrix."""
-        package = self.bank.get(task)
-        spec = Task.from_json(package.manifest.task)
-        examples, report = read_examples(table_from(data), spec)
-        said = self.engine.decide(self._load(package), examples)
-        scores = metrics.report(spec.kind, said, examples.targets or [], spec.labels, spec.metric)
-        return {"task": package.ref, "metric": spec.metric, **scores, "notes": list(report.notes)}
+    def evaluate(
+        self,
+        task: str | Mapping[str, Any],
+        data: Any = None,
+        *,
+        text: str | None = None,
+        text_pair: str | None = None,
+        label: str | None = None,
+    ) -> dict[str, Any]:
+        """Score a task on labelled data: its own metric, the usual ones of its kind, the confusion matrix.
+
+        With a mapping of tasks to data all of them go through the encoder together, and each has its own report.
+        `text`, `text_pair` and `label` name columns where the data does not call them as the training data did.
+        """
+        if isinstance(task, str):
+            return self._evaluate({task: data}, text, text_pair, label)[task]
+        if not isinstance(task, Mapping):
+            raise InputError(f"task is {task!r}; give a name, or a mapping of names to data.")
+        return self._evaluate(task, text, text_pair, label)
+
+    def _evaluate(
+        self, wanted: Mapping[str, Any], text: str | None, text_pair: str | None, label: str | None
+    ) -> dict[str, dict[str, Any]]:
+        specs, requests, notes = [], [], []
+        for name, data in wanted.items():
+            package = self.bank.get(name)
+            spec = Task.from_json(package.manifest.task)
+            table = table_from(data)
+            examples, report = read_examples(table, labelled_as(table, spec, text, text_pair, label))
+            specs.append((package.ref, spec))
+            requests.append((self._load(package), examples))
+            notes.append(report.notes)
+        found = {}
+        for name, (ref, spec), (_, examples), said, told in zip(
+            wanted, specs, requests, self.engine.decide(requests), notes, strict=True
+        ):
+            scores = metrics.report(spec.kind, said, examples.targets or [], spec.labels, spec.metric)
+            found[name] = {"task": ref, "metric": spec.metric, **scores, "notes": list(told)}
+        return found
 
     def tasks(self) -> list[Manifest]:
         """List the tasks: the manifest of each one's default version."""
@@ -177,17 +209,18 @@ class OpenBank:
         backbone = self._backbone or checkpoint.load(self._name or bank.backbone["name"])
         return audits.audit(bank, backbone, device=self._device, precision=self._precision)
 
-    def _resident(self, name: str | None) -> str | None:
-        return None if name is None else self._load(self.bank.get(name))
-
     def _load(self, package: Package) -> str:
         # By content: a bank may be made anew in the same folder while this object lives.
         name = f"{package.ref}#{package.manifest.weights_sha256}"
         return name if name in self.engine.residents else self.engine.load(package, name)
 
-    def _check_pairs(self, name: str | None, resident: str | None, pairs: Sequence[str] | None) -> None:
-        """Refuse pairs for a task on single texts, and single texts for a task on pairs."""
-        wanted = 2 if pairs is not None else 1
-        if resident is not None and len(columns := self.engine.residents[resident].task.text) != wanted:
-            remedy = "pairs too" if wanted == 1 else "no pairs"
-            raise InputError(f"{name!r} reads {' and '.join(columns)}: give it {remedy}.")
+    def _request(self, name: str | None, rows: Sequence[tuple[str, str | None]]) -> tuple[str | None, Examples]:
+        """Make the engine's request of one task's rows; a task reads one text a row, or two."""
+        texts, seconds = [text for text, _ in rows], [second for _, second in rows if second is not None]
+        resident = self._load(self.bank.get(name)) if name is not None else None
+        if resident is not None:
+            columns = self.engine.residents[resident].task.text
+            if len(seconds) != (len(rows) if len(columns) == 2 else 0):
+                remedy = "pairs too" if len(columns) == 2 else "no pairs"
+                raise InputError(f"{name!r} reads {' and '.join(columns)}: give it {remedy}.")
+        return resident, Examples(texts, seconds if len(seconds) == len(rows) and seconds else None)

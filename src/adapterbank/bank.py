@@ -270,8 +270,8 @@ class Bank:
         """Return the pointers of a task that is there."""
         pointers = self._pointers(check_name(name))
         if pointers.default is None:
-            near = difflib.get_close_matches(name, self.names(), n=20, cutoff=0.0)
-            raise errors.UnknownName(name, "a task of this bank", near, see=str(self._tasks))
+            near = sorted(difflib.get_close_matches(name, self.names(), n=20, cutoff=0.0))
+            raise errors.UnknownName(name, "a task of this bank", near, see=f"adapterbank tasks --bank {self.path}")
         return pointers
 
     def _pointers(self, name: str) -> Pointers:
@@ -295,14 +295,18 @@ class Bank:
         storage.write_json(self._tasks / name / "task.json", asdict(pointers))
 
     def _loose(self, name: str) -> list[int]:
-        """Return the versions that no pointer leads to; none where the pointers are lost or damaged."""
+        """Return the old versions that no pointer leads to; none where the pointers are lost or damaged.
+
+        Versions newer than the default stay: a rollback may be undone.
+        """
         if not (self._tasks / name / "task.json").exists():
             return []
         try:
             pointers = self._pointers(name)
         except errors.PackageDamaged:
             return []
-        return [v for v in self._versions(name) if v not in (pointers.default, *pointers.previous[-1:])]
+        served = pointers.default or pointers.last + 1
+        return [v for v in self._versions(name) if v < served and v not in pointers.previous[-1:]]
 
     def _hide(self, name: str, doomed: list[int]) -> list[Path]:
         """Drop versions from the pointers, then from sight: a crash in between leaves work for `gc`."""

@@ -215,7 +215,7 @@ def _range_mistakes(name: str, value: float, low: float | None, high: float | No
     outside = (low is not None and value < low) or (high is not None and value > high) or value != value
     if not outside:
         return []
-    bounds = f"from {low:g} to {high:g}" if low is not None and high is not None else f"at least {low:g}"
+    bounds = f"from {low} to {high}" if low is not None and high is not None else f"at least {low}"
     return [f"{name} is {value!r}; it must be {bounds}."]
 
 

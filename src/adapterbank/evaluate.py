@@ -113,7 +113,9 @@ class Prediction:
 
     def to_json(self) -> dict[str, Any]:
         """Give the fields that are set."""
-        found = {name: value for name, value in vars(self).items() if value is not None}
+        found: dict[str, Any] = {name: value for name, value in vars(self).items() if value is not None}
+        if self.probabilities is not None:  # more digits than these are rounding, and differ between machines
+            found["probabilities"] = {name: round(p, 6) for name, p in self.probabilities.items()}
         return found | ({"embedding": self.embedding.tolist()} if self.embedding is not None else {})
 
 
@@ -203,20 +205,26 @@ class Engine:
 
     def predict(self, requests: Sequence[tuple[str | None, Examples]]) -> list[list[Prediction]]:
         """Answer requests (task or None, rows) of any tasks in one go, each in the order of its rows."""
+        return [
+            [self._predict(name, examples, i, row, out) for i, (row, out) in enumerate(given)]
+            for (name, examples), given in zip(requests, self._run(requests), strict=True)
+        ]
+
+    def decide(self, requests: Sequence[tuple[str, Examples]]) -> list[list[Any]]:
+        """Give what a metric compares: class numbers, sets of them, numbers, or answer texts; as `predict` does."""
+        found = []
+        for (name, examples), given in zip(requests, self._run(requests), strict=True):
+            contexts = examples.pairs or [""] * len(given)
+            kind = self._find(name).task.kind
+            found.append([decide(kind, out, row, text) for (row, out), text in zip(given, contexts, strict=True)])
+        return found
+
+    def _run(self, requests: Sequence[tuple[str | None, Examples]]) -> list[list[tuple[Tokens, np.ndarray]]]:
+        """Send the rows of all requests through the encoder together; give each its own back."""
         tokens = [self.tokens(name, examples) for name, examples in requests]
         names = [name for (name, _), mine in zip(requests, tokens, strict=True) for _ in mine]
         given = iter(self.outputs([row for mine in tokens for row in mine], names))
-        return [
-            [self._predict(name, examples, i, row, next(given)) for i, row in enumerate(mine)]
-            for (name, examples), mine in zip(requests, tokens, strict=True)
-        ]
-
-    def decide(self, name: str, examples: Examples) -> list[Any]:
-        """Give what a metric compares: class numbers, sets of them, numbers, or answer texts."""
-        task, mine = self._find(name).task, self.tokens(name, examples)
-        given = self.outputs(mine, [name] * len(mine))
-        contexts = examples.pairs or [""] * len(mine)
-        return [decide(task.kind, out, row, context) for out, row, context in zip(given, mine, contexts, strict=True)]
+        return [[(row, next(given)) for row in mine] for mine in tokens]
 
     def _predict(self, name: str | None, examples: Examples, i: int, row: Tokens, out: np.ndarray) -> Prediction:
         if name is None:

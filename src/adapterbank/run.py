@@ -84,8 +84,9 @@ def read_data(config: Config, given: Mapping[str, Any] | None = None) -> Data:
         found[name], report = read_examples(table if name == "train" else table_from(source, name), task)
         notes += report.notes
     if "dev" not in found:
+        usable = len(found["train"])
         found["train"], found["dev"] = split(found["train"], task=task, fraction=_DEV_SHARE, seed=config.seed)
-        notes.append(f"No dev data given: {len(found['dev'])} of {table.rows} training rows are held out for it.")
+        notes.append(f"No dev data given: {len(found['dev'])} of {usable} training rows are held out for it.")
     if config.limit and config.limit < len(found["train"]):
         order = np.random.default_rng(config.seed).permutation(len(found["train"]))[: config.limit]
         found["train"] = found["train"].select(sorted(int(i) for i in order))
@@ -242,7 +243,7 @@ def _score(task: Task, examples: Examples, rows: Rows, given: list[np.ndarray]) 
 def _scores(engine: Engine, data: Data, split_name: str, tell: Callable[[str], None]) -> dict[str, Any]:
     """Score a split with the weights that are kept, and say so if they give one answer to everything."""
     task, examples = data.task, data.splits[split_name]
-    said = engine.decide(task.name, examples)
+    (said,) = engine.decide([(task.name, examples)])
     targets = examples.targets or []
     if split_name == "dev" and task.kind == "classification" and len(set(said)) == 1 < len(set(targets)):
         tell(

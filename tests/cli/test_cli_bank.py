@@ -311,3 +311,21 @@ for words in sys.argv[1].split(";"):
         [sys.executable, "-c", code, ";".join(light)], capture_output=True, text=True, timeout=60, check=False
     )
     assert (found.returncode, found.stderr) == (0, "")
+
+
+def test_states_of_unfinished_runs_are_named_and_go_when_asked(here):
+    state = here / "bank" / "runs" / "0123456789abcdef"
+    state.mkdir(parents=True)
+    (state / "state.json").write_text("{}")
+    assert "the states of 1 unfinished run are kept; --runs removes them too" in shell("gc", "--bank", "bank").err
+    assert "would remove" in run("gc", "--runs", "--dry-run").out
+    assert state.exists()
+    assert "state of an unfinished run" in run("gc", "--runs").out
+    assert not state.exists()
+
+
+def test_a_rollback_can_be_undone_after_gc(here):
+    versions = json.loads(run("show", "--task", "sentiment", "--json").out)["version"]
+    run("rollback", "--task", "sentiment", "--to", "1")
+    run("gc")
+    assert run("rollback", "--task", "sentiment", "--to", versions).out == f"sentiment@{versions} is the default now.\n"

@@ -129,17 +129,56 @@ def test_each_row_is_read_from_the_columns_of_its_own_task(here):
     assert second["value"] == pytest.approx(expected("score", ["the cat was bad"])[0]["value"], abs=1e-5)
 
 
-def test_pairs_of_many_tasks_can_be_mixed_but_not_with_single_texts(here):
+def test_rows_of_pairs_of_single_texts_and_of_no_task_can_be_mixed(here):
     rows = [("pair", "what was it", "a red fox"), ("span", "what was it", "a red fox")]
     file = write(here / "two.csv", rows, ("task", "question", "context"))
     assert [set(answer) for answer in ask("--task-column", "task", file, task=None)] == [
         {"task", "label", "probabilities"},
         {"task", "answer", "start", "end"},
     ]
-    write(file, [*rows, ("score", "a", "b")], ("task", "question", "context"))
-    found = shell("predict", "--bank", "bank", "--task-column", "task", file)
-    assert (found.code, found.out) == (2, "")
-    assert "mixes tasks on single texts with tasks on pairs; predict them from two files." in found.err
+    mixed = [(*row, "") for row in rows] + [("score", "", "", "the dog was big"), ("", "", "", "the dog was big")]
+    write(file, mixed, ("task", "question", "context", "text"))
+    found = ask("--task-column", "task", file, task=None)
+    assert [set(answer) - {"task"} for answer in found] == [
+        {"label", "probabilities"},
+        {"answer", "start", "end"},
+        {"value"},
+        {"embedding"},
+    ]
+    assert found[2]["value"] == pytest.approx(ask("--text", "the dog was big", task="score")[0]["value"], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("form", "given"),
+    [
+        ("jsonl", '{"text": "good"}\n{"text": "bad"}\n'),
+        ("csv", "text\ngood\nbad\n"),
+        ("tsv", "text\tx\ngood\t1\nbad\t2\n"),
+    ],
+)
+def test_standard_input_may_be_a_table_when_told_so(here, form, given):
+    found = shell("predict", "--bank", "bank", "--task", "sentiment", "-", "--format", form, input=given)
+    assert found.answers == ask("--text", "good", "--text", "bad", task="sentiment")
+    unknown = shell("predict", "--bank", "bank", "--task", "sentiment", "-", "--format", "xml", input=given)
+    assert (unknown.code, unknown.out) == (2, "")
+    assert "'xml' is not a format of standard input" in unknown.err
+
+
+def test_json_on_standard_input_without_a_word_is_remarked_on(here):
+    found = shell("predict", "--bank", "bank", "--task", "sentiment", "-", input='{"text": "good"}\n')
+    assert "add --format jsonl" in found.err
+    assert len(found.answers) == 1
+
+
+def test_a_file_of_answers_stays_as_it_was_when_predicting_fails(here):
+    (here / "answers.jsonl").write_text("mine\n")
+    shutil.copytree(here / "bank", here / "broken")
+    weights = here / "broken" / "tasks" / "sentiment" / "1" / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    found = shell("predict", "--bank", "broken", "--task", "sentiment@1", "--text", "good", "-o", "answers.jsonl")
+    assert found.code == 2
+    assert (here / "answers.jsonl").read_text() == "mine\n"
+    assert [path.name for path in here.glob(".answers*")] == []
 
 
 def test_a_row_that_names_no_task_of_the_bank_is_refused(here):
@@ -151,7 +190,7 @@ def test_a_row_that_names_no_task_of_the_bank_is_refused(here):
 
 def test_answers_go_to_a_file_when_asked(here):
     found = shell("predict", "--bank", "bank", "--task", "sentiment", "--text", "good", "--output", "answers.jsonl")
-    assert (found.code, found.out, found.err) == (0, "", "1 answers in answers.jsonl\n")
+    assert (found.code, found.out, found.err) == (0, "", "1 answer in answers.jsonl\n")
     lines = (here / "answers.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == expected("sentiment", ["good"])
 

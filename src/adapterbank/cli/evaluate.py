@@ -13,6 +13,7 @@ from adapterbank.cli.console import (
     Device,
     Precision,
     TaskName,
+    counted,
     print_json,
     print_table,
     say,
@@ -28,6 +29,9 @@ def command(
     bank: BankPath,
     task: TaskName,
     data: Annotated[str, typer.Option("--data", help="Labelled data: CSV, TSV, JSONL or Parquet.", show_default=False)],
+    text: Annotated[str | None, typer.Option("--text", help="Column of the text (default: as in training).")] = None,
+    text_pair: Annotated[str | None, typer.Option("--text-pair", help="Column of the second text.")] = None,
+    label: Annotated[str | None, typer.Option("--label", help="Column of the label (default: as in training).")] = None,
     backbone: BackboneName = None,
     device: Device = "auto",
     precision: Precision = "auto",
@@ -38,7 +42,7 @@ def command(
 
     opened = open_bank(bank, backbone, device=device, precision=precision)
     labels = opened.show(task).task["labels"]
-    found = opened.evaluate(task, data)
+    found = opened.evaluate(task, data, text=text, text_pair=text_pair, label=label)
     for note in found["notes"]:
         say(f"note: {note}")
     if json:
@@ -48,7 +52,7 @@ def command(
 
 
 def _print(found: dict[str, Any], labels: list[str]) -> None:
-    rows = f" on {found['rows']} rows" if "rows" in found else ""
+    rows = f" on {counted(found['rows'], 'row')}" if "rows" in found else ""
     typer.echo(f"{found['task']}{rows}")
     numbers = {name: value for name, value in found.items() if isinstance(value, float)}
     for name, value in sorted(numbers.items(), key=lambda item: item[0] != found["metric"]):
@@ -61,7 +65,9 @@ def _print(found: dict[str, Any], labels: list[str]) -> None:
             [label, *(f"{c[k]:.3f}" for k in ("precision", "recall", "f1")), str(c["support"])]
             for label, c in found["classes"].items()
         ])  # fmt: skip
-    if "confusion" in found and len(labels) <= 20:
+    if "confusion" in found and len(labels) > 20:
+        typer.echo(f"\nThe confusion matrix of {len(labels)} labels is in the output of --json.")
+    elif "confusion" in found:
         typer.echo("\nrows: the truth, columns: what the task says")
         print_table(
             ["", *labels], [[label, *map(str, row)] for label, row in zip(labels, found["confusion"], strict=True)]

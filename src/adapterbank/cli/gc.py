@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from adapterbank.bank import Bank
-from adapterbank.cli.console import AsJson, BankPath, counted, print_json, size
+from adapterbank import storage
+from adapterbank.bank import Bank, Removed
+from adapterbank.cli.console import AsJson, BankPath, counted, print_json, say, size
 
-HELP = """Remove what nothing points to: versions that are neither a task's default nor where a rollback would go, and
-leftovers of writes that were cut off.
+HELP = """Remove what nothing points to: versions older than a task's default, but for the one a rollback goes to, and
+leftovers of writes that were cut off. States of unfinished runs only with --runs.
 
 Example: adapterbank gc --bank bank --dry-run
 """
@@ -19,10 +20,21 @@ Example: adapterbank gc --bank bank --dry-run
 def command(
     bank: BankPath,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")] = False,
+    runs: Annotated[
+        bool, typer.Option("--runs", help="Also the states of unfinished runs, kept for --resume.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """See `HELP`."""
-    removed = Bank.open(bank).gc(dry_run=dry_run)
+    opened = Bank.open(bank)
+    removed = opened.gc(dry_run=dry_run)
+    unfinished = sorted(path for path in opened.runs_path.glob("*") if path.is_dir())
+    for path in unfinished if runs else []:
+        removed.append(Removed(path, storage.size_of(path), "state of an unfinished run"))
+        if not dry_run:
+            storage.discard(path)
+    if unfinished and not runs:
+        say(f"note: the states of {counted(len(unfinished), 'unfinished run')} are kept; --runs removes them too.")
     if json:
         print_json([{"path": str(r.path), "bytes": r.bytes, "reason": r.reason} for r in removed])
         return

@@ -58,7 +58,7 @@ def _run(bank: str, config: str | None, resume: bool, json: bool, **given: Any) 
 
 def _summary(record: dict[str, Any]) -> None:
     metric, dev, params = record["task"]["metric"], record["metrics"]["dev"], record["params"]
-    majority = f" (always the commonest answer: {dev['majority']:.4f} accuracy)" if "majority" in dev else ""
+    majority = f" (always the commonest answer: {dev['majority']:.4f})" if metric == "accuracy" else ""
     test = record["metrics"].get("test")
     typer.echo(f"{record['package']}  {metric} {dev[metric]:.4f} on dev{majority}, epoch {record['best_epoch']}")
     if test:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import json
 import os
@@ -69,8 +70,10 @@ def locate(name: str) -> Path:
         raise BackboneError(f"{name} is a file. A backbone is a folder with config.json, weights and a tokenizer.")
     source = SOURCES.get(name)
     if source is None and (name.count("/") != 1 or name.startswith((".", "/", "~"))):
+        near = difflib.get_close_matches(name, SOURCES, n=1)
         raise BackboneError(
-            f"{name!r} is neither a folder, nor a name on the hub (owner/name), nor a short name. "
+            f"{name!r} is neither a folder, nor a name on the hub (owner/name), nor a short name."
+            f"{f' Did you mean {near[0]!r}?' if near else ''} "
             f"Short names: {', '.join(SOURCES)}. See: adapterbank backbones"
         )
     found = at_hand(name) or _download(source.hub if source else name, name)

@@ -202,12 +202,14 @@ def _check_classes(table: Table, column: str, names: tuple[str, ...], rows: int)
         )
     # From 20 rows on; below that a table of examples may well show each class once.
     if len(names) > MOST_CLASSES or (rows > 20 and len(names) > rows / 2):
-        numeric = all(as_number(name) is not None for name in names)
-        remedy = "state --kind regression, or" if numeric else "an identifier or a text, perhaps:"
+        odd = [name for name in names if as_number(name) is None]
+        remedy = "an identifier or a text, perhaps:"
+        if len(odd) < len(names) / 2:
+            remedy = f"for numbers state --kind regression{f' and mend {listed(odd, 3)}' if odd else ''}, or"
         raise DataError(
             f"{table.source}: column {column!r} has {len(names)} different labels in {rows} rows "
             f"({listed(names, 3)}), which is too many to be classes; {remedy} choose another column "
-            f"with --label, or state the labels."
+            f"with --label, or name the classes with --labels."
         )
 
 

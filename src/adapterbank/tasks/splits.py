@@ -11,6 +11,7 @@ from adapterbank.errors import DataError, InputError
 from adapterbank.tasks.columns import (
     as_number,
     class_name,
+    find_columns,
     find_texts,
     is_missing,
     label_names,
@@ -70,6 +71,23 @@ def read_texts(source: str | os.PathLike[str] | TextIO, task: Task) -> Examples:
         kind = "span" if task.kind == "span" else None
         task = replace(task, text=find_texts(table, label=known, kind=kind, count=len(task.text)))
     return read_examples(table, task, need_targets=False)[0]
+
+
+def labelled_as(
+    table: Table, task: Task, text: str | None = None, text_pair: str | None = None, label: str | None = None
+) -> Task:
+    """Return the task with the columns that it has in this table: its own, those named, or those with usual names."""
+    named = text or text_pair or label
+    if not named and all(name in table.columns for name in (*task.text, task.label)):
+        return task
+    label = label or (task.label if task.label in table.columns else None)
+    if not text and all(name in table.columns for name in task.text):
+        text, text_pair = task.text[0], (task.text[1] if len(task.text) == 2 else None)
+    found = find_columns(table, text, text_pair, label, task.kind)
+    if len(found.text) != len(task.text):
+        raise DataError(f"{table.source}: {task.name!r} reads {len(task.text)} texts a row; name them with --text.")
+    assert found.label is not None
+    return replace(task, text=found.text, label=found.label)
 
 
 def split(examples: Examples, *, task: Task, fraction: float = 0.1, seed: int = 0) -> tuple[Examples, Examples]:
