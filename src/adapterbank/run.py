@@ -170,17 +170,10 @@ def run(
         package, scores = _finish(config, backbone, ready, plan, bank, state, tell)
         record = {
             "config": whole,
-            "package": package.ref,
-            "task": ready.task.to_json(),
-            "metrics": scores,
-            "params": package.manifest.params,
-            "bytes": package.manifest.bytes,
-            "best_epoch": state.best_epoch,
-            "history": state.history,
+            **_about(package, state, scores),
             **_speed(state, len(lesson.train), time.perf_counter() - began),
             "stamp": stamp(device, dtype),
             "notes": notes,
-            "created": package.manifest.created,
         }
         path = records.write(bank.records_path, record)
         resume.forget(kept)
@@ -314,6 +307,20 @@ def _draft(
         created="",
         fingerprint=outputs,
     )
+
+
+def _about(package: Package, state: State, scores: dict[str, Any]) -> dict[str, Any]:
+    """Give what a record says of the package and of the way to it."""
+    return {
+        "package": package.ref,
+        "task": package.manifest.task,
+        "metrics": scores,
+        "params": package.manifest.params,
+        "bytes": package.manifest.bytes,
+        "best_epoch": state.best_epoch,
+        "history": state.history,
+        "created": package.manifest.created,
+    }
 
 
 def _speed(state: State, rows: int, seconds: float) -> dict[str, float]:
