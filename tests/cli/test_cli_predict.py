@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 
@@ -218,6 +219,7 @@ def test_standard_input_of_another_locale_is_utf8_all_the_same(here):
         "PYTHONCOERCECLOCALE": "0",
         "PYTHONUTF8": "0",
         "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),  # where the package is used without being installed
     }
     good = subprocess.run(words, input="what was it\tcafé".encode(), capture_output=True, env=env, check=False)
     assert (good.returncode, good.stderr) == (0, b"")
