@@ -9,17 +9,17 @@ Peers get the rows in random order, padded to the longest of the batch; adapterb
 from __future__ import annotations
 
 import argparse
-import json
 import platform
-import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from contest import Field, Peers, print_table, start_own, write
+from machine import machine
 
-HERE = Path(__file__).parent
+OWN = "adapterbank adapter 64"
+PEERS = {"adapters DoubleSeqBn 64": "adapters", "peft LoRA q,v r=8": "peft", "transformers full": "full"}
 ROUNDS, STEPS, BATCH, ROWS = 5, 4, 32, 640
 
 
@@ -46,99 +46,41 @@ def cases(backbone: str, data: Path | None) -> dict[str, list[list[int]]]:
     return found
 
 
-class Contestant:
-    """One worker process."""
-
-    def __init__(self, python: str, script: str, setup: dict[str, Any]) -> None:
-        """Start it and wait until it is ready."""
-        self.process = subprocess.Popen(
-            [python, str(HERE / script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.trained = self._ask({"setup": setup})["ready"]
-        self.seconds: list[float] = []
-        self.peak = 0
-
-    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(message) + "\n")
-        self.process.stdin.flush()
-        while line := self.process.stdout.readline():
-            if line.startswith("{"):
-                answer: dict[str, Any] = json.loads(line)
-                return answer
-        raise SystemExit(f"a contestant ended: {self.process.args}")
-
-    def steps(self, count: int, keep: bool = True) -> None:
-        """Take steps; the first ones are not kept."""
-        answer = self._ask({"steps": count})
-        self.seconds += answer["seconds"] if keep else []
-        self.peak = answer["peak_kb"]
-
-    def stop(self) -> None:
-        """End the process."""
-        self.process.kill()
-        self.process.wait()
-
-
-def measure(rows: list[list[int]], backbone: str, peers: str) -> dict[str, Any]:
+def measure(rows: list[list[int]], backbone: str, peers: Peers) -> dict[str, Any]:
     """Let all contestants train on the same rows, in turns."""
     order = np.random.RandomState(1).permutation(len(rows))
     batches = [
         {"rows": [rows[i] for i in order[k : k + BATCH]], "labels": [int(i % 2) for i in order[k : k + BATCH]]}
         for k in range(0, len(rows), BATCH)
     ]
-    setup = {"backbone": backbone, "batches": batches, "device": "cpu"}
-    contestants = {
-        "adapterbank adapter 64": Contestant(sys.executable, "worker_own.py", {**setup, "options": {"size": 64}}),
-        "adapters DoubleSeqBn 64": Contestant(peers, "worker_peers.py", {**setup, "peer": "adapters"}),
-        "peft LoRA q,v r=8": Contestant(peers, "worker_peers.py", {**setup, "peer": "peft"}),
-        "transformers full": Contestant(peers, "worker_peers.py", {**setup, "peer": "full"}),
-    }
-    for contestant in contestants.values():
-        contestant.steps(2, keep=False)
-    for _ in range(ROUNDS):
-        for contestant in contestants.values():
-            contestant.steps(STEPS)
-    for contestant in contestants.values():
-        contestant.stop()
-    own = statistics.median(contestants["adapterbank adapter 64"].seconds)
-    return {
-        name: {
-            "median_ms": 1000 * statistics.median(c.seconds),
-            "quartiles_ms": [1000 * q for q in statistics.quantiles(c.seconds, n=4)[::2]],
-            "times_adapterbank": statistics.median(c.seconds) / own,
-            "trained": c.trained,
-            "peak_mb": c.peak / 1000,
-        }
-        for name, c in contestants.items()
-    }
+    setup = {"backbone": backbone, "cases": {"rows": batches}, "device": "cpu"}
+    everyone = [start_own(OWN, {**setup, "options": {"size": 64}})]
+    if peers.there:
+        everyone += [
+            peers.start(name, {**setup, "peer": peer, "size": 64, "precision": "fp32"}) for name, peer in PEERS.items()
+        ]
+    with Field(everyone) as field:
+        field.warm_up({"do": "train", "case": "rows", "blocks": 2}, one_by_one=True)
+        field.take_turns({"do": "train", "case": "rows", "blocks": STEPS}, ROUNDS)
+        return field.results(OWN)
 
 
 def main() -> None:
     """Measure every case, print the ratios, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", required=True, help="python of an environment with bench/requirements.txt")
+    Peers.add_arguments(parser)
     parser.add_argument("--data", type=Path, help="folder with sst2/train.parquet and cola/train.parquet")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    import torch
-
     from adapterbank.encoder.sources import locate
-    from adapterbank.runtime import stamp
 
-    backbone = str(locate("minilm"))
-    found: dict[str, Any] = {"stamp": stamp(torch.device("cpu"), torch.float32), "machine": platform.machine()}
-    found["cases"] = {}
+    backbone, peers = str(locate("minilm")), Peers(options)
+    found: dict[str, Any] = {**machine(torch.device("cpu")), "machine": platform.machine(), "cases": {}}
     for name, rows in cases(backbone, options.data).items():
-        result = found["cases"][name] = measure(rows, backbone, options.peers)
-        print(f"\n{name}: mean {np.mean([len(r) for r in rows]):.1f} tokens a row, batch {BATCH}")
-        for who, r in result.items():
-            low, high = r["quartiles_ms"]
-            times = f"{r['median_ms']:7.0f} ms ({low:.0f}-{high:.0f})"
-            print(f"  {who:<26} {times:<22} {r['times_adapterbank']:5.2f}x  {r['peak_mb']:6.0f} MB")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(found, indent=2) + "\n")
+        found["cases"][name] = measure(rows, backbone, peers)
+        mean = np.mean([len(row) for row in rows])
+        print_table(f"{name}: mean {mean:.1f} tokens a row, batch {BATCH}", found["cases"][name])
+        write(options.out, found)
 
 
 if __name__ == "__main__":

@@ -1,75 +1,164 @@
-"""adapterbank's side: the product's own `train`, held up after each step until the driver says to go on."""
+"""adapterbank's side: the product's own `train` and `Engine`, held up between orders of the driver.
+
+Training is one call of `train` as a user makes it; `watch` counts its steps, waits for the next order when the one at
+hand is done, and leaves by an exception when the next order is of another kind.
+"""
 
 from __future__ import annotations
 
-import json
-import resource
-import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from pace import Blocks, answer, memory, next_order, synchronizer
 
 from adapterbank.batches import Rows
-from adapterbank.encoder.checkpoint import load
+from adapterbank.encoder.checkpoint import Backbone, load
 from adapterbank.encoder.packed import Tokens
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.evaluate import Engine
+from adapterbank.methods import Head, Options, Plan, make_plan
 from adapterbank.run import initial_tensors
+from adapterbank.runtime import find_dtype
+from adapterbank.tasks.spec import Task
 from adapterbank.train import Lesson, Progress, train
+
+EPOCH = 400
+"""Steps of an epoch at least, by repeating the rows: what ends an epoch is no part of a step, and peers have none."""
+
+
+class _OtherOrderError(Exception):
+    """The driver wants something that this call of `train` does not do."""
 
 
 class Pace:
-    """Lets training take as many steps as the driver asked for, and reports how long each took."""
+    """Lets training take as many steps as the driver asked for."""
 
-    def __init__(self) -> None:
-        """Wait for the first order."""
-        self.times: list[float] = []
-        self.left = 0
-        self.wait()
-
-    def wait(self) -> None:
-        """Report, then block until there are steps to take."""
-        while self.left == 0:
-            if self.times:
-                peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-                print(json.dumps({"seconds": self.times, "peak_kb": peak}), flush=True)
-                self.times = []
-            line = sys.stdin.readline()
-            if not line:
-                sys.exit(0)
-            self.left = json.loads(line)["steps"]
-        self.began = time.perf_counter()
+    def __init__(self, order: dict[str, Any], device: torch.device) -> None:
+        """Begin the first order."""
+        self.order, self.device = order, device
+        self.seen = 0
+        self.began, self.first_step = time.perf_counter(), 0.0
+        self.blocks = Blocks(order, synchronizer(device))
 
     def watch(self, progress: Progress) -> None:
-        """Note a step's time."""
-        self.times.append(time.perf_counter() - self.began)
-        self.left -= 1
-        self.wait()
+        """Count the steps since the last call; runs go at one pace, so the first one's are counted."""
+        self.first_step = self.first_step or time.perf_counter() - self.began
+        if progress.score is not None:  # an epoch's end
+            self.blocks.restart()
+        if progress.run != 0 or progress.score is not None:
+            return
+        steps, self.seen = progress.step - self.seen, progress.step
+        if self.blocks.add(steps):
+            answer({"seconds": self.blocks.found, "first_step_s": self.first_step, **memory(self.device.type)})
+            last, self.order = self.order, next_order()
+            if any(self.order.get(key) != last.get(key) for key in ("do", "case", "runs")):
+                raise _OtherOrderError
+            self.blocks = Blocks(self.order, synchronizer(self.device))
 
 
-def lesson(setup: dict[str, Any], backbone: Any) -> Lesson:
-    """Make the run the driver describes: its rows, the method's defaults."""
-    rows = [row for batch in setup["batches"] for row in batch["rows"]]
-    labels = [label for batch in setup["batches"] for label in batch["labels"]]
-    tokens = [Tokens(np.array(row), np.zeros(len(row), dtype=np.int64)) for row in rows]
-    head = Head("classification", 2, "first")
-    plan = make_plan(Options(**setup["options"]), depth=backbone.anatomy.layers, head=head)
-    data = Rows(tokens, labels)
-    first = initial_tensors(plan, backbone, sigma=1e-2, seed=0)
-    return Lesson(plan, first, data, Rows(tokens[:1], None), lambda given: 0.0, 1e-4, 1000)
+class Worker:
+    """One backbone, and what the driver set up."""
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        """Load the backbone and draw a task's first tensors."""
+        self.cases, self.device = setup["cases"], torch.device(setup["device"])
+        self.backbone: Backbone = load(setup["backbone"])
+        head = Head("classification", 2, "first")
+        self.plan: Plan = make_plan(Options(**setup["options"]), depth=self.backbone.anatomy.layers, head=head)
+        self.initial = initial_tensors(self.plan, self.backbone, sigma=1e-2, seed=0)
+        self.engine: Engine | None = None
+        self.calls = 0
+        self.put_seconds: list[float] = []
+
+    def train(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Train until the driver wants something else; gives that order."""
+        batches = self.cases[order["case"]]
+        rows = [tokens(row) for batch in batches for row in batch["rows"]]
+        labels = [label for batch in batches for label in batch["labels"]]
+        size = len(batches[0]["rows"])
+        times = -(-EPOCH * size // len(rows))
+        data = Rows(rows * times, labels * times)
+        lesson = Lesson(self.plan, self.initial, data, Rows(rows[:1], None), lambda given: 0.0, 1e-4, 1000, batch=size)
+        lessons = [replace(lesson, seed=seed) for seed in range(order.get("runs", 1))]
+        pace = Pace(order, self.device)
+        try:
+            train(
+                self.backbone,
+                lessons,
+                device=self.device,
+                dtype=find_dtype("auto", self.device),
+                watch=pace.watch,
+                at_once=len(lessons),
+            )
+        except _OtherOrderError:
+            return pace.order
+        raise RuntimeError("training ended before the driver was done")
+
+    def infer(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Send one batch after the other through the engine, head outputs back on the host; gives the next order."""
+        engine = self._engine(order["slots"])
+        batches = [[tokens(row) for row in batch["rows"]] for batch in self.cases[order["case"]]]
+        blocks = Blocks(order, synchronizer(self.device))
+        done = False
+        while not done:
+            rows = batches[self.calls % len(batches)]
+            engine.outputs(rows, self._names(order, len(rows)))
+            self.calls += 1
+            done = blocks.add(1)
+        last = self.put_seconds[-64:]
+        answer(
+            {
+                "seconds": blocks.found,
+                "resident": len(engine.residents),
+                "put_ms": 1000 * float(np.median(last)),
+                **memory(self.device.type),
+            }
+        )
+        return next_order()
+
+    def _names(self, order: dict[str, Any], rows: int) -> list[str]:
+        """Name the rows' tasks: one, or as many as there are, spread over all slots; others with every call."""
+        slots = order["slots"]
+        if order["tasks"] == "one":
+            return [f"task{self.calls % slots}"] * rows
+        apart = max(1, slots // rows)
+        return [f"task{(i * apart + self.calls) % slots}" for i in range(rows)]
+
+    def _engine(self, slots: int) -> Engine:
+        """Have that many tasks resident. A few sets of random tensors stand for all: their places differ."""
+        if self.engine is None or len(self.engine.residents) > slots:
+            self.engine = None  # before the next one is made: both might not fit
+            self.engine = Engine(self.backbone, device=str(self.device))
+            self.engine.prepare()
+        task = Task("bench", "classification", ("text",), "label", ("no", "yes"), "accuracy")
+        random = np.random.RandomState(0)
+        sets = [
+            {name: t.numpy() + 0.01 * random.randn(*t.shape).astype(np.float32) for name, t in self.initial.items()}
+            for _ in range(4)
+        ]
+        for i in range(len(self.engine.residents), slots):
+            began = time.perf_counter()
+            self.engine.put(f"task{i}", task, self.plan, sets[i % len(sets)], self.backbone.anatomy.max_length)
+            self.put_seconds.append(time.perf_counter() - began)
+        return self.engine
+
+
+def tokens(row: list[int]) -> Tokens:
+    """Make a row as the tokenizer would give it."""
+    return Tokens(np.array(row, dtype=np.int64), np.zeros(len(row), dtype=np.int64))
 
 
 def main() -> None:
     """Serve one driver."""
-    setup = json.loads(sys.stdin.readline())["setup"]
-    backbone = load(setup["backbone"])
-    run = lesson(setup, backbone)
-    device = torch.device(setup["device"])
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    print(json.dumps({"ready": sum(t.numel() for t in run.initial.values())}), flush=True)
-    pace = Pace()
-    train(backbone, [run], device=device, dtype=dtype, watch=lambda p: p.score is None and pace.watch(p))
+    worker = Worker(next_order()["setup"])
+    answer({"trained": sum(t.numel() for t in worker.initial.values()), "versions": {"torch": torch.__version__}})
+    does: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"train": worker.train, "infer": worker.infer}
+    order = next_order()
+    while True:
+        order = does[order["do"]](order)
 
 
 if __name__ == "__main__":

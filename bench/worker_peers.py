@@ -1,81 +1,177 @@
-"""A peer in an environment of its own: takes training steps when told to. Knows nothing of adapterbank.
+"""A peer in an environment of its own: trains and infers when told to. Knows nothing of adapterbank.
 
-Reads JSON lines on standard input and answers each with one: {"setup": {...}}, then {"steps": n} any number of times.
+Each peer is given its best: batches are collated and pinned ahead, AdamW is fused on a GPU, nothing waits for the
+device within a block of steps, and the driver runs autocast and whole-model bf16 and counts the faster one.
 """
 
 from __future__ import annotations
 
-import json
-import resource
-import sys
-import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import torch
+from pace import Blocks, answer, memory, next_order, synchronizer
+
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def build(setup: dict[str, Any]) -> tuple[Any, torch.device]:
-    """Make the peer's model on the given weights, with what it trains by its own rules."""
+def build(setup: dict[str, Any]) -> Any:
+    """Make the peer's model on the given weights, with what it trains by its own rules, for `tasks` tasks."""
     import transformers
 
     transformers.logging.set_verbosity_error()
     torch.manual_seed(0)
     folder, peer = setup["backbone"], setup["peer"]
+    names = [f"task{i}" for i in range(setup.get("tasks", 1))]
     if peer == "adapters":
         from adapters import AutoAdapterModel, DoubleSeqBnConfig
 
         model = AutoAdapterModel.from_pretrained(folder)
-        factor = model.config.hidden_size // 64
-        model.add_adapter("task", config=DoubleSeqBnConfig(reduction_factor=factor, non_linearity="gelu_new"))
-        model.add_classification_head("task", num_labels=2, layers=1)
-        model.train_adapter("task")
-        model.set_active_adapters("task")
-    else:
-        model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
-        if peer == "peft":
-            from peft import LoraConfig, get_peft_model
+        factor = model.config.hidden_size // setup["size"]
+        for name in names:
+            model.add_adapter(name, config=DoubleSeqBnConfig(reduction_factor=factor, non_linearity="gelu_new"))
+            model.add_classification_head(name, num_labels=2, layers=1)
+        model.train_adapter(names[0])
+        model.set_active_adapters(names[0])
+        return model
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
+    if peer == "peft":
+        from peft import LoraConfig, get_peft_model
 
-            model = get_peft_model(model, LoraConfig(task_type="SEQ_CLS", r=8, target_modules=["query", "value"]))
-    device = torch.device(setup["device"])
-    return model.to(device).train(), device
+        config = LoraConfig(task_type="SEQ_CLS", r=8, target_modules=["query", "value"])
+        model = get_peft_model(model, config, adapter_name=names[0])
+        for name in names[1:]:
+            model.add_adapter(name, config)
+        model.set_adapter(names[0])
+    return model
 
 
-def pad(rows: list[list[int]], device: torch.device) -> dict[str, torch.Tensor]:
-    """Pad a batch to its longest row, as a data collator does."""
+def collate(batch: dict[str, Any], device: torch.device) -> Batch:
+    """Pad a batch to its longest row, as a data collator does, and pin it where it will be copied to a GPU."""
+    rows = batch["rows"]
     longest = max(map(len, rows))
     ids = np.zeros((len(rows), longest), dtype=np.int64)
     mask = np.zeros_like(ids)
     for i, row in enumerate(rows):
         ids[i, : len(row)], mask[i, : len(row)] = row, 1
-    return {"input_ids": torch.from_numpy(ids).to(device), "attention_mask": torch.from_numpy(mask).to(device)}
+    made = torch.from_numpy(ids), torch.from_numpy(mask), torch.tensor(batch["labels"])
+    return tuple(t.pin_memory() for t in made) if device.type == "cuda" else made
+
+
+class Worker:
+    """One peer's model, and what the driver set up."""
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        """Build the model on the device, in the precision asked for."""
+        self.setup, self.device = setup, torch.device(setup["device"])
+        self.model = build(setup).to(self.device)
+        if setup["precision"] == "bf16":
+            self.model.to(torch.bfloat16)
+        self.trained = [p for p in self.model.parameters() if p.requires_grad]
+        fused = self.device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(self.trained, lr=1e-4, fused=fused or None)
+        mode = setup.get("compile")
+        self.call = torch.compile(self.model, mode=None if mode == "default" else mode) if mode else self.model
+        self.replayed = mode == "reduce-overhead"
+        self.cases = {
+            name: [collate(batch, self.device) for batch in batches] for name, batches in setup["cases"].items()
+        }
+        self.calls = 0
+        self.split: list[str] = []  # adapters: the tasks that are set active
+
+    def precision(self) -> Any:
+        """Give the context the pass runs in."""
+        if self.setup["precision"] == "autocast":
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return nullcontext()
+
+    def batch(self, case: str) -> Batch:
+        """Copy the next batch to the device."""
+        batch = self.cases[case][self.calls % len(self.cases[case])]
+        self.calls += 1
+        return tuple(t.to(self.device, non_blocking=True) for t in batch)
+
+    def train_step(self, order: dict[str, Any]) -> None:
+        """Take one step: forward, backward, clip, optimiser."""
+        self.model.train()
+        if self.replayed:
+            torch.compiler.cudagraph_mark_step_begin()
+        ids, mask, labels = self.batch(order["case"])
+        with self.precision():
+            logits = self.call(input_ids=ids, attention_mask=mask).logits
+        loss = torch.nn.functional.cross_entropy(logits.float(), labels)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.loss = loss.detach()  # looked at when the order is done
+
+    def infer_step(self, order: dict[str, Any]) -> None:
+        """Answer one batch, logits back on the host: rows of one task, of all tasks, or of all tasks one by one."""
+        self.model.eval()
+        ids, mask, _ = self.batch(order["case"])
+        with torch.inference_mode(), self.precision():
+            logits = getattr(self, f"_{self.setup['peer']}_{order['tasks']}")(ids, mask)
+        logits.float().cpu()
+
+    def _names(self, rows: int) -> list[str]:
+        return [f"task{i % self.setup['tasks']}" for i in range(rows)]
+
+    def _adapters_one(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if self.split != ["task0"]:
+            self.model.set_active_adapters("task0")
+            self.split = ["task0"]
+        return self.model(input_ids=ids, attention_mask=mask).logits
+
+    def _adapters_mixed(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        names = self._names(len(ids))
+        if self.split != names:  # the tasks do not change from call to call, so the peer pays for this once
+            from adapters.composition import BatchSplit
+
+            self.model.active_adapters = BatchSplit(*names, batch_sizes=[1] * len(names))
+            self.model.active_head = BatchSplit(*names, batch_sizes=[1] * len(names))
+            self.split = names
+        return torch.cat([part.logits for part in self.model(input_ids=ids, attention_mask=mask)])
+
+    def _adapters_switched(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        found, self.split = [], []
+        for i, name in enumerate(self._names(len(ids))):
+            self.model.set_active_adapters(name)
+            found.append(self.model(input_ids=ids[i : i + 1], attention_mask=mask[i : i + 1]).logits)
+        return torch.cat(found)
+
+    def _peft_one(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=ids, attention_mask=mask).logits
+
+    def _peft_mixed(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=ids, attention_mask=mask, adapter_names=self._names(len(ids))).logits
+
+    def obey(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Carry out one order."""
+        step: Callable[[dict[str, Any]], None] = {"train": self.train_step, "infer": self.infer_step}[order["do"]]
+        blocks = Blocks(order, synchronizer(self.device))
+        done = False
+        while not done:
+            step(order)
+            done = blocks.add(1)
+        if order["do"] == "train" and not torch.isfinite(self.loss):
+            raise RuntimeError("the loss is not finite")
+        return {"seconds": blocks.found, **memory(self.device.type)}
 
 
 def main() -> None:
     """Serve one driver."""
-    setup = json.loads(sys.stdin.readline())["setup"]
-    model, device = build(setup)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-4)
-    batches, at = setup["batches"], 0
-    print(json.dumps({"ready": sum(p.numel() for p in trained)}), flush=True)
-    for line in sys.stdin:
-        times = []
-        for _ in range(json.loads(line)["steps"]):
-            batch = batches[at % len(batches)]
-            at += 1
-            began = time.perf_counter()
-            inputs = pad(batch["rows"], device)
-            labels = torch.tensor(batch["labels"], device=device)
-            loss = torch.nn.functional.cross_entropy(model(**inputs).logits, labels)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(trained, 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            loss.item()
-            times.append(time.perf_counter() - began)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        print(json.dumps({"seconds": times, "peak_kb": peak}), flush=True)
+    setup = next_order()["setup"]
+    if setup["device"] != "cpu":
+        torch.set_float32_matmul_precision("high")  # for what autocast leaves in fp32
+    worker = Worker(setup)
+    versions = {name: version(name) for name in ("torch", "transformers", "adapters", "peft")}
+    answer({"trained": sum(p.numel() for p in worker.trained), "versions": versions})
+    while True:
+        answer(worker.obey(next_order()))
 
 
 if __name__ == "__main__":

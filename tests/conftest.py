@@ -1,8 +1,9 @@
-"""What many tests share: small random encoders of every family, made once a session, and slots for them."""
+"""What many tests share: small random encoders of every family, made once a session, slots for them, a bank."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ import torch
 from torch import Tensor
 
 from adapterbank import methods
+from adapterbank.bank import Bank
 from adapterbank.encoder.checkpoint import Backbone, load
 from adapterbank.methods import Plan
 from adapterbank.slots import bottleneck, heads
 from families import save_random
+from lessons import Steadily
+from packages import BACKBONE
 
 
 @pytest.fixture(scope="session")
@@ -76,6 +80,24 @@ def new_slot() -> Callable[..., dict[str, Tensor]]:
         return {name: tensors[name] + 0.1 * torch.randn(tensors[name].shape, generator=generator) for name in names}
 
     return make
+
+
+@pytest.fixture
+def steadily(monkeypatch: pytest.MonkeyPatch) -> Steadily:
+    """Give a way to train on the CPU as on a GPU: every step a program."""
+    return Steadily(monkeypatch)
+
+
+@pytest.fixture
+def no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do without flushing: it is for power cuts, which no test can make, and takes most of a put's time."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture
+def bank(tmp_path: Path) -> Bank:
+    """Return a new, empty bank."""
+    return Bank.open(tmp_path / "bank", BACKBONE, create=True)
 
 
 @pytest.fixture(autouse=True)

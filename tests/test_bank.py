@@ -29,17 +29,7 @@ from adapterbank.errors import (
 from adapterbank.package import FORMAT
 from packages import BACKBONE, STRANGE_NAMES, TENSORS, draft, files, pointers, put
 
-
-@pytest.fixture(autouse=True)
-def no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do without flushing: it is for power cuts, which no test can make, and takes most of a put's time."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
-@pytest.fixture
-def bank(tmp_path: Path) -> Bank:
-    """Return a new, empty bank."""
-    return Bank.open(tmp_path / "bank", BACKBONE, create=True)
+pytestmark = pytest.mark.usefixtures("no_flush")
 
 
 # --- opening

@@ -54,23 +54,26 @@ def gradients_of(tensors, seed, step, scale=1.0):
 class Run:
     """Slots of given (size, seed, settings) in one optimiser, fed with seeded gradients."""
 
-    def __init__(self, *slots):
+    def __init__(self, *slots, compute=None):
         self.stacks = Stacks({"embeddings.word.weight": torch.zeros(11, HIDDEN)})
         self.tensors, self.seeds, settings_ = {}, {}, {}
         for size, seed, mine in slots:
             plan, tensors = new_slot(size, seed)
             slot = self.stacks.put(plan, tensors)
             self.tensors[slot], self.seeds[slot], settings_[slot] = tensors, seed, mine
-        self.adam = StackedAdam(self.stacks, settings_)
+        self.adam = StackedAdam(self.stacks, settings_, compute)
 
     def step(self, rates, step, scale=1.0):
         self.adam.zero_grad()
-        for parameter in self.adam.parameters.values():
-            parameter.grad = torch.zeros_like(parameter)
-        grads = {key: parameter.grad for key, parameter in self.adam.parameters.items()}
-        for slot in rates:
-            self.stacks.write(slot, gradients_of(self.tensors[slot], self.seeds[slot], step, scale), grads)
+        self.add(rates, step, scale)
         return self.adam.step(rates)
+
+    def add(self, slots, step, scale=1.0):
+        """Hand over seeded gradients as autograd gives them: one for each leaf."""
+        rows = {block: torch.zeros_like(block.tensor) for block in self.adam.first}
+        for slot in slots:
+            self.stacks.write(slot, gradients_of(self.tensors[slot], self.seeds[slot], step, scale), rows)
+        self.adam.add_gradients([view for block in rows for view in block.layout.views(rows[block]).values()])
 
     def state(self, slot):
         return self.stacks.take(slot), self.stacks.take(slot, self.adam.first), self.stacks.take(slot, self.adam.second)
@@ -212,13 +215,24 @@ def test_padding_stays_zero_through_any_number_of_steps(epsilon):
     run = Run((5, 1, replace(SLOTS[0][2], epsilon=epsilon)), (8, 2, replace(SLOTS[1][2], epsilon=epsilon)))
     for step in range(STEPS):
         run.step({0: 0.1, 1: 0.1}, step)
-    for key, parameter in run.adam.parameters.items():
-        for stacked in (parameter, run.adam.first[key], run.adam.second[key]):
-            if key[0].endswith("down.weight"):
-                assert not stacked[0, 5:].any()
-                assert stacked[1, 5:].any()
-            elif key[0].endswith("up.weight"):
-                assert not stacked[0, :, 5:].any()
+    sizes = {}
+    for block in run.stacks.blocks:
+        for held in (block.tensor, run.adam.first[block], run.adam.second[block]):
+            for name, view in block.layout.views(held).items():
+                if name.endswith("down.weight"):
+                    assert not view[0, 5:].any()
+                    assert view[1, 5:].any()
+                elif name.endswith("up.weight"):
+                    assert not view[0, :, 5:].any()
+            for row, slot in enumerate(block.owners):
+                rest = held[row].clone()
+                for name, (start, end) in block.layout.ranges.items():
+                    true = run.tensors[slot][name].shape
+                    rest[start:end].view(block.layout.shapes[name])[tuple(slice(n) for n in true)] = 0.0
+                    sizes[name] = block.layout.shapes[name]
+                assert not rest.any()
+    assert sizes.keys() == run.tensors[0].keys()
+    assert sizes["layers.0.attention.adapter.down.weight"] == (8, HIDDEN)
 
 
 def test_a_rate_of_zero_moves_the_moments_and_not_the_weights():
@@ -233,8 +247,91 @@ def test_a_rate_of_zero_moves_the_moments_and_not_the_weights():
 def test_zero_grad_forgets_the_gradients():
     run = Run(SLOTS[0])
     run.step({0: 0.1}, 0)
+    assert all(gradient.any() for gradient in run.stacks.take(0, run.adam.gradients).values())
     run.adam.zero_grad()
-    assert all(parameter.grad is None for parameter in run.adam.parameters.values())
+    assert not any(gradient.any() for gradient in run.adam.gradients.values())
+
+
+def test_gradients_of_several_parts_add_up_and_a_leaf_without_one_gets_none():
+    run = Run(*SLOTS[:2])
+    run.add([0, 1], 0)  # of a step that was not finished
+    run.adam.zero_grad()
+    for step in (1, 2, 3):
+        run.add([0, 1], step)
+    run.adam.add_gradients([None] * len(run.adam.leaves()))
+    for slot in (0, 1):
+        parts = [gradients_of(run.tensors[slot], run.seeds[slot], step) for step in (1, 2, 3)]
+        expected = {name: sum(part[name] for part in parts) for name in parts[0]}
+        assert_close(run.stacks.take(slot, run.adam.gradients), expected)
+    run.adam.zero_grad()
+    run.adam.add_gradients([None] * len(run.adam.leaves()))
+    assert not any(gradient.any() for gradient in run.adam.gradients.values())
+
+
+def test_leaves_are_what_the_pass_reads_and_gradients_come_in_their_order():
+    run = Run(*SLOTS[:2])
+    leaves = run.adam.leaves()
+    assert all(leaf.is_leaf and leaf.requires_grad for leaf in leaves)
+    read = [view for block in run.stacks.blocks for view in block.views.values()]
+    assert [id(leaf) for leaf in leaves] == [id(view) for view in read]
+    run.adam.add_gradients(torch.autograd.grad(sum((leaf**2).sum() for leaf in leaves), leaves))
+    for slot in (0, 1):
+        assert_close(run.stacks.take(slot, run.adam.gradients), {n: 2 * t for n, t in run.tensors[slot].items()})
+    run.adam.step({0: 0.1, 1: 0.1})
+    assert all(torch.equal(a, b) for a, b in zip(leaves, run.adam.leaves(), strict=True))  # the same, with new numbers
+    weights = run.stacks.take(0)
+    assert not torch.equal(weights["head.bias"], run.tensors[0]["head.bias"])
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+def test_the_pass_reads_the_new_numbers_in_the_type_it_computes_in_and_heads_as_they_are(compute):
+    run = Run(*SLOTS[:2], compute=compute)
+    for step in range(2):
+        run.step({0: 0.1, 1: 0.1}, step)
+        for block in run.stacks.blocks:
+            kept = torch.float32 if block.layout.head else compute
+            assert block.tensor.dtype == torch.float32
+            for name, view in block.layout.views(block.tensor).items():
+                assert block.views[name].dtype == kept
+                assert torch.equal(block.views[name], view.to(kept))
+
+
+def test_a_slot_that_takes_anothers_place_starts_with_zero_moments_and_its_own_settings():
+    run, alone = Run(*SLOTS[:2]), Run((8, 9, SLOTS[2][2]))
+    for step in range(3):
+        run.step({0: 0.1, 1: 0.1}, step)
+    before = run.state(1)
+    run.stacks.remove(0)
+    run.adam.release(0)
+    plan, tensors = new_slot(8, 9)
+    new = run.stacks.put(plan, tensors)
+    run.tensors[new], run.seeds[new] = tensors, 9
+    run.adam.admit(new, SLOTS[2][2])
+    assert run.adam.steps == {1: 3, new: 0}
+    assert {len(block.owners) for block in run.stacks.blocks} == {2}
+    assert run.adam.table({1: 0.1}).shape == (3, 7)  # two seats and nobody's
+    for step in range(4):
+        run.step({new: 0.1}, step)
+        alone.step({0: 0.1}, step)
+    for found, expected in zip(run.state(new), alone.state(0), strict=True):
+        assert_close(found, expected, 1e-6)
+    for found, expected in zip(run.state(1), before, strict=True):
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_the_table_says_who_moves_and_how():
+    run = Run(*SLOTS)
+    run.step({0: 0.1, 1: 0.1, 2: 0.1}, 0)
+    table = run.adam.table({0: 0.5, 1: 0.25})
+    still = [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
+    wanted = [
+        [1.0, 0.5, 0.01, 1e-6, 1.0, 1.0, 1.0],
+        [1.0, 0.25, 0.2, 1e-4, 1 - 0.9**2, 1 - 0.999**2, 0.3],
+        still,
+        still,
+    ]
+    np.testing.assert_allclose(table, wanted, rtol=1e-6)
+    assert run.adam.table({2: 0.5})[2, 6] == np.inf  # no limit
 
 
 def test_the_rate_rises_over_a_tenth_of_the_steps_and_falls_to_zero_at_the_end():

@@ -22,19 +22,9 @@ from adapterbank.errors import (
     PackageDamaged,
 )
 from adapterbank.package import FORMAT, Array, check_name, parse_ref
-from packages import BACKBONE, STRANGE_NAMES, TENSORS, draft, files
+from packages import STRANGE_NAMES, TENSORS, draft, files
 
-
-@pytest.fixture(autouse=True)
-def no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do without flushing: it is for power cuts, which no test can make, and takes most of a put's time."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
-@pytest.fixture
-def bank(tmp_path: Path) -> Bank:
-    """Return a new, empty bank."""
-    return Bank.open(tmp_path / "bank", BACKBONE, create=True)
+pytestmark = pytest.mark.usefixtures("no_flush")
 
 
 # --- names and references

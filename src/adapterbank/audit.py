@@ -79,7 +79,7 @@ def _check(bank: Bank, ref: str, backbone: Backbone, device: str, precision: str
     try:
         package = bank.get(ref)
         # An engine of its own for each package: the outputs must not depend on who else is resident.
-        engine = Engine(backbone, device=device, precision=precision)
+        engine = Engine(backbone, device=device, precision=precision, programs=False)
         found = _outputs(engine, engine.load(package))
     except AdapterbankError as error:
         return Finding(ref, False, str(error))

@@ -66,10 +66,11 @@ def epoch_order(lengths: Sequence[int], batch: int, *, seed: int, epoch: int) ->
     """Cut a seeded permutation of all rows into batches; every row is seen once, whatever happened before.
 
     Within a window of some batches rows are sorted by length, so that attention pads little, and the window's batches
-    come in random order. Only the last batch of the epoch may be smaller.
+    come in random order. That order does not depend on the seed: runs side by side have short and long batches at the
+    same time. Only the last batch of the epoch may be smaller.
     """
-    random = np.random.default_rng([seed, epoch])
-    order, sizes = random.permutation(len(lengths)), np.asarray(lengths)
+    order, sizes = np.random.default_rng([seed, epoch]).permutation(len(lengths)), np.asarray(lengths)
+    random = np.random.default_rng(epoch)
     found: list[np.ndarray] = []
     for start in range(0, len(order), batch * _WINDOW):
         window = order[start : start + batch * _WINDOW]

@@ -79,3 +79,7 @@ class TrainingError(AdapterbankError):
     """A run cannot go on, though its input may be fine."""
 
     exit_code = 1
+
+
+class SlowerWarning(UserWarning):
+    """Something that only makes things faster is not to be had here."""

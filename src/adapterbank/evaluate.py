@@ -6,7 +6,7 @@ through it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -23,7 +23,10 @@ from adapterbank.encoder.prefix import Prefix
 from adapterbank.encoder.tokenizer import tokenize
 from adapterbank.errors import BackboneMismatch, InputError, PackageDamaged, UnknownName
 from adapterbank.methods import ACTIVATIONS, POOLINGS, Plan, trained
+from adapterbank.mixed import Mixed
 from adapterbank.package import RESTORE, Package
+from adapterbank.program import Programs
+from adapterbank.residency import Residency
 from adapterbank.runtime import find_device, find_dtype
 from adapterbank.slots import bottleneck, heads
 from adapterbank.slots.route import Route, Segment
@@ -31,7 +34,11 @@ from adapterbank.slots.stack import Stacks
 from adapterbank.tasks.spec import Examples, Task
 
 TOKENS_AT_ONCE = 4096
-"""Padded tokens of one batch: fills two CPU cores or a GPU, and fits any memory."""
+"""Padded tokens of one batch: fills two CPU cores, and fits any memory."""
+_GPU_TOKENS = 16384
+"""The same for a GPU that runs programs."""
+_WORTH = 32
+"""Calls from which on an engine on a GPU runs programs: a few rows are answered sooner than one is compiled."""
 
 
 def place(backbone: Backbone, device: torch.device, dtype: torch.dtype) -> Mapping[str, Tensor]:
@@ -44,19 +51,25 @@ def outputs(
     stacks: Stacks,
     tokens: Sequence[Tokens],
     slots: Sequence[int | None],
-    compute: torch.dtype,
     prefix: Prefix | None = None,
+    mixed: Mixed | None = None,
 ) -> list[np.ndarray]:
     """Give each row's head outputs through its own slot, in the order of the rows; `prefix` is of these very rows.
 
-    `[outputs]` a row, `[tokens, 2]` for spans, and the mean hidden state `[hidden]` for rows of no slot (None).
+    `[outputs]` a row, `[tokens, 2]` for spans, and the mean hidden state `[hidden]` for rows of no slot (None). With
+    `mixed`, batches run as programs, but for those of a slot that changes most of the encoder.
     """
     found: dict[int, np.ndarray] = {}
+    groups = _groups(stacks, slots, mixed)
     with torch.inference_mode():
-        for chosen in by_length(tokens, TOKENS_AT_ONCE, [_group(stacks, slot) for slot in slots]):
+        for chosen in by_length(tokens, _GPU_TOKENS if mixed else TOKENS_AT_ONCE, groups):
             order = sorted(chosen, key=lambda i: _number(slots[i]))
-            batch = pack([tokens[i] for i in order], stacks.device)
-            route = Route(stacks, segments([(slots[i], len(tokens[i])) for i in order]), compute)
+            mine, theirs = [tokens[i] for i in order], [slots[i] for i in order]
+            if mixed and not prefix and not _alone(stacks, theirs[0]):
+                found |= zip(order, mixed.outputs(mine, theirs), strict=True)
+                continue
+            batch = pack(mine, stacks.device)
+            route = Route(stacks, segments([(slots[i], len(tokens[i])) for i in order]))
             known = prefix.rows(order, batch) if prefix else None
             hidden = forward(anatomy, route, batch, first=prefix.first if prefix else 0, prefix=known)
             given = heads.outputs(hidden, batch, route)
@@ -74,9 +87,25 @@ def _number(slot: int | None) -> int:
     return -1 if slot is None else slot
 
 
-def _group(stacks: Stacks, slot: int | None) -> int:
-    """Rows of a slot that changes most of the encoder share a batch with nobody else; all others may mix."""
-    return slot + 1 if slot is not None and stacks.plan(slot).alone else 0
+def _alone(stacks: Stacks, slot: int | None) -> bool:
+    return slot is not None and stacks.plan(slot).alone
+
+
+def _groups(stacks: Stacks, slots: Sequence[int | None], mixed: Mixed | None) -> list[int]:
+    """Number the groups of rows that may share a batch.
+
+    Rows of a slot that changes most of the encoder are by themselves; all others may mix, in a program those of one
+    family.
+    """
+    found = []
+    for slot in slots:
+        if slot is None:
+            found.append(-1)
+        elif _alone(stacks, slot):
+            found.append(-2 - slot)
+        else:
+            found.append(stacks.slot(slot).family if mixed else -1)
+    return found
 
 
 def _by_row(
@@ -121,32 +150,57 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Resident:
-    """A task that the engine holds."""
+    """A task that the engine knows."""
 
     task: Task
     plan: Plan
-    slot: int
     max_length: int
 
 
 class Engine:
     """One encoder on one device, and any number of tasks by name."""
 
-    def __init__(self, backbone: Backbone, *, device: str = "auto", precision: str = "auto") -> None:
-        """Put the encoder on the device; tasks are added with `put`."""
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        device: str = "auto",
+        precision: str = "auto",
+        budget: int | None = None,
+        programs: bool = True,
+    ) -> None:
+        """Put the encoder on the device; tasks are added with `put` and `load`.
+
+        Slots take at most `budget` bytes: beyond, the least recently used are dropped and loaded again on demand.
+        Without `programs`, a GPU computes each batch afresh, so that the same rows always give the same bits.
+        """
         self.backbone = backbone
         self.device = find_device(device)
         self.dtype = find_dtype(precision, self.device)
         self.stacks = Stacks(place(backbone, self.device, self.dtype), dtype=self.dtype)
+        self.slots = Residency(self.stacks, budget)
         self.residents: dict[str, Resident] = {}
+        self._mixed: Mixed | None = None
+        self._calls_left = _WORTH if programs and self.device.type == "cuda" else None
 
-    def put(self, name: str, task: Task, plan: Plan, tensors: Mapping[str, np.ndarray], max_length: int) -> None:
-        """Add a task, or replace the one of that name."""
-        held = {key: torch.from_numpy(array) for key, array in tensors.items()}
-        old = self.residents.get(name)
-        self.residents[name] = Resident(task, plan, self.stacks.put(plan, held), max_length)
-        if old:
-            self.stacks.remove(old.slot)
+    def prepare(self) -> None:
+        """Run programs from the next call on: for an engine that is going to answer many."""
+        if self._calls_left is not None:
+            self._calls_left = None
+            self._mixed = Mixed(self.backbone.anatomy, self.stacks, Programs(self.device))
+
+    def put(
+        self,
+        name: str,
+        task: Task,
+        plan: Plan,
+        tensors: Mapping[str, np.ndarray],
+        max_length: int,
+        source: Callable[[], Mapping[str, np.ndarray]] | None = None,
+    ) -> None:
+        """Add a task, or replace the one of that name; `source` gives its tensors again after they were dropped."""
+        self.slots.put(name, plan, tensors, source)
+        self.residents[name] = Resident(task, plan, max_length)
 
     def load(self, package: Package, name: str = "") -> str:
         """Add a task from its package, under its own `name@version` unless another is given; gives that name."""
@@ -163,7 +217,7 @@ class Engine:
             self._check_plan(plan, tensors, max_length)
         except (KeyError, TypeError, ValueError, AttributeError, InputError) as error:
             raise PackageDamaged(f"{package.ref} does not hold what its manifest says ({error}); {RESTORE}.") from error
-        self.put(name or package.ref, task, plan, tensors, max_length)
+        self.put(name or package.ref, task, plan, tensors, max_length, package.tensors)
         return name or package.ref
 
     def _check_plan(self, plan: Plan, tensors: Mapping[str, np.ndarray], max_length: int) -> None:
@@ -187,7 +241,8 @@ class Engine:
 
     def remove(self, name: str) -> None:
         """Drop a task; its place is used again."""
-        self.stacks.remove(self._find(name).slot)
+        self._find(name)
+        self.slots.remove(name)
         del self.residents[name]
 
     def tokens(self, name: str | None, examples: Examples) -> list[Tokens]:
@@ -200,8 +255,23 @@ class Engine:
 
     def outputs(self, tokens: Sequence[Tokens], names: Sequence[str | None]) -> list[np.ndarray]:
         """Give each row's head outputs; see `outputs` of this module."""
-        slots = [self._find(name).slot if name is not None else None for name in names]
-        return outputs(self.backbone.anatomy, self.stacks, tokens, slots, self.dtype)
+        if self._calls_left is not None:
+            self._calls_left -= 1
+            if self._calls_left < 0:
+                self.prepare()
+        wanted = list(dict.fromkeys(name for name in names if name is not None))
+        for name in wanted:
+            self._find(name)
+        found: dict[int, np.ndarray] = {}
+        for part in self.slots.within_budget(wanted) if wanted else [[]]:
+            here = {*part, None}  # rows of no task go with the first part
+            mine = [i for i, name in enumerate(names) if name in here and i not in found]
+            with self.slots.using(part) as numbers, self.slots.lock:
+                slots = [numbers[name] if name is not None else None for name in (names[i] for i in mine)]
+                rows = [tokens[i] for i in mine]
+                given = outputs(self.backbone.anatomy, self.stacks, rows, slots, mixed=self._mixed)
+            found |= zip(mine, given, strict=True)
+        return [found[i] for i in range(len(tokens))]
 
     def predict(self, requests: Sequence[tuple[str | None, Examples]]) -> list[list[Prediction]]:
         """Answer requests (task or None, rows) of any tasks in one go, each in the order of its rows."""

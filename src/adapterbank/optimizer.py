@@ -10,14 +10,14 @@ For each slot (Kingma & Ba 2014; decoupled decay as in the public code of the pa
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from adapterbank.methods import decays
-from adapterbank.slots.stack import Key, Stacks
+from adapterbank.slots.stack import Block, Stacks
 
 _FIRST, _SECOND = 0.9, 0.999
 """Adam's decay rates, as in the paper."""
@@ -51,136 +51,149 @@ class Schedule:
         return self.peak * max(0.0, (self.steps - step) / max(1, self.steps - rising))
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Stacks whose entries belong to the same slots, and which are updated together."""
-
-    owner: Tensor  # [n] the slot of each entry, by its place in the settings
-    dimensions: int
-    decays: bool
-    keys: list[Key]
-
-
 class StackedAdam:
-    """Adam over stacks of slots' tensors. Slots come (`admit`) and go while the others train on."""
+    """Adam over the blocks of slots that train. Slots come (`admit`) and go while the others train on.
 
-    def __init__(self, stacks: Stacks, settings: Mapping[int, Settings] | None = None) -> None:
-        """Take the stacks that hold the slots; `settings` by slot admits them at once."""
-        self._stacks = stacks
-        self.parameters: dict[Key, Tensor] = {}
-        self.first: dict[Key, Tensor] = {}
-        self.second: dict[Key, Tensor] = {}
+    A step is `zero_grad`, any number of `add_gradients`, `step`. What `step` does on the device (`apply`) depends on no
+    number of the host but its table, so that it can be captured once and replayed.
+    """
+
+    def __init__(
+        self, stacks: Stacks, settings: Mapping[int, Settings] | None = None, compute: torch.dtype | None = None
+    ) -> None:
+        """Take the stacks that hold the slots; `settings` by slot admits them at once. `compute` is the pass's type."""
+        self._stacks, self._compute = stacks, compute or stacks.dtype
+        self.first: dict[Block, Tensor] = {}
+        self.second: dict[Block, Tensor] = {}
+        self.gradients: dict[Block, Tensor] = {}
         self.settings: dict[int, Settings] = {}
         self.steps: dict[int, int] = {}
-        self._groups: list[_Group] = []
+        self.update: Callable[..., None] = _update
+        self._seats: list[int | None] = []
+        self._seat_of_row: dict[Block, Tensor] = {}
+        self._into: list[Tensor] = []  # the gradients again, tensor by tensor, in the order of `leaves`
+        self._fresh = True
         for slot, mine in (settings or {}).items():
-            self.settings[slot], self.steps[slot] = mine, 0
+            self._seat(slot, mine)
         if settings:
             self._follow()
 
     def admit(self, slot: int, settings: Settings) -> None:
         """Take a slot in, with zero moments; it must be in the stacks already."""
-        self.settings[slot], self.steps[slot] = settings, 0
+        self._seat(slot, settings)
         self._follow()
-        for moments in (self.first, self.second):
-            for key, tensor in moments.items():
-                for entry, owner in enumerate(self._stacks.owners(key)):
-                    if owner == slot:
-                        tensor[entry].zero_()
+        for block, row in self._stacks.slot(slot).rows:
+            self.first[block][row].zero_()
+            self.second[block][row].zero_()
 
     def release(self, slot: int) -> None:
-        """Let a slot go that has left the stacks."""
+        """Let a slot go that has left the stacks; its seat stays for the next one."""
         del self.settings[slot], self.steps[slot]
-        self._follow()
+        self._seats[self._seats.index(slot)] = None
 
-    def _follow(self) -> None:
-        """Take over the stacks as they are now: new ones, longer ones, entries with other owners."""
-        self.parameters = self._stacks.trainable()
-        slots = list(self.settings)
-        groups: dict[tuple[tuple[int, ...], int, bool], list[Key]] = {}
-        for key, p in self.parameters.items():
-            for moments in (self.first, self.second):
-                old = moments.get(key)
-                if old is None or len(old) != len(p):
-                    moments[key] = torch.zeros_like(p, requires_grad=False)
-                    if old is not None:
-                        moments[key][: len(old)] = old
-            owners = [slots.index(s) if s in self.settings else len(slots) for s in self._stacks.owners(key)]
-            groups.setdefault((tuple(owners), p.dim(), decays(key[0])), []).append(key)
-        self._groups = [
-            _Group(torch.tensor(owners, device=self._stacks.device), dimensions, decaying, keys)
-            for (owners, dimensions, decaying), keys in groups.items()
-        ]
+    def leaves(self) -> list[Tensor]:
+        """Give the tensors that take gradients."""
+        return [leaf for block in self.first for leaf in block.views.values()]
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
-        for parameter in self.parameters.values():
-            parameter.grad = None
+        for gradient in self.gradients.values():
+            gradient.zero_()
+        self._fresh = True
 
     @torch.no_grad()
+    def add_gradients(self, found: Sequence[Tensor | None]) -> None:
+        """Add gradients of `leaves`, in their order; None where a leaf had no part in the loss."""
+        merge = torch._foreach_copy_ if self._fresh else torch._foreach_add_
+        self._fresh = False
+        # Whole rows of one type: on a GPU, one kernel for many.
+        by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        for into, gradient in zip(self._into, found, strict=True):
+            if gradient is not None:
+                views, given = by_type.setdefault(gradient.dtype, ([], []))
+                views += into.unbind(0)
+                given += gradient.unbind(0)
+        for views, given in by_type.values():
+            merge(views, given)
+
     def step(self, rates: Mapping[int, float]) -> Tensor:
         """Take one step for the slots in `rates` (slot -> learning rate); the others stand still.
 
         Gives the norm of each slot's gradient before clipping, in the order of `settings`.
         """
-        norms = self._norms()
-        table = self._table(rates, norms)
-        for group in self._groups:
-            self._update(group, table)
-        for slot in rates:
+        norms = self.apply(torch.from_numpy(self.table(rates)).to(self._stacks.device))
+        self.count(rates)
+        return norms[[self._seats.index(slot) for slot in self.settings]]
+
+    def count(self, slots: Iterable[int]) -> None:
+        """Note that these slots took a step."""
+        for slot in slots:
             self.steps[slot] += 1
-        return norms[:-1]
 
-    def _table(self, rates: Mapping[int, float], norms: Tensor) -> Tensor:
-        """Give each slot's numbers of this step, and zeros for entries that are nobody's.
+    def table(self, rates: Mapping[int, float]) -> np.ndarray:
+        """Give each seat's numbers of this step, and nobody's at the end.
 
-        Columns: active, rate, decay, epsilon, corrections of m and v, factor that clips the gradient.
+        Columns: active, rate, decay, epsilon, corrections of m and v, largest norm of the gradient.
         """
-        rows = []
-        for slot, s in self.settings.items():
-            t, rate = self.steps[slot] + 1, rates.get(slot)
+        found = np.tile(np.array([0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0], np.float32), (len(self._seats) + 1, 1))
+        for slot, rate in rates.items():
+            s, t = self.settings[slot], self.steps[slot] + 1
             fix = (1 - _FIRST**t, 1 - _SECOND**t) if s.bias_correction else (1.0, 1.0)
-            rows.append([float(rate is not None), rate or 0.0, s.weight_decay, s.epsilon, *fix, s.clip or math.inf])
-        rows.append([0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
-        table = torch.tensor(rows, dtype=torch.float32).to(norms.device)
-        table[:, 6] = (table[:, 6] / norms.clamp(min=1e-12)).clamp(max=1.0)
-        return table
+            found[self._seats.index(slot)] = [1.0, rate, s.weight_decay, s.epsilon, *fix, s.clip or math.inf]
+        return found
 
-    def _update(self, group: _Group, table: Tensor) -> None:
-        """Update the tensors of a group all at once: `[n, ...]` each, with the numbers of each entry's slot."""
-        columns = table[group.owner].view(len(group.owner), -1, *[1] * (group.dimensions - 1)).unbind(1)
-        graded = {key: grad for key in group.keys if (grad := self.parameters[key].grad) is not None}
-        if not (keys := list(graded)):
-            return  # its slots have left, and no other has taken their place
-        active, rate, decay, epsilon, fix_first, fix_second, clip = ([column] * len(keys) for column in columns)
-        p, m, v = ([held[key] for key in keys] for held in (self.parameters, self.first, self.second))
-        g = torch._foreach_mul(list(graded.values()), clip)
-        self._approach(m, g, [(1 - _FIRST) * one for one in active])
-        self._approach(v, torch._foreach_mul(g, g), [(1 - _SECOND) * one for one in active])
-        below = torch._foreach_div(v, fix_second)
-        torch._foreach_sqrt_(below)
-        torch._foreach_add_(below, epsilon)
-        torch._foreach_clamp_min_(below, 1e-30)  # where epsilon is 0 the padding's zero moments must not become 0 / 0
-        change = torch._foreach_div(m, fix_first)
-        torch._foreach_div_(change, below)
-        if group.decays:
-            torch._foreach_add_(change, torch._foreach_mul(p, decay))
-        torch._foreach_mul_(change, rate)
-        torch._foreach_sub_(p, change)
+    @torch.no_grad()
+    def apply(self, table: Tensor) -> Tensor:
+        """Clip, update all blocks, and let the pass read the new numbers; gives each seat's norm, and nobody's."""
+        squares = torch.zeros(len(table), device=table.device)
+        for block, gradient in self.gradients.items():
+            mine = torch.linalg.vector_norm(gradient, dim=1).square()
+            squares = squares.index_add(0, self._seat_of_row[block], mine)
+        norms = squares.sqrt()
+        clip = (table[:, 6:] / norms[:, None].clamp(min=1e-12)).clamp(max=1.0)
+        table = torch.cat([table[:, :6], clip], 1)
+        spared = table.clone()
+        spared[:, 2] = 0.0  # no weight decay
+        for block, gradient in self.gradients.items():
+            numbers = (table if block.layout.decays else spared).index_select(0, self._seat_of_row[block])
+            moments = self.first[block], self.second[block]
+            self.update(block.tensor, *moments, gradient, numbers)
+            block.refresh()
+        return norms
 
-    @staticmethod
-    def _approach(moments: list[Tensor], targets: tuple[Tensor, ...], shares: list[Tensor]) -> None:
-        """Move moments towards targets by a share of the way."""
-        way = torch._foreach_sub(targets, moments)
-        torch._foreach_mul_(way, shares)
-        torch._foreach_add_(moments, way)
+    def _seat(self, slot: int, settings: Settings) -> None:
+        self.settings[slot], self.steps[slot] = settings, 0
+        if None in self._seats:
+            self._seats[self._seats.index(None)] = slot
+        else:
+            self._seats.append(slot)
 
-    def _norms(self) -> Tensor:
-        """Give the norm of each slot's gradient over all its tensors, and nobody's at the end."""
-        total = torch.zeros(len(self.settings) + 1, device=self._stacks.device)
-        for group in self._groups:
-            grads = [self.parameters[key].grad for key in group.keys]
-            found = [torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in grads if grad is not None]
-            if found:
-                total.index_add_(0, group.owner, torch.stack(found).square().sum(0))
-        return total.sqrt()
+    def _follow(self) -> None:
+        """Take over the stacks as they are now: new blocks, longer ones, rows with other owners."""
+        self._stacks.learn(self._compute)
+        for block in self._stacks.blocks:
+            for held in (self.first, self.second, self.gradients):
+                old = held.get(block)
+                if old is None or len(old) != len(block.tensor):
+                    held[block] = torch.zeros_like(block.tensor)
+                    if old is not None:
+                        held[block][: len(old)] = old
+            seats = [self._seats.index(o) if o in self.settings else len(self._seats) for o in block.owners]
+            numbers = torch.tensor(seats, device=self._stacks.device)
+            known = self._seat_of_row.setdefault(block, numbers)
+            if len(known) == len(numbers):
+                known.copy_(numbers)  # in place: a captured step reads it
+            else:
+                self._seat_of_row[block] = numbers
+        self._into = [view for block, rows in self.gradients.items() for view in block.layout.views(rows).values()]
+
+
+def _update(p: Tensor, m: Tensor, v: Tensor, g: Tensor, numbers: Tensor) -> None:
+    """Update rows `[n, width]` in place, each with its own numbers (`StackedAdam.table`, the last of them the clip)."""
+    active, rate, decay, epsilon, fix_first, fix_second, clip = numbers[:, :, None].unbind(1)
+    g = g * clip
+    m.lerp_(g, (1 - _FIRST) * active)
+    v.lerp_(g * g, (1 - _SECOND) * active)
+    # Where epsilon is 0, the padding's zero moments must not become 0 / 0.
+    change = (m / fix_first) / ((v / fix_second).sqrt_() + epsilon).clamp_min_(1e-30)
+    p.sub_(rate * (change + decay * p))

@@ -190,7 +190,7 @@ def _finish(
     tell: Callable[[str], None],
 ) -> tuple[Package, dict[str, Any]]:
     """Score the best epoch's weights and put them into the bank."""
-    engine = Engine(backbone, device=config.device, precision=config.precision)
+    engine = Engine(backbone, device=config.device, precision=config.precision, programs=False)
     best = {name: tensor.numpy() for name, tensor in state.tensors["best"].items()}
     engine.put(config.task, data.task, plan, best, config.max_length)
     scores = {name: _scores(engine, data, name, tell) for name in data.splits if name != "train"}

@@ -11,26 +11,35 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from adapterbank.batches import Rows, epoch_order
 from adapterbank.encoder.anatomy import Anatomy
 from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.encoder.dropout import Dropout, row_keys
 from adapterbank.encoder.forward import forward
-from adapterbank.encoder.packed import Packed, pack
+from adapterbank.encoder.packed import Packed, pack, room
 from adapterbank.encoder.prefix import Prefixes
 from adapterbank.errors import TrainingError
 from adapterbank.evaluate import outputs, place, segments
 from adapterbank.methods import Plan, first_trained_layer
 from adapterbank.optimizer import Schedule, Settings, StackedAdam
+from adapterbank.program import Programs
 from adapterbank.runtime import total_memory
 from adapterbank.slots import heads
 from adapterbank.slots.route import Route
-from adapterbank.slots.stack import Stacks
+from adapterbank.slots.stack import LARGEST, Stacks
+from adapterbank.steady import Data, Steady, Turn, form
+
+_WORTH = 500
+"""Steps a run from which on a program pays for its compilation."""
+_READ_EVERY = 0.2
+"""Seconds after which a program's losses are read, at the latest."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,7 @@ class State:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a watcher is told after each step, and after each epoch with its dev score."""
+    """What a watcher is told after each step (on a GPU after a few), and after each epoch with its dev score."""
 
     run: int
     epoch: int
@@ -105,6 +114,7 @@ class _Learner:
         self.per_epoch = -(-len(lesson.train) // lesson.batch)
         self.schedule = Schedule(lesson.rate, self.per_epoch * lesson.epochs, lesson.warmup)
         self.losses: list[float] = []
+        self.targets: Tensor | None = None  # on the device, from the first step on
         self.began = time.perf_counter()
         self.order: list[np.ndarray] = []
 
@@ -119,6 +129,13 @@ class _Learner:
             self.order = epoch_order(self.lengths, self.lesson.batch, seed=self.lesson.seed, epoch=self.state.epoch)
             self.losses, self.began = [], time.perf_counter()
         return self.order[self.state.step % self.per_epoch]
+
+    def wanted(self, device: torch.device) -> Tensor:
+        """Give the targets of all rows, as a tensor made once."""
+        if self.targets is None:
+            head = self.lesson.plan.head
+            self.targets = heads.KINDS[head.kind].targets(self.lesson.train.targets or [], head).to(device)
+        return self.targets
 
     def progress(self, score: float | None = None) -> Progress:
         seen = min(len(self.losses) * self.lesson.batch, len(self.lesson.train))
@@ -149,11 +166,14 @@ def train(
     states = {i: (resume or {}).get(i, State()).copy() for i in range(len(lessons))}
     frozen = place(backbone, device, dtype)
     prefixes = Prefixes(backbone.anatomy, frozen)
-    for (first, alone), group in _groups(backbone.anatomy, lessons).items():
-        school = _School(backbone.anatomy, frozen, prefixes, dtype, dropout, first)
+    programs = Programs(device)
+    for (first, alone, *_), group in _groups(backbone.anatomy, lessons, device).items():
+        school = _School(backbone.anatomy, frozen, prefixes, dtype, dropout, first, programs)
         waiting = deque(_Learner(i, lessons[i], states[i]) for i in group)
-        while school.fill(waiting, 1 if alone else at_once):
-            school.step()
+        school.prepare([learner for learner in waiting if not learner.done], 1 if alone else at_once)
+        while school.fill(waiting):
+            if not school.step():
+                continue
             for learner in list(school.learners):
                 watch(learner.progress())
                 if learner.state.step % learner.per_epoch == 0:
@@ -162,12 +182,18 @@ def train(
     return list(states.values())
 
 
-def _groups(anatomy: Anatomy, lessons: Sequence[Lesson]) -> dict[tuple[int, bool], list[int]]:
-    """Group lessons that may share a batch: the same frozen part below them, and not so large as to go alone."""
-    found: dict[tuple[int, bool], list[int]] = {}
+def _groups(anatomy: Anatomy, lessons: Sequence[Lesson], device: torch.device) -> dict[tuple[Any, ...], list[int]]:
+    """Group lessons that may share a batch: the same frozen part below them, and not so large as to go alone.
+
+    On a GPU they are also of one form, so that their steps can be one program (`steady`).
+    """
+    found: dict[tuple[Any, ...], list[int]] = {}
     for i, lesson in enumerate(lessons):
         first = first_trained_layer(lesson.initial, anatomy.layers)
-        found.setdefault((first, lesson.plan.alone), []).append(i)
+        key: tuple[Any, ...] = (first, lesson.plan.alone)
+        if device.type == "cuda":
+            key += (form(lesson.plan), lesson.batch, id(lesson.train) if first else 0)
+        found.setdefault(key, []).append(i)
     return found
 
 
@@ -182,41 +208,147 @@ class _School:
         dtype: torch.dtype,
         dropout: float | None,
         first: int,
+        programs: Programs,
     ) -> None:
-        self.anatomy, self.dtype, self.first = anatomy, dtype, first
+        self.anatomy, self.dtype, self.first, self.programs = anatomy, dtype, first, programs
         self.rates = (anatomy.dropout, anatomy.attention_dropout) if dropout is None else (dropout, dropout)
         self.prefixes = prefixes
         self.stacks = Stacks(frozen)
-        self.adam = StackedAdam(self.stacks)
+        self.adam = StackedAdam(self.stacks, compute=dtype)
         self.limit = _token_limit(anatomy, self.stacks.device)
         self.learners: list[_Learner] = []
+        self.places = 1
+        self.data: Data | None = None
+        self.steady: Steady | None = None
+        self.unread: list[tuple[Tensor, list[tuple[_Learner, int, int]]]] = []
+        self.read_at = 0.0
 
-    def fill(self, waiting: deque[_Learner], places: int) -> bool:
+    def prepare(self, coming: Sequence[_Learner], places: int) -> None:
+        """Decide how many learn at once, and whether their steps are worth a program."""
+        self.places = max(1, min(places, len(coming)))
+        if self.stacks.device.type != "cuda" or not coming:
+            return
+        steps = sum(c.per_epoch * c.lesson.epochs - c.state.step for c in coming)
+        largest = max(c.lesson.batch * room(max(c.lengths), self.anatomy.max_length) for c in coming)
+        if steps < _WORTH * self.places or largest > self.limit:
+            return
+        self.places = min(self.places, self.limit // largest, LARGEST)
+        self.data = Data.of([c.lesson.train for c in coming], coming[0].lesson.plan.head, self.stacks.device)
+
+    def fill(self, waiting: deque[_Learner]) -> bool:
         """Let those go who are done and take in who waits; say whether there is anyone to teach."""
         for learner in [learner for learner in self.learners if learner.done]:
             self.learners.remove(learner)
             self.stacks.remove(learner.slot)
             self.adam.release(learner.slot)
-        while waiting and len(self.learners) < places:
+        while waiting and len(self.learners) < self.places:
             learner = waiting.popleft()
             if not learner.done:  # resumed after its last epoch
                 self._admit(learner)
+        if self.data and self.learners and 2 * len(self.learners) <= self.places:
+            self._move_together()
+        if self.data and self.learners and not self.steady:
+            self.steady = self._make_steady(self.data)
         return bool(self.learners)
 
-    def _admit(self, learner: _Learner) -> None:
+    def _make_steady(self, data: Data) -> Steady:
+        lesson = self.learners[0].lesson
+        prefix = self.prefixes.get(lesson.train.tokens, self.first) if self.first else None
+        return Steady(
+            self.anatomy,
+            self.stacks,
+            self.adam,
+            data,
+            lesson.plan,
+            batch=lesson.batch,
+            rates=self.rates,
+            first=self.first,
+            prefix=prefix,
+            programs=self.programs,
+        )
+
+    def _move_together(self) -> None:
+        """Leave no empty places: the last few of a queue should not pay for all."""
+        held = [
+            [self.stacks.take(learner.slot, of) for of in (None, self.adam.first, self.adam.second)]
+            for learner in self.learners
+        ]
+        learners, self.learners, self.steady, self.places = self.learners, [], None, len(self.learners)
+        self.stacks = Stacks(self.stacks.frozen)
+        self.adam = StackedAdam(self.stacks, compute=self.dtype)
+        for learner, tensors in zip(learners, held, strict=True):
+            self._admit(learner, dict(zip(("weights", "first", "second"), tensors, strict=True)))
+
+    def _admit(self, learner: _Learner, tensors: Mapping[str, Mapping[str, Tensor]] | None = None) -> None:
+        """Take a learner in, with the tensors it left off with where there are any."""
         learner.slot = self.stacks.put(learner.lesson.plan, learner.lesson.initial)
         self.adam.admit(learner.slot, learner.lesson.settings)
         self.learners.append(learner)
-        if found := learner.state.tensors:
+        if found := tensors or learner.state.tensors:
             self.stacks.write(learner.slot, found["weights"])
             self.stacks.write(learner.slot, found["first"], self.adam.first)
             self.stacks.write(learner.slot, found["second"], self.adam.second)
             self.adam.steps[learner.slot] = learner.state.step
 
-    def step(self) -> None:
-        """Take one step for every learner, in as many micro-batches as memory asks for."""
+    def step(self) -> bool:
+        """Take one step for every learner; say whether their losses have been read."""
         chosen = [(learner, learner.next_batch()) for learner in self.learners]
-        losses: list[float] | None = None
+        rates = {learner.slot: learner.schedule.at(learner.state.step) for learner in self.learners}
+        losses = self._steady_step(chosen, rates) if self.steady else None
+        if losses is None:
+            losses = self._eager_step(chosen)
+            self.adam.step(rates)
+        else:
+            self.adam.count(rates)
+        places = self._places()
+        self.unread.append((losses, [(learner, places[learner.slot], learner.state.step) for learner in self.learners]))
+        for learner in self.learners:
+            learner.state.step += 1
+        due = any(learner.state.step % learner.per_epoch == 0 for learner in self.learners)
+        if due or not self.steady or time.perf_counter() - self.read_at > _READ_EVERY:
+            self._read_losses()
+            return True
+        return False
+
+    def _places(self) -> dict[int, int]:
+        """Say where each slot's loss stands among a step's losses."""
+        if self.steady:
+            return {learner.slot: self.stacks.slot(learner.slot).rows[0][1] for learner in self.learners}
+        return {learner.slot: k for k, learner in enumerate(self.learners)}
+
+    def _read_losses(self) -> None:
+        """Bring losses to the host and look whether they are numbers; until then nobody had to wait for the device."""
+        unread, self.unread, self.read_at = self.unread, [], time.perf_counter()
+        if not unread:
+            return
+        for (_, who), losses in zip(unread, torch.stack([found for found, _ in unread]).tolist(), strict=True):
+            for learner, k, step in who:
+                if not np.isfinite(losses[k]):
+                    raise TrainingError(_diverged(learner, f"the loss became {losses[k]}", step))
+                learner.losses.append(losses[k])
+
+    def _steady_step(self, chosen: Sequence[tuple[_Learner, np.ndarray]], rates: Mapping[int, float]) -> Tensor | None:
+        """Take the step as a program; None, once and for all, where the device has no room for it."""
+        assert self.steady is not None
+        assert self.data is not None
+        places, turns = self._places(), []
+        for learner, batch in chosen:
+            weights = _row_weights(learner.lesson, batch)
+            longest = max(learner.lengths[row] for row in batch)
+            rows = batch + self.data.first[id(learner.lesson.train)]
+            clock = learner.lesson.seed, learner.state.step
+            turns.append(Turn(places[learner.slot], rows, weights / weights.sum(), longest, *clock))
+        try:
+            return self.steady.step(turns, self.adam.table(rates))
+        except torch.OutOfMemoryError:
+            self._read_losses()
+            self.steady = self.data = None
+        torch.cuda.empty_cache()
+        return None
+
+    def _eager_step(self, chosen: Sequence[tuple[_Learner, np.ndarray]]) -> Tensor:
+        """Compute the gradients in as many micro-batches as memory asks for; give each learner's loss."""
+        losses: Tensor | None = None
         while losses is None:
             self.adam.zero_grad()
             try:
@@ -225,21 +357,19 @@ class _School:
                 self._halve(error, chosen)
             if losses is None and torch.cuda.is_available():
                 torch.cuda.empty_cache()  # only here: while the error lives it holds on to the activations
-        for (learner, _), loss in zip(chosen, losses, strict=True):
-            self._check_finite(learner, loss)
-            learner.losses.append(loss)
-        self.adam.step({learner.slot: learner.schedule.at(learner.state.step) for learner in self.learners})
-        for learner in self.learners:
-            learner.state.step += 1
+        if not losses.isfinite().all():  # before the optimiser spreads it
+            self.unread.append((losses, [(learner, k, learner.state.step) for k, (learner, _) in enumerate(chosen)]))
+            self._read_losses()
+        return losses
 
     def end_epoch(self, learner: _Learner) -> float:
         """Score the dev rows, keep the weights if they are the best so far, and note where the run stands."""
         lesson, state = learner.lesson, learner.state
         prefix = self.prefixes.get(lesson.dev.tokens, self.first) if self.first else None
         slots = [learner.slot] * len(lesson.dev)
-        given = outputs(self.anatomy, self.stacks, lesson.dev.tokens, slots, self.dtype, prefix)
+        given = outputs(self.anatomy, self.stacks, lesson.dev.tokens, slots, prefix)
         if not all(np.isfinite(out).all() for out in given):
-            raise TrainingError(_diverged(learner, "the outputs on the dev rows are not finite"))
+            raise TrainingError(_diverged(learner, "the outputs on the dev rows are not finite", learner.state.step))
         score = lesson.score(given)
         better = not state.best_epoch or score > state.best_score
         state.epoch += 1
@@ -253,19 +383,19 @@ class _School:
             state.best_epoch, state.tensors["best"] = state.epoch, state.tensors["weights"]
         return score
 
-    def _gradients(self, chosen: Sequence[tuple[_Learner, np.ndarray]]) -> list[float]:
+    def _gradients(self, chosen: Sequence[tuple[_Learner, np.ndarray]]) -> Tensor:
         """Add up the gradients of each learner's mean loss over its batch; give the losses."""
-        totals = [0.0] * len(chosen)
+        totals = torch.zeros(len(chosen), device=self.stacks.device)
         weights = [_row_weights(learner.lesson, batch) for learner, batch in chosen]
+        leaves = self.adam.leaves()
         for part in self._micro_batches(chosen):
             losses = self._losses(chosen, part)
-            scaled = []
-            for (k, places), loss in zip(part, losses, strict=True):
-                weight = torch.tensor(weights[k][places] / weights[k].sum(), dtype=loss.dtype, device=loss.device)
-                scaled.append((loss * weight).sum())
-            torch.stack(scaled).sum().backward()
-            for (k, _), loss in zip(part, torch.stack(scaled).tolist(), strict=True):
-                totals[k] += loss
+            shares = np.concatenate([weights[k][places] / weights[k].sum() for k, places in part])
+            sizes = [len(places) for _, places in part]
+            scaled = (torch.cat(losses) * torch.from_numpy(shares.astype(np.float32)).to(totals.device)).split(sizes)
+            each = torch.stack([mine.sum() for mine in scaled])
+            self.adam.add_gradients(torch.autograd.grad(each.sum(), leaves, allow_unused=True))
+            totals[[k for k, _ in part]] += each.detach()
         return totals
 
     def _losses(
@@ -275,7 +405,7 @@ class _School:
         rows = [(k, chosen[k][0].lesson.train, chosen[k][1][place]) for k, places in part for place in places]
         batch = pack([data.tokens[row] for _, data, row in rows], self.stacks.device)
         slots = [(chosen[k][0].slot, len(data.tokens[row])) for k, data, row in rows]
-        route = Route(self.stacks, segments(slots), self.dtype)
+        route = Route(self.stacks, segments(slots))
         keys = torch.cat(
             [
                 row_keys(chosen[k][0].lesson.seed, chosen[k][0].state.step, torch.from_numpy(places))
@@ -286,11 +416,13 @@ class _School:
         hidden = forward(self.anatomy, route, batch, drop, self.first, self._prefix(chosen, part, batch))
         found, at = [], 0
         for (k, places), out in zip(part, heads.outputs(hidden, batch, route, drop), strict=True):
-            lesson, mine = chosen[k][0].lesson, batch.lengths[at : at + len(places)]
-            at += len(places)
-            assert lesson.train.targets is not None
-            targets = [lesson.train.targets[chosen[k][1][place]] for place in places]
-            found.append(heads.KINDS[lesson.plan.head.kind].loss(out, targets, lesson.plan.head, mine))
+            learner, batch_rows = chosen[k]
+            mine = slice(at, at + len(places))
+            at = mine.stop
+            head = learner.lesson.plan.head
+            x = pad_sequence(out.split(batch.lengths[mine]), batch_first=True) if head.kind == "span" else out
+            wanted = learner.wanted(self.stacks.device)[batch_rows[places]]
+            found.append(heads.KINDS[head.kind].loss(x, wanted, head, batch.counts[mine]))
         return found
 
     def _prefix(
@@ -343,16 +475,11 @@ class _School:
             ) from error
         self.limit = max(longest, min(self.limit, largest) // 2)
 
-    @staticmethod
-    def _check_finite(learner: _Learner, loss: float) -> None:
-        if not np.isfinite(loss):
-            raise TrainingError(_diverged(learner, f"the loss became {loss}"))
 
-
-def _diverged(learner: _Learner, what: str) -> str:
+def _diverged(learner: _Learner, what: str, step: int) -> str:
     rate = learner.lesson.rate
     return (
-        f"At step {learner.state.step + 1}, epoch {learner.state.epoch + 1}, {what}. The learning rate {rate:g} is "
+        f"At step {step + 1}, epoch {learner.state.epoch + 1}, {what}. The learning rate {rate:g} is "
         f"most likely too high: try --lr {rate / 10:g}. Nothing was written to the bank."
     )
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from adapterbank.encoder.dropout import Dropout, mix, row_keys
+from adapterbank.encoder.dropout import Dropout, LayerDropout, mix, row_keys, step_keys
 from adapterbank.encoder.packed import Packed, Tokens, pack
 
 SEED, STEP = 7, 3
@@ -34,9 +34,15 @@ def hidden_mask(masks: Dropout, width: int = 64, place: int = 2) -> Tensor:
     return masks.hidden(torch.ones(len(masks.tokens), width), place) > 0
 
 
-def attention_mask(masks: Dropout, longest: int, heads: int = 4, place: int = 1) -> Tensor:
+def layer_of(masks: Dropout, longest: int, heads: int = 4, layer: int = 0, hidden: int = 64) -> LayerDropout:
+    """Give the masks of one layer."""
+    return masks.layer(layer, hidden=hidden, heads=heads, longest=longest)
+
+
+def attention_mask(masks: Dropout, longest: int, heads: int = 4, layer: int = 0) -> Tensor:
     """Give which of `[B, heads, longest, longest]` attention weights are kept."""
-    return masks.attention(torch.ones(len(masks.keys), heads, longest, longest), place) > 0
+    weights = torch.ones(len(masks.keys), heads, longest, longest)
+    return layer_of(masks, longest, heads, layer).attention(weights) > 0
 
 
 def correlation(one: Tensor, other: Tensor) -> float:
@@ -56,7 +62,7 @@ def test_the_share_that_is_kept_is_right(kind: str, rate: float) -> None:
     elif kind == "attention":
         kept = attention_mask(masks, 64)
     else:
-        kept = torch.cat([masks.pooled(torch.ones(16, 500), torch.arange(16), place) for place in range(20)]) > 0
+        kept = torch.cat([masks.pooled(torch.ones(16, 500), place) for place in range(20)]) > 0
     sigma = (rate * (1 - rate) / kept.numel()) ** 0.5
     assert abs(kept.float().mean() - (1 - rate)) < 5 * sigma
 
@@ -77,9 +83,11 @@ def test_a_rate_of_zero_gives_back_what_it_got() -> None:
     masks = dropout([5, 3], [0, 1], rate=0.0)
     x = torch.randn(8, 6)
     assert masks.hidden(x, 0) is x
-    assert masks.pooled(x, torch.arange(2), 0) is x
-    weights = torch.rand(2, 2, 5, 5)
-    assert masks.attention(weights, 0) is weights
+    assert masks.pooled(x, 0) is x
+    weights, layer = torch.rand(2, 2, 5, 5), layer_of(masks, 5, heads=2, hidden=6)
+    assert layer.attention(weights) is weights
+    assert layer.after_attention(x) is x
+    assert layer.after_feedforward(x) is x
 
 
 def test_gradients_pass_where_numbers_pass() -> None:
@@ -115,9 +123,9 @@ def test_a_longer_text_has_the_same_masks_where_both_have_tokens() -> None:
 
 def test_a_pooled_vector_has_its_rows_mask_in_any_batch() -> None:
     x = torch.ones(3, 40)
-    whole = dropout([2, 5, 3], [8, 4, 6]).pooled(x, torch.arange(3), 50)
-    assert torch.equal(dropout([5], [4]).pooled(x[:1], torch.tensor([0]), 50), whole[1:2])
-    assert torch.equal(dropout([2, 5, 3], [8, 4, 6]).pooled(x[:2], torch.tensor([2, 0]), 50), whole[[2, 0]])
+    whole = dropout([2, 5, 3], [8, 4, 6]).pooled(x, 50)
+    assert torch.equal(dropout([5], [4]).pooled(x[:1], 50), whole[1:2])
+    assert torch.equal(dropout([3, 2], [6, 8]).pooled(x[:2], 50), whole[[2, 0]])
 
 
 def test_masks_are_the_same_on_every_machine() -> None:
@@ -161,7 +169,7 @@ def test_another_seed_step_or_row_gives_an_unrelated_mask(other: dict[str, int |
     assert abs(correlation(hidden_mask(one, 128), hidden_mask(two, 128))) < limit
     assert abs(correlation(attention_mask(one, 32), attention_mask(two, 32))) < 5 / (16 * 4 * 32 * 32) ** 0.5
     x = torch.ones(16, 4096)
-    pooled = [masks.pooled(x, torch.arange(16), 9) > 0 for masks in (one, two)]
+    pooled = [masks.pooled(x, 9) > 0 for masks in (one, two)]
     assert abs(correlation(*pooled)) < limit
 
 
@@ -169,7 +177,7 @@ def test_another_seed_step_or_row_gives_an_unrelated_mask(other: dict[str, int |
 def test_any_two_places_have_unrelated_masks(rate: float) -> None:
     masks = dropout([32] * 8, range(8), rate=rate)
     hidden = [hidden_mask(masks, 64, place) for place in range(38)]
-    attention = [attention_mask(masks, 32, 2, place)[:, 0, :, :].flatten() for place in range(38)]
+    attention = [attention_mask(masks, 32, 2, layer)[:, 0, :, :].flatten() for layer in range(38)]
     for kept in (hidden, attention):
         matrix = np.corrcoef(torch.stack([mask.flatten() for mask in kept]).numpy())
         assert np.abs(matrix - np.eye(38)).max() < 5.5 / kept[0].numel() ** 0.5  # the largest of 703
@@ -190,6 +198,45 @@ def test_any_two_tokens_heads_and_columns_have_unrelated_masks(rate: float) -> N
 
 def test_the_mask_of_attention_is_not_that_of_hidden_states_at_any_place() -> None:
     masks = dropout([64] * 4, range(4))
-    for place, other in itertools.product(range(1, 8), repeat=2):
-        attention = attention_mask(masks, 64, 1, place)[:, 0].reshape(256, 64)
+    for layer, other in itertools.product(range(7), range(1, 8)):
+        attention = attention_mask(masks, 64, 1, layer)[:, 0].reshape(256, 64)
         assert abs(correlation(attention, hidden_mask(masks, 64, other))) < 5 / (256 * 64) ** 0.5
+
+
+# --- a layer's masks, and those of several runs
+
+
+def test_a_layers_masks_are_those_of_its_places_in_the_pass() -> None:
+    """So that a resumed run goes on with the masks it had: a layer has three places, the first is the attention's."""
+    masks = dropout([6, 3, 11], [1, 4, 9])
+    x = torch.ones(20, 64)
+    for i in range(4):
+        layer = layer_of(masks, 11, layer=i)
+        assert torch.equal(layer.after_attention(x), masks.hidden(x, 3 * i + 2))
+        assert torch.equal(layer.after_feedforward(x), masks.hidden(x, 3 * i + 3))
+
+
+def test_tokens_side_by_side_have_the_masks_of_tokens_end_to_end() -> None:
+    lengths, rows, longest = [6, 3, 11], [1, 4, 9], 16
+    packed, keys = dropout(lengths, rows), row_keys(SEED, STEP, torch.tensor(rows))
+    places = torch.arange(longest).expand(3, longest)
+    padded = Dropout(keys, torch.arange(3)[:, None].expand(3, longest), places, rate=0.5, attention_rate=0.5)
+    laid, ones = layer_of(padded, longest), torch.ones(3, longest, 64)
+    layer, flat = layer_of(packed, 11), torch.ones(20, 64)
+    for wide, narrow in (
+        (padded.hidden(ones, 2), packed.hidden(flat, 2)),
+        (laid.after_attention(ones), layer.after_attention(flat)),
+        (laid.after_feedforward(ones), layer.after_feedforward(flat)),
+    ):
+        for mine, n, expected in zip(wide, lengths, narrow.split(lengths), strict=True):
+            assert torch.equal(mine[:n], expected)
+    wide, narrow = attention_mask(padded, longest), attention_mask(packed, 11)
+    for k, n in enumerate(lengths):
+        assert torch.equal(wide[k, :, :n, :n], narrow[k, :, :n, :n])
+    assert torch.equal(padded.pooled(torch.ones(3, 40), 50), packed.pooled(torch.ones(3, 40), 50))
+
+
+def test_the_keys_of_several_runs_are_each_runs_own() -> None:
+    clocks, rows = [(0, 0), (7, 3), (3, 7), (2**31 - 1, 12), (2**40 + 7, 5), (-3, 2)], torch.tensor([0, 1, 2, 9])
+    sent = torch.tensor([[number & 0x7FFFFFFF for number in clock] for clock in clocks])
+    assert torch.equal(step_keys(sent, rows), torch.cat([row_keys(*clock, rows) for clock in clocks]))

@@ -1,4 +1,4 @@
-"""Claims about packed batches: there and back without loss, true gradients, and every row in one batch."""
+"""Claims about batches, packed and filled up: there and back without loss, true gradients, every row in one batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapterbank.encoder.packed import Packed, Tokens, by_length, pack
+from adapterbank.encoder.packed import Packed, Padded, Tokens, TokenStore, by_length, pack
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=7)
 
@@ -54,7 +54,7 @@ def test_the_mask_is_true_exactly_at_real_tokens(lengths: list[int]) -> None:
 def test_a_grid_has_each_row_from_its_left_edge_and_zeros_behind(lengths: list[int], width: int) -> None:
     batch = packed(lengths)
     x = 1.0 + torch.arange(sum(lengths) * width).reshape(-1, width)
-    grid = batch.to_grid(x)
+    grid = batch.grid.to_grid(x)
     assert grid.shape == (len(lengths), max(lengths), width)
     for row, part in zip(grid, x.split(lengths), strict=True):
         assert torch.equal(row[: len(part)], part)
@@ -65,14 +65,14 @@ def test_a_grid_has_each_row_from_its_left_edge_and_zeros_behind(lengths: list[i
 def test_the_way_to_a_grid_and_back_loses_nothing(lengths: list[int], width: int) -> None:
     batch = packed(lengths)
     x = torch.randn(sum(lengths), width)
-    assert torch.equal(batch.to_packed(batch.to_grid(x)), x)
+    assert torch.equal(batch.grid.to_packed(batch.grid.to_grid(x)), x)
 
 
 def test_what_lies_on_padding_does_not_come_back() -> None:
     batch = packed([3, 1])
-    grid = batch.to_grid(torch.ones(4, 2))
+    grid = batch.grid.to_grid(torch.ones(4, 2))
     grid[1, 1:] = torch.nan
-    assert torch.equal(batch.to_packed(grid), torch.ones(4, 2))
+    assert torch.equal(batch.grid.to_packed(grid), torch.ones(4, 2))
 
 
 @pytest.mark.parametrize("lengths", [[4, 1, 3], [2, 2], [5], [1, 1, 6]], ids=str)
@@ -80,15 +80,15 @@ def test_gradients_there_and_back_are_true(lengths: list[int]) -> None:
     batch = packed(lengths)
     x = torch.randn(sum(lengths), 3, dtype=torch.float64, requires_grad=True)
     grid = torch.randn(len(lengths), max(lengths), 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(batch.to_grid, (x,))
-    assert torch.autograd.gradcheck(batch.to_packed, (grid,))
-    assert torch.autograd.gradcheck(lambda x: batch.to_packed(batch.to_grid(x).cumsum(1).tanh()), (x,))
+    assert torch.autograd.gradcheck(batch.grid.to_grid, (x,))
+    assert torch.autograd.gradcheck(batch.grid.to_packed, (grid,))
+    assert torch.autograd.gradcheck(lambda x: batch.grid.to_packed(batch.grid.to_grid(x).cumsum(1).tanh()), (x,))
 
 
 def test_padding_gets_no_gradient() -> None:
     batch = packed([3, 1])
     grid = torch.randn(2, 3, 2, requires_grad=True)
-    batch.to_packed(grid).sum().backward()
+    batch.grid.to_packed(grid).sum().backward()
     assert grid.grad is not None
     assert grid.grad[..., 0].tolist() == [[1, 1, 1], [1, 0, 0]]
 
@@ -123,3 +123,105 @@ def test_no_batch_mixes_groups(rows: list[tuple[int, int]], budget: int) -> None
 
 def test_no_rows_are_no_batches() -> None:
     assert list(by_length([], 8)) == []
+
+
+# --- rows that are filled up to one length
+
+CHOICES = st.lists(st.integers(1, 9), min_size=1, max_size=7).flatmap(
+    lambda lengths: st.tuples(
+        st.just(lengths), st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=9), st.integers(0, 4)
+    )
+)
+"""Lengths of the rows in a store, rows to take from it (any of them, in any order, more than once), room to spare."""
+
+
+def filled(lengths: list[int], rows: list[int], spare: int) -> tuple[Padded, torch.Tensor, int]:
+    """Give rows of a store filled up to the longest and some more, where their tokens stand, and that length."""
+    longest = max(lengths[row] for row in rows) + spare
+    batch, where = TokenStore.of(rows_of(lengths), torch.device("cpu")).batch(torch.tensor(rows), longest)
+    return batch, where, longest
+
+
+@given(LENGTHS)
+def test_a_store_holds_all_rows_end_to_end(lengths: list[int]) -> None:
+    store, batch = TokenStore.of(rows_of(lengths), torch.device("cpu")), packed(lengths)
+    assert torch.equal(store.ids, batch.ids)
+    assert torch.equal(store.types, batch.types)
+    assert torch.equal(store.starts, batch.starts)
+    assert store.lengths.tolist() == lengths
+
+
+@given(CHOICES)
+def test_a_batch_from_a_store_has_each_rows_tokens_and_is_masked_behind_them(
+    choice: tuple[list[int], list[int], int],
+) -> None:
+    batch, _, longest = filled(*choice)
+    lengths, rows, _ = choice
+    expected = pack([rows_of(lengths)[row] for row in rows])
+    assert batch.longest == longest
+    assert batch.mask.shape == (len(rows), 1, 1, longest)
+    assert batch.mask[:, 0, 0].tolist() == [[place < lengths[row] for place in range(longest)] for row in rows]
+    assert batch.counts.tolist() == [lengths[row] for row in rows]
+    assert batch.counts.dtype == torch.float32
+    real = batch.mask.flatten()
+    for name in ("ids", "types", "positions", "rows"):
+        mine = getattr(batch, name)
+        assert mine.shape == (len(rows) * longest,)
+        assert torch.equal(mine[real], getattr(expected, name)), name
+    assert batch.positions.tolist() == list(range(longest)) * len(rows)
+    assert batch.rows.tolist() == [k for k in range(len(rows)) for _ in range(longest)]
+
+
+@given(CHOICES)
+def test_a_store_says_where_each_token_stands_so_that_what_is_kept_of_it_is_found(
+    choice: tuple[list[int], list[int], int],
+) -> None:
+    _, where, longest = filled(*choice)
+    lengths, rows, _ = choice
+    kept = 10.0 * torch.arange(sum(lengths))  # a number for each token of the store
+    found = kept[where].view(len(rows), longest)
+    for mine, row in zip(found, rows, strict=True):
+        start = sum(lengths[:row])
+        assert mine[: lengths[row]].tolist() == kept[start : start + lengths[row]].tolist()
+    assert where.max() < sum(lengths)  # padding is a look-up too, and must not lead outside
+
+
+@given(CHOICES, st.integers(1, 3))
+def test_filled_up_rows_are_laid_out_pooled_and_read_as_packed_ones(
+    choice: tuple[list[int], list[int], int], width: int
+) -> None:
+    batch, _, longest = filled(*choice)
+    lengths, rows, _ = choice
+    expected = pack([rows_of(lengths)[row] for row in rows])
+    x = torch.randn(len(rows) * longest, width)
+    x[~batch.mask.flatten()] = torch.nan  # whatever stands there
+    real = x[batch.mask.flatten()]
+    by_row = batch.by_row(x)
+    assert by_row.shape == (len(rows), longest, width)
+    assert torch.equal(by_row[:, : expected.longest], expected.by_row(real))
+    assert not by_row[:, expected.longest :].any()
+    assert torch.equal(batch.first(x), expected.first(real))
+    assert torch.equal(batch.counts, expected.counts)
+    grid = batch.grid.to_grid(x)
+    assert grid.shape == (len(rows), longest, width)
+    assert torch.equal(batch.grid.to_packed(grid).nan_to_num(), x.nan_to_num())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_adds_minus_infinity_where_there_is_no_token_and_nothing_elsewhere(dtype: torch.dtype) -> None:
+    rows, wide = packed([3, 1, 5]), filled([3, 1, 5], [0, 1, 2], 3)[0]
+    narrow = rows.bias(dtype)
+    assert narrow is not None
+    assert narrow.dtype == wide.bias(dtype).dtype == dtype
+    assert torch.equal(wide.bias(dtype)[..., :5], narrow)
+    assert torch.equal(wide.bias(dtype) == 0, wide.mask)
+    assert torch.equal(wide.bias(dtype) == -torch.inf, ~wide.mask)
+    assert packed([4, 4]).bias(dtype) is None
+
+
+def test_padding_takes_no_part_in_gradients_of_pooled_rows() -> None:
+    batch = filled([3, 1], [0, 1], 1)[0]
+    x = torch.randn(8, 2, requires_grad=True)
+    (batch.by_row(x).sum() + batch.first(x).sum()).backward()
+    assert x.grad is not None
+    assert x.grad[:, 0].tolist() == [2, 1, 1, 0, 2, 0, 0, 0]

@@ -1,39 +1,23 @@
-"""Stacks: what is put in comes out, padding is exact, and a row's slot is the only one that it feels."""
+"""Stacks: what is put in comes out, padding is exact, and no slot's coming or going moves another."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-import random
-
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from adapterbank.encoder.dropout import Dropout, row_keys
-from adapterbank.encoder.forward import forward
-from adapterbank.encoder.packed import pack
-from adapterbank.evaluate import outputs, segments
+from adapterbank.evaluate import segments
 from adapterbank.methods import Head, Options, make_plan
 from adapterbank.slots import bottleneck, heads
 from adapterbank.slots.route import Route
 from adapterbank.slots.stack import Stacks
-from families import FAMILIES
 
-TEXTS = [
-    "the cat sat",
-    "a big red fox jumps over the lazy dog",
-    "why",
-    "who ran in the house? the small dog was bad.",
-    "is it a good film",
-    "what",
-    "the the the a a a on in mat house",
-]
 HIDDEN = 8
 FROZEN = {"embeddings.word.weight": torch.zeros(4, HIDDEN)}
 """Enough of an encoder for stacks that no pass is made over."""
+DOWN, UP = (f"layers.0.attention.adapter.{part}.weight" for part in ("down", "up"))
 
 
 def adapter_plan(size, **options):
@@ -44,6 +28,10 @@ def adapter_tensors(plan, seed=0, sigma=0.5):
     generator = torch.Generator().manual_seed(seed)
     made = bottleneck.initial(plan.adapter, HIDDEN, sigma, generator) | heads.initial(plan.head, HIDDEN, generator)
     return {name: t + 0.1 * torch.randn(t.shape, generator=generator) for name, t in made.items()}
+
+
+def blocks_with(stacks, name):
+    return [block for block in stacks.blocks if name in block.layout.shapes]
 
 
 def assert_same(found, expected):
@@ -101,12 +89,10 @@ def test_padding_to_the_size_class_is_exact_but_for_rounding(size):
 
 
 def test_a_size_class_is_the_next_power_of_two():
-    name = "layers.0.attention.adapter.down.weight"
     for size in range(1, 66):
         stacks = Stacks(FROZEN)
-        stacks.put(adapter_plan(size), adapter_tensors(adapter_plan(size)))
-        ((_, shape, _),) = [key for key in stacks.trainable() if key[0] == name]
-        wide = shape[0]
+        slot = stacks.put(adapter_plan(size), adapter_tensors(adapter_plan(size)))
+        wide = stacks.slot(slot).places[DOWN][0].layout.shapes[DOWN][0]
         assert wide >= size > wide // 2
         assert wide & (wide - 1) == 0
 
@@ -115,12 +101,15 @@ def test_one_wide_task_does_not_widen_a_thousand_narrow_ones():
     stacks = Stacks(FROZEN)
     for size in (2, 2, 2, 64):
         stacks.put(adapter_plan(size), adapter_tensors(adapter_plan(size)))
-    shapes = {
-        key: len(tensor)
-        for key, tensor in stacks.trainable().items()
-        if key[0].endswith("0.attention.adapter.up.weight")
+    assert {b.layout.shapes[UP]: b.owners for b in blocks_with(stacks, UP)} == {
+        (HIDDEN, 2): [0, 1, 2],
+        (HIDDEN, 64): [3],
     }
-    assert {shape: count for (_, shape, _), count in shapes.items()} == {(HIDDEN, 2): 3, (HIDDEN, 64): 1}
+    narrow = Stacks(FROZEN)
+    slot = narrow.put(adapter_plan(2), adapter_tensors(adapter_plan(2)))
+    widths = [layout.width for layout in narrow.slot(slot).layouts]
+    assert [[layout.width for layout in stacks.slot(k).layouts] for k in range(3)] == [widths] * 3
+    assert stacks.slot(3).bytes > 4 * narrow.slot(slot).bytes
 
 
 def test_many_slots_lie_in_several_stacks_and_share_a_pass_as_if_in_one():
@@ -129,8 +118,7 @@ def test_many_slots_lie_in_several_stacks_and_share_a_pass_as_if_in_one():
         plan = adapter_plan(3)
         held.append((plan, adapter_tensors(plan, k)))
         assert stacks.put(*held[-1]) == k
-    stacked = [k for k in stacks.trainable() if k[0] == "layers.0.attention.adapter.up.weight"]
-    assert [len(stacks.owners(key)) for key in stacked] == [64, 64, 22]
+    assert [len(block.owners) for block in blocks_with(stacks, UP)] == [64, 64, 22]
     chosen = [0, 63, 64, 127, 128, 149]
     y = torch.linspace(-1, 1, 18 * HIDDEN).view(18, HIDDEN)
     together = Route(stacks, segments([(k, 3) for k in chosen])).add(y, y.flip(0), "layers.0.attention")
@@ -157,12 +145,13 @@ def test_a_freed_place_is_used_again_and_nothing_of_the_old_slot_is_left_in_it(l
     plan, tensors = adapter_plan(5), adapter_tensors(adapter_plan(5), 2)
     new = stacks.put(plan, tensors)
     assert new != old
-    key = ("layers.0.attention.adapter.down.weight", (8, HIDDEN), 0)
-    assert stacks.owners(key) == [kept, new]
+    (block,) = blocks_with(stacks, DOWN)
+    assert block.owners == [kept, new]
     fresh = Stacks(FROZEN)
     assert torch.equal(run(stacks, new), run(fresh, fresh.put(plan, tensors)))
     assert_same(stacks.take(new), tensors)
-    padded = stacks.trainable()[key][1]
+    padded = block.layout.views(block.tensor)[DOWN][1]
+    assert padded.shape == (8, HIDDEN)
     assert not padded[5:].any()
 
 
@@ -200,19 +189,21 @@ def test_put_copies_so_that_a_later_change_of_what_was_given_changes_nothing():
     assert_same(stacks.take(slot), before)
 
 
-@pytest.mark.parametrize("trainable", [False, True])
-def test_write_changes_one_slot_in_place_and_no_other(trainable):
+@pytest.mark.parametrize("compute", [None, torch.float32, torch.bfloat16])
+def test_write_changes_one_slot_in_place_and_no_other(compute):
     stacks = Stacks(FROZEN)
     a, b = (stacks.put(adapter_plan(size), adapter_tensors(adapter_plan(size), size)) for size in (5, 7))
     before = stacks.take(b)
-    leaves = stacks.trainable() if trainable else None
+    if compute:
+        stacks.learn(compute)
+    leaves = {name: view for block in stacks.blocks for name, view in block.views.items()}
     other = adapter_tensors(adapter_plan(5), 99)
     stacks.write(a, other)
     assert_same(stacks.take(a), other)
     assert_same(stacks.take(b), before)
-    if leaves is not None:
-        key = ("head.bias", (2,), 0)
-        assert torch.equal(leaves[key][stacks.owners(key).index(a)], other["head.bias"])
+    for name, tensor in other.items():  # what the pass reads has changed too
+        found = leaves[name][stacks.slot(a).places[name][1]][tuple(slice(n) for n in tensor.shape)]
+        assert torch.equal(found, tensor if name.startswith("head.") or not compute else tensor.to(compute)), name
     part = {"head.bias": torch.tensor([3.0, 4.0])}
     stacks.write(a, part)
     assert_same(stacks.take(a), {**other, **part})
@@ -221,7 +212,7 @@ def test_write_changes_one_slot_in_place_and_no_other(trainable):
 def test_tensors_stacked_alike_are_written_and_taken_like_the_slots_own():
     stacks = Stacks(FROZEN)
     slots = [stacks.put(adapter_plan(size), adapter_tensors(adapter_plan(size), size)) for size in (5, 7)]
-    moments = {key: torch.zeros_like(tensor) for key, tensor in stacks.trainable().items()}
+    moments = {block: torch.zeros_like(block.tensor) for block in stacks.blocks}
     mine = adapter_tensors(adapter_plan(7), 5)
     stacks.write(slots[1], mine, moments)
     assert_same(stacks.take(slots[1], moments), mine)
@@ -237,184 +228,97 @@ def test_slots_are_kept_in_the_type_that_was_asked_for_but_heads_in_float32(dtyp
     assert_same(taken, kept)
 
 
-def kinds_of_slots(backbone):
-    """Give plans that differ in all that a plan may differ in."""
-    anatomy = backbone.anatomy
-    pooler = "pooler" if backbone.has_pooler else "first"
-    wanted = [
-        (Options(size=3), Head("classification", 2, "mean")),
-        (Options(size=4, activation="silu"), Head("classification", 7, "first")),
-        (
-            Options(size=8, activation="relu", placement="parallel", combine="multiply", depth=2, inner_norm=True),
-            Head("classification", 5, pooler),
-        ),
-        (
-            Options(size=33, activation="tanh", layers="1-2", sites="feedforward", train_norms=False),
-            Head("regression", 1, "mean", shift=2.0, scale=1.5),
-        ),
-        (Options(size=1, sites="attention", activation="gelu"), Head("span", 2)),
-        (Options(method="layernorm"), Head("multilabel", 4, "mean")),
-        (Options(method="feature"), Head("classification", 3, pooler, hidden=6)),
-        (Options(method="feature"), Head("span", 2)),
-        (Options(method="full"), Head("classification", 2, pooler)),
-        (Options(method="full"), Head("regression", 1, "first")),
-    ]
-    if not anatomy.shared_layers:
-        wanted.append((Options(method="top", top=1), Head("classification", 3, pooler)))
-        wanted.append((Options(method="layernorm", layers="2"), Head("classification", 2, "first")))
-    return [
-        make_plan(options, depth=anatomy.layers, head=head, shared_layers=anatomy.shared_layers)
-        for options, head in wanted
-    ]
+# --- how slots lie in memory
 
 
-def one_row_alone(backbone, plan, tensors, row):
-    """Send one row through the pass with no other slot, or no slot, in sight."""
-    stacks = Stacks(backbone.tensors)
-    slot = None if plan is None else stacks.put(plan, tensors)
-    route, batch = Route(stacks, segments([(slot, len(row))])), pack([row])
-    with torch.no_grad():
-        (found,) = heads.outputs(forward(backbone.anatomy, route, batch), batch, route)
-    return found if plan is not None and plan.head.kind == "span" else found[0]
+def test_the_next_of_many_slots_copies_no_more_than_a_block_of_64_and_never_a_full_one():
+    stacks, tensors = Stacks(FROZEN), adapter_tensors(adapter_plan(3))
+    largest = 0
+    for _ in range(260):
+        before = {block: block.tensor.data_ptr() for block in stacks.blocks}
+        full = {block for block in stacks.blocks if len(block.owners) == 64}
+        stacks.put(adapter_plan(3), tensors)
+        moved = [block for block, place in before.items() if block.tensor.data_ptr() != place]
+        assert full.isdisjoint(moved)
+        assert len(moved) <= len(stacks.slot(0).rows)
+        largest = max([largest, *(len(block.tensor) for block in stacks.blocks)])
+    assert largest == 64
+    assert [len(block.owners) for block in blocks_with(stacks, UP)] == [64, 64, 64, 64, 4]
 
 
-@pytest.fixture(scope="module")
-def crowd(tiny, new_slot):
-    """Give a family's stacks with one slot of each kind, and rows of every slot with what each gives alone."""
-    made = {}
+class Traffic(TorchDispatchMode):
+    """Counts what is done to rows of some blocks: written from elsewhere, or taken out of the whole block."""
 
-    def get(family):
-        if family not in made:
-            backbone = tiny(family)
-            stacks, requests = Stacks(backbone.tensors), []
-            rows = backbone.tokenize(TEXTS)
-            plans = [*kinds_of_slots(backbone), None]
-            for seed, plan in enumerate(plans):
-                tensors = None if plan is None else new_slot(backbone, plan, seed=seed)
-                slot = None if plan is None else stacks.put(plan, tensors)
-                for row in (rows[(seed + k) % len(rows)] for k in (0, 2, 5)):
-                    requests.append((slot, row, one_row_alone(backbone, plan, tensors, row).numpy()))
-            made[family] = backbone, stacks, requests
-        return made[family]
+    def __init__(self, stacks):
+        super().__init__()
+        self.whole = {block.tensor.untyped_storage().data_ptr(): block.tensor.shape for block in stacks.blocks}
+        self.written, self.read = 0, 0
 
-    return get
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        first = arguments[0] if arguments and isinstance(arguments[0], torch.Tensor) else None
+        if first is not None and first.untyped_storage().data_ptr() in self.whole:
+            shape = self.whole[first.untyped_storage().data_ptr()]
+            self.written += function is torch.ops.aten.copy_.default
+            self.read += function is torch.ops.aten.select.int and first.shape == shape
+        return function(*arguments, **(options or {}))
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_mixed_batch_in_any_order_gives_each_row_what_its_task_gives_alone(family, seed, crowd):
-    backbone, stacks, requests = crowd(family)
-    mixed = requests * 2
-    random.Random(seed).shuffle(mixed)
-    tokens, slots = [row for _, row, _ in mixed], [slot for slot, _, _ in mixed]
-    found = outputs(backbone.anatomy, stacks, tokens, slots, torch.float32)
-    for (slot, _, expected), mine in zip(mixed, found, strict=True):
-        np.testing.assert_allclose(mine, expected, atol=1e-5, rtol=1e-5, err_msg=f"slot {slot}")
+def test_a_slot_is_moved_with_one_copy_a_row_and_has_at_most_four():
+    plan = adapter_plan(5, depth=3, inner_norm=True)
+    tensors = adapter_tensors(plan)
+    stacks = Stacks(FROZEN)
+    slots = [stacks.put(plan, tensors) for _ in range(2)]
+    assert len(tensors) > 30
+    assert len(stacks.slot(slots[1]).rows) == 4
+    with Traffic(stacks) as out:
+        taken = stacks.take(slots[1])
+    assert out.read == 4
+    stacks.remove(slots[1])
+    with Traffic(stacks) as back:
+        stacks.put(plan, taken)
+    assert back.written == 4
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("family", FAMILIES)
-def test_one_pass_may_hold_slots_of_every_method_in_segments_of_any_order(family, seed, crowd):
-    backbone, stacks, requests = crowd(family)
-    mixed = list(requests)
-    if family == "mpnet":  # rows that bring their own table of distances are a batch of their own
-        full = {slot for slot, _, _ in mixed if slot is not None and stacks.plan(slot).method == "full"}
-        mixed = [request for request in mixed if request[0] not in full]
-    random.Random(seed).shuffle(mixed)
-    batch = pack([row for _, row, _ in mixed])
-    route = Route(stacks, segments([(slot, len(row)) for slot, row, _ in mixed]))
-    with torch.no_grad():
-        given_ = heads.outputs(forward(backbone.anatomy, route, batch), batch, route)
-    waiting = iter(mixed)
-    for segment, out in zip(route.segments, given_, strict=True):
-        mine = list(itertools.islice(waiting, segment.rows))
-        expected = np.concatenate([np.atleast_2d(alone) for _, _, alone in mine])
-        np.testing.assert_allclose(out.numpy(), expected, atol=1e-5, rtol=1e-5)
+def test_a_row_holds_its_heads_numbers_or_others_and_what_decays_or_not():
+    plan = adapter_plan(5, inner_norm=True)
+    tensors = adapter_tensors(plan)
+    stacks = Stacks(FROZEN)
+    held = stacks.slot(stacks.put(plan, tensors))
+    assert held.places.keys() == tensors.keys()
+    for name, (block, _) in held.places.items():
+        assert block.layout.head == name.startswith("head.")
+        assert block.layout.decays == (name.endswith(".weight") and ".norm." not in name)
+    for block, _ in held.rows:
+        starts, ends = zip(*sorted(block.layout.ranges.values()), strict=True)
+        assert all(start % 64 == 0 for start in starts)
+        assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+        assert ends[-1] <= block.layout.width == block.tensor.shape[1]
+        assert block.layout.width % 64 == 0
 
 
-def test_rows_with_different_tables_of_distances_cannot_share_a_pass(crowd):
-    backbone, stacks, requests = crowd("mpnet")
-    full = next(r for r in requests if r[0] is not None and stacks.plan(r[0]).method == "full")
-    mixed = [requests[0], full]
-    route = Route(stacks, segments([(slot, len(row)) for slot, row, _ in mixed]))
-    with pytest.raises(ValueError, match="relative"):
-        forward(backbone.anatomy, route, pack([row for _, row, _ in mixed]))
+def test_near_sizes_share_blocks_and_other_arithmetic_does_not():
+    stacks = Stacks(FROZEN)
+    plans = [adapter_plan(5), adapter_plan(8), adapter_plan(4), adapter_plan(7), adapter_plan(6, depth=2)]
+    for plan in plans:
+        stacks.put(plan, adapter_tensors(plan))
+    assert [block.owners for block in blocks_with(stacks, UP)] == [[0, 1, 3], [2], [4]]
 
 
-def test_other_slots_coming_and_going_change_no_bit_of_a_slots_answer(bert, new_slot):
-    plans = kinds_of_slots(bert)
-    stacks, rows = Stacks(bert.tensors), bert.tokenize(TEXTS)
-    slot = stacks.put(plans[0], new_slot(bert, plans[0], seed=1))
-
-    def answer():
-        return outputs(bert.anatomy, stacks, rows, [slot] * len(rows), torch.float32)
-
-    before = answer()
-    others = [stacks.put(plan, new_slot(bert, plan, seed=k)) for k, plan in enumerate(plans)]
-    during = answer()
-    for other in others[::2]:
-        stacks.remove(other)
-    stacks.put(plans[1], new_slot(bert, plans[1], seed=77))
-    after = answer()
-    for a, b, c in zip(before, during, after, strict=True):
-        assert np.array_equal(a, b)
-        assert np.array_equal(a, c)
-
-
-def training_gradients(backbone, lessons, rate=0.1):
-    """Give each slot's gradient of its own mean loss when all are in one batch, with dropout; lessons by seed."""
-    stacks = Stacks(backbone.tensors)
-    slots = [stacks.put(plan, tensors) for _, plan, tensors, _ in lessons]
-    leaves = stacks.trainable()
-    rows = [(slot, row) for slot, (_, _, _, mine) in zip(slots, lessons, strict=True) for row in mine]
-    batch, route = pack([row for _, row in rows]), Route(stacks, segments([(slot, len(row)) for slot, row in rows]))
-    keys = torch.cat([row_keys(seed, 5, torch.arange(len(mine))) for seed, _, _, mine in lessons])
-    drop = Dropout(keys, batch.rows, batch.positions, rate=rate, attention_rate=rate)
-    found = heads.outputs(forward(backbone.anatomy, route, batch, drop), batch, route, drop)
-    torch.stack([0.1 * out.square().mean() for out in found]).sum().backward()
-    gradients = {key: leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for key, leaf in leaves.items()}
-    return [stacks.take(slot, gradients) for slot in slots]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_slots_gradient_beside_other_slots_is_its_gradient_alone(family, tiny, new_slot):
-    backbone = tiny(family)
-    rows = backbone.tokenize(TEXTS)
-    plans = [plan for plan in kinds_of_slots(backbone) if plan.method in ("adapter", "layernorm", "feature")]
-    plans.append(dataclasses.replace(plans[0], head=Head("classification", 6)))
-    lessons = [
-        (seed, plan, new_slot(backbone, plan, seed=seed), [rows[(seed + k) % len(rows)] for k in range(3)])
-        for seed, plan in enumerate(plans)
-    ]
-    together = training_gradients(backbone, lessons)
-    for lesson, mine in zip(lessons, together, strict=True):
-        (alone,) = training_gradients(backbone, [lesson])
-        assert any(gradient.abs().max() > 1e-3 for gradient in alone.values())
-        for name in alone:
-            torch.testing.assert_close(mine[name], alone[name], atol=1e-6, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
-
-
-@pytest.mark.parametrize("method", ["full", "top"])
-def test_a_slot_that_changes_whole_layers_gets_its_own_gradient_beside_others_too(method, bert, new_slot):
-    rows = bert.tokenize(TEXTS)
-    options = [Options(method=method), Options(size=3), Options(method=method)]
-    plans = [make_plan(option, depth=3, head=Head("classification", 2, "pooler")) for option in options]
-    lessons = [(seed, plan, new_slot(bert, plan, seed=seed), rows[seed : seed + 3]) for seed, plan in enumerate(plans)]
-    together = training_gradients(bert, lessons)
-    for lesson, mine in zip(lessons, together, strict=True):
-        (alone,) = training_gradients(bert, [lesson])
-        for name in alone:
-            torch.testing.assert_close(mine[name], alone[name], atol=1e-6, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
-
-
-def test_a_slot_without_rows_in_the_batch_gets_no_gradient(bert, new_slot):
-    plan = make_plan(Options(size=3), depth=3, head=Head("classification", 2))
-    stacks = Stacks(bert.tensors)
-    busy, idle = (stacks.put(plan, new_slot(bert, plan, seed=seed)) for seed in (0, 1))
-    leaves = stacks.trainable()
-    rows = bert.tokenize(TEXTS[:2])
-    batch, route = pack(rows), Route(stacks, segments([(busy, len(row)) for row in rows]))
-    heads.outputs(forward(bert.anatomy, route, batch), batch, route)[0].square().sum().backward()
-    gradients = {key: leaf.grad for key, leaf in leaves.items()}
-    assert all(gradient.any() for gradient in stacks.take(busy, gradients).values())
-    assert not any(gradient.any() for gradient in stacks.take(idle, gradients).values())
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+def test_blocks_that_learn_give_leaves_without_room_to_spare_and_the_same_ones_when_asked_again(compute):
+    stacks = Stacks(FROZEN)
+    held = {}
+    for k, size in enumerate((5, 6, 8)):
+        held[stacks.put(adapter_plan(size), adapter_tensors(adapter_plan(size), k))] = (size, k)
+    stacks.learn(compute)
+    leaves = {(block, name): view for block in stacks.blocks for name, view in block.views.items()}
+    assert all(view.is_leaf and view.requires_grad and len(view) == 3 for view in leaves.values())
+    assert all(view.dtype == (torch.float32 if block.layout.head else compute) for (block, _), view in leaves.items())
+    stacks.learn(compute)
+    assert all(block.views[name] is view for (block, name), view in leaves.items())
+    held[stacks.put(adapter_plan(7), adapter_tensors(adapter_plan(7), 3))] = (7, 3)
+    stacks.learn(compute)
+    for block in stacks.blocks:
+        assert all(view.is_leaf and view.requires_grad and len(view) == 4 for view in block.views.values())
+    for slot, (size, k) in held.items():
+        assert_same(stacks.take(slot), adapter_tensors(adapter_plan(size), k))

@@ -215,6 +215,11 @@ class Anatomy:
             "relative": self.buckets > 0,
         }
 
+    @property
+    def projected(self) -> bool:
+        """Whether embeddings are projected to the hidden width."""
+        return self.embedding != self.hidden or FAMILIES[self.family].shared_layers
+
     def shapes(self, pooler: bool) -> dict[str, tuple[int, ...]]:
         """Give our name and shape of every tensor of the encoder, in the order of the pass."""
         e, d, f = self.embedding, self.hidden, self.feedforward
@@ -228,7 +233,7 @@ class Anatomy:
             modules["relative"] = (self.buckets, self.heads)
         names = {f"{module}.weight": shape for module, shape in modules.items()}
         names |= _with_bias("embeddings.norm", (e,))
-        if e != d or FAMILIES[self.family].shared_layers:
+        if self.projected:
             names |= _with_bias("embeddings.project", (d, e))
         for group in sorted(set(self.groups)):
             for part in ("query", "key", "value", "output"):

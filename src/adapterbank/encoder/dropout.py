@@ -8,26 +8,31 @@ resume, and there is no generator state to keep.
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-_FIRST, _SECOND = -2048144789, -1028477387  # murmur3's finalizer, 0x85ebca6b and 0xc2b2ae35 as signed 32-bit numbers
+FIRST, SECOND = -2048144789, -1028477387  # murmur3's finalizer, 0x85ebca6b and 0xc2b2ae35 as signed 32-bit numbers
 _GOLDEN = -1640531527  # 2**32 / golden ratio, 0x9e3779b9: spreads small whole numbers over all bits
 
 
 def mix(x: Tensor) -> Tensor:
     """Hash int32 numbers elementwise; the shifts are masked because torch shifts signed numbers arithmetically."""
-    x = (x ^ ((x >> 16) & 0xFFFF)) * _FIRST
-    x = (x ^ ((x >> 13) & 0x7FFFF)) * _SECOND
+    x = (x ^ ((x >> 16) & 0xFFFF)) * FIRST
+    x = (x ^ ((x >> 13) & 0x7FFFF)) * SECOND
     return x ^ ((x >> 16) & 0xFFFF)
 
 
 def row_keys(seed: int, step: int, rows: Tensor) -> Tensor:
     """Give one int32 key for each row of a run at a step; `rows` [B] are places within the run's own batch."""
-    start = torch.tensor([seed & 0x7FFFFFFF, step & 0x7FFFFFFF], dtype=torch.int32, device=rows.device)
-    run, now = mix(start * _GOLDEN + 1)
-    return mix(mix(rows.to(torch.int32) * _GOLDEN + run) ^ now)
+    return step_keys(torch.tensor([[seed & 0x7FFFFFFF, step & 0x7FFFFFFF]], device=rows.device), rows)
+
+
+def step_keys(seeds_and_steps: Tensor, rows: Tensor) -> Tensor:
+    """Give the `row_keys` of several runs, one after the other; the first is `[runs, 2]` of 31-bit numbers."""
+    run, now = mix(seeds_and_steps.to(torch.int32) * _GOLDEN + 1)[:, :, None].unbind(1)  # each [runs, 1]
+    return mix(mix(rows.to(torch.int32) * _GOLDEN + run) ^ now).flatten()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -41,40 +46,108 @@ class Dropout:
     """The masks of one step. Places are numbered in the order of the pass."""
 
     def __init__(self, keys: Tensor, rows: Tensor, positions: Tensor, *, rate: float, attention_rate: float) -> None:
-        """`keys` [B] from `row_keys`; `rows`, `positions` [T] say where each packed token belongs."""
+        """`keys` [B] from `row_keys`; `rows`, `positions`: where each token belongs, in the shape tokens stand in."""
         self.rate, self.attention_rate = rate, attention_rate
         self.keys = keys
-        self.tokens = self._token_keys(keys[rows], positions)
+        self.tokens = _token_keys(keys[rows], positions)
+        self._queries: dict[int, Tensor] = {}
 
     def hidden(self, x: Tensor, place: int) -> Tensor:
-        """Drop elements of packed hidden states `[T, n]`."""
-        return self._drop(x, self.tokens[:, None], place, self.rate)
+        """Drop elements of hidden states `[T, n]`."""
+        return self.mask(x.shape[-1], place).drop(x)
 
-    def pooled(self, x: Tensor, rows: Tensor, place: int) -> Tensor:
-        """Drop elements of one vector a row, `[len(rows), n]`."""
-        return self._drop(x, mix(self.keys[rows] + place)[:, None], place, self.rate)
+    def mask(self, width: int, place: int) -> Mask:
+        """Give the mask of hidden states `[T, width]`."""
+        return Mask(self.rate, self.tokens[..., None], self._columns(width, place))
 
-    def attention(self, weights: Tensor, place: int) -> Tensor:
+    def pooled(self, x: Tensor, place: int) -> Tensor:
+        """Drop elements of one vector a row, `[B, n]`."""
+        return _drop(x, mix(self.keys + place)[:, None], self._columns(x.shape[-1], place), self.rate)
+
+    def layer(self, i: int, *, hidden: int, heads: int, longest: int) -> LayerDropout:
+        """Give the masks of layer `i`."""
+        if longest not in self._queries:
+            places = torch.arange(longest, device=self.keys.device)
+            self._queries[longest] = _token_keys(self.keys[:, None], places[None])[:, None, :, None]
+        attention, first, second = range(3 * i + 1, 3 * i + 4)
+        return LayerDropout(
+            self.rate,
+            self.attention_rate,
+            self.tokens[..., None],
+            self._queries[longest],
+            _numbered(heads, attention, self.keys.device)[None, :, None, None],
+            self._columns(longest, attention),
+            self._columns(hidden, first),
+            self._columns(hidden, second),
+        )
+
+    def _columns(self, count: int, place: int) -> Tensor:
+        return _numbered(count, (place + 1) * 7919, self.keys.device)
+
+
+@dataclass(frozen=True)
+class Mask:
+    """The mask of one place, not yet computed."""
+
+    rate: float
+    keys: Tensor
+    """[T, 1] key of each token."""
+    columns: Tensor
+    """[width] key of each column."""
+
+    def drop(self, x: Tensor) -> Tensor:
+        """Drop elements of `[T, width]`."""
+        return _drop(x, self.keys, self.columns, self.rate)
+
+
+@dataclass(frozen=True)
+class LayerDropout:
+    """The masks of one layer: all that differs from layer to layer is tensors."""
+
+    rate: float
+    attention_rate: float
+    tokens: Tensor
+    """[T, 1] key of each token."""
+    queries: Tensor
+    """[B, 1, L, 1] key of each query."""
+    heads: Tensor
+    """[1, heads, 1, 1] key of each head."""
+    keys: Tensor
+    """[L] key of each column of the attention weights; the next two, `[hidden]`, of each hidden unit."""
+    first: Tensor
+    second: Tensor
+
+    def attention(self, weights: Tensor) -> Tensor:
         """Drop attention weights `[B, heads, queries, keys]`; padding changes no real element's number."""
-        queries = torch.arange(weights.shape[2], device=weights.device)
-        keys = self._token_keys(self.keys[:, None], queries[None])[:, None, :, None]
-        heads = _numbered(weights.shape[1], place, weights.device)[None, :, None, None]
-        return self._drop(weights, keys ^ heads, place, self.attention_rate)
+        return _drop(weights, self.queries ^ self.heads, self.keys, self.attention_rate)
 
-    @staticmethod
-    def _token_keys(keys: Tensor, positions: Tensor) -> Tensor:
-        return mix(keys + positions.to(torch.int32) * _GOLDEN)
+    def after_attention(self, y: Tensor) -> Tensor:
+        """Drop elements of the attention's output `[T, hidden]`."""
+        return _drop(y, self.tokens, self.first, self.rate)
 
-    @staticmethod
-    def _drop(x: Tensor, keys: Tensor, place: int, rate: float) -> Tensor:
-        """Keep an element where a hash of its row's and its column's well-mixed keys is above a threshold.
+    def after_feedforward(self, y: Tensor) -> Tensor:
+        """Drop elements of the feed-forward output `[T, hidden]`."""
+        return _drop(y, self.tokens, self.second, self.rate)
 
-        Two multiplications are enough here: the comparison reads the high bits, which depend on all lower ones.
-        """
-        if rate == 0.0:
-            return x
-        numbers = keys ^ _numbered(x.shape[-1], (place + 1) * 7919, x.device)
-        numbers.mul_(_FIRST)
-        numbers.bitwise_xor_(numbers >> 15).mul_(_SECOND)
-        keep = numbers >= round((rate - 0.5) * 2**32)
-        return (x * (1.0 / (1.0 - rate))) * keep
+
+def threshold(rate: float) -> int:
+    """Give the number that a share `rate` of all int32 numbers lies below."""
+    return round((rate - 0.5) * 2**32)
+
+
+def _token_keys(keys: Tensor, positions: Tensor) -> Tensor:
+    return mix(keys + positions.to(torch.int32) * _GOLDEN)
+
+
+def _drop(x: Tensor, keys: Tensor, columns: Tensor, rate: float) -> Tensor:
+    """Keep an element where a hash of its row's and its column's well-mixed keys is above a threshold.
+
+    Two multiplications are enough here: the comparison reads the high bits, which depend on all lower ones.
+    """
+    if rate == 0.0:
+        return x
+    numbers = keys ^ columns
+    numbers.mul_(FIRST)
+    numbers.bitwise_xor_(numbers >> 15).mul_(SECOND)
+    keep = numbers >= threshold(rate)
+    return torch.where(keep, x * (1.0 / (1.0 - rate)), 0.0)

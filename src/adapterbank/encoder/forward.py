@@ -11,16 +11,19 @@ slot may add something (Houlsby et al. 2019, section 2.1):
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from adapterbank.encoder.anatomy import Anatomy
-from adapterbank.encoder.dropout import Dropout
-from adapterbank.encoder.packed import Packed
+from adapterbank.encoder.dropout import Dropout, LayerDropout, Mask
+from adapterbank.encoder.packed import Fused, Grid, Laid, Packed, Padded
+from adapterbank.errors import SlowerWarning
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -30,14 +33,17 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
 }
 
+_KERNEL_WIDTHS = (16, 32, 64, 128)
+"""Widths of a head that `kernels` is made for."""
+
 PROJECTIONS = ("query", "key", "value")
 
 _FURTHEST = 128
 """MPNet: the distance from which on all pairs of tokens share the last bucket (fixed in its public code)."""
 
 
-class Slots(Protocol):
-    """What the pass asks of whoever holds the tensors: frozen ones, or a batch's choice of slots."""
+class Layer(Protocol):
+    """What a part of the pass asks of whoever holds the tensors: frozen ones, or a batch's choice of slots."""
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """Give `x W' + b` with the module `name`'s weight and bias."""
@@ -51,11 +57,47 @@ class Slots(Protocol):
     def embed(self, ids: Tensor, name: str) -> Tensor:
         """Look rows up in the table `name`."""
 
+    def add(self, y: Tensor, x: Tensor, site: str) -> Tensor:
+        """Give what a slot makes of a sub-layer's output `y` with input `x`; `y` itself without an adapter there."""
+
+
+class Slots(Layer, Protocol):
+    """What the whole pass asks for."""
+
     def table(self, name: str) -> Tensor:
         """Give the whole table `name`, which all rows of the batch must share."""
 
+    def layer(self, weights: str, site: str) -> Layer:
+        """Give one part, which asks by short names: its tensors are under `weights`, its sites under `site`."""
+
+
+@dataclass(frozen=True)
+class Within:
+    """One part of a pass, a layer or the embeddings: `Slots` by short names."""
+
+    slots: Layer
+    weights: str
+    site: str
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        """See `Layer`."""
+        return self.slots.linear(x, f"{self.weights}.{name}")
+
+    def attention(self, x: Tensor, name: str) -> Tensor:
+        """See `Layer`."""
+        return self.slots.attention(x, f"{self.weights}.{name}")
+
+    def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
+        """See `Layer`."""
+        return self.slots.norm(x, f"{self.weights}.{name}", epsilon)
+
+    def embed(self, ids: Tensor, name: str) -> Tensor:
+        """See `Layer`."""
+        return self.slots.embed(ids, f"{self.weights}.{name}")
+
     def add(self, y: Tensor, x: Tensor, site: str) -> Tensor:
-        """Give what a slot makes of a sub-layer's output `y` with input `x`; `y` itself without an adapter there."""
+        """See `Layer`."""
+        return self.slots.add(y, x, f"{self.site}.{site}")
 
 
 class Frozen:
@@ -91,86 +133,144 @@ class Frozen:
         """See `Slots`."""
         return y
 
+    def layer(self, weights: str, site: str) -> Layer:
+        """See `Slots`."""
+        return Within(self, weights, site)
+
 
 def forward(
     anatomy: Anatomy,
     slots: Slots,
-    batch: Packed,
+    batch: Packed | Padded,
     dropout: Dropout | None = None,
     first: int = 0,
     prefix: Tensor | None = None,
+    runs: Runs | None = None,
 ) -> Tensor:
     """Give the last hidden states `[T, hidden]` of a packed batch.
 
     Below layer `first` nothing trains: that part runs without gradient and without dropout, so that what it gives for a
-    text is always the same and need not be computed twice. `prefix` has it where it is known already.
+    text is always the same and need not be computed twice. `prefix` has it where it is known already. `runs` are
+    other ways to run its parts: compiled ones.
     """
+    runs = runs or Runs()
     if prefix is not None:
         x = prefix
     elif first > 0:
         with torch.no_grad():
             x = lower(anatomy, slots, batch, first)
     else:
-        x = _embed(anatomy, slots, batch, dropout)
+        x = _embed(anatomy, slots, batch, dropout, runs)
     with torch.set_grad_enabled(torch.is_grad_enabled() and first == 0):  # its table is among the embeddings
-        bias = _relative_bias(anatomy, slots, batch) if anatomy.buckets else None
+        bias = _bias(anatomy, slots, batch, x.dtype)
+    sizes = {"hidden": anatomy.hidden, "heads": anatomy.heads, "longest": batch.longest}
     for i in range(first, anatomy.layers):
-        x = _layer(anatomy, slots, batch, i, x, bias, dropout)
+        masks = dropout.layer(i, **sizes) if dropout else None
+        layer = slots.layer(f"layers.{anatomy.groups[i]}", f"layers.{i}")
+        x = runs.layer(anatomy, layer, batch.grid, x, bias, masks)
     return x
 
 
-def lower(anatomy: Anatomy, slots: Slots, batch: Packed, first: int) -> Tensor:
+def lower(anatomy: Anatomy, slots: Slots, batch: Packed | Padded, first: int) -> Tensor:
     """Give the hidden states `[T, hidden]` that layer `first` reads, without dropout."""
-    x = _embed(anatomy, slots, batch, None)
-    bias = _relative_bias(anatomy, slots, batch) if anatomy.buckets else None
+    x = _embed(anatomy, slots, batch, None, Runs())
+    bias = _bias(anatomy, slots, batch, x.dtype)
     for i in range(first):
-        x = _layer(anatomy, slots, batch, i, x, bias, None)
+        layer = slots.layer(f"layers.{anatomy.groups[i]}", f"layers.{i}")
+        x = run_layer(anatomy, layer, batch.grid, x, bias, None)
     return x
 
 
-def _embed(anatomy: Anatomy, slots: Slots, batch: Packed, dropout: Dropout | None) -> Tensor:
-    x = slots.embed(batch.ids, "embeddings.word")
+def _embed(anatomy: Anatomy, slots: Slots, batch: Packed | Padded, dropout: Dropout | None, runs: Runs) -> Tensor:
+    mask = dropout.mask(anatomy.embedding, 0) if dropout else None
+    layer = slots.layer("embeddings", "embeddings")
+    return runs.embeddings(anatomy, layer, batch.ids, batch.types, batch.positions, mask)
+
+
+def run_embeddings(
+    anatomy: Anatomy, layer: Layer, ids: Tensor, types: Tensor, positions: Tensor, mask: Mask | None
+) -> Tensor:
+    """Give what the first layer reads."""
+    x = layer.embed(ids, "word")
     if anatomy.types:
         # A family with one token type has no second row to look up.
-        x = x + slots.embed(batch.types.clamp(max=anatomy.types - 1), "embeddings.type")
-    x = x + slots.embed(batch.positions + anatomy.first_position, "embeddings.position")
-    x = slots.norm(x, "embeddings.norm", anatomy.epsilon)
-    x = dropout.hidden(x, 0) if dropout else x
-    projected = "embeddings.project.weight" in anatomy.shapes(pooler=False)
-    return slots.linear(x, "embeddings.project") if projected else x
+        x = x + layer.embed(types.clamp(max=anatomy.types - 1), "type")
+    x = x + layer.embed(positions + anatomy.first_position, "position")
+    x = layer.norm(x, "norm", anatomy.epsilon)
+    x = mask.drop(x) if mask else x
+    return layer.linear(x, "project") if anatomy.projected else x
 
 
-def _layer(
-    anatomy: Anatomy, slots: Slots, batch: Packed, i: int, x: Tensor, bias: Tensor | None, dropout: Dropout | None
+def run_layer(
+    anatomy: Anatomy, layer: Layer, grid: Grid | Laid, x: Tensor, bias: Tensor | None, dropout: LayerDropout | None
 ) -> Tensor:
-    """Run layer `i`. Its weights are those of its group; its sites are its own even where weights are shared."""
-    w, site = f"layers.{anatomy.groups[i]}", f"layers.{i}"
-    y = slots.attention(x, f"{w}.attention")
-    y = _attend(y, batch, heads=anatomy.heads, bias=bias, dropout=dropout, place=3 * i + 1)
-    y = slots.linear(y, f"{w}.attention.output")
-    y = dropout.hidden(y, 3 * i + 2) if dropout else y
-    x = slots.norm(x + slots.add(y, x, f"{site}.attention"), f"{w}.attention.norm", anatomy.epsilon)
-    y = ACTIVATIONS[anatomy.activation](slots.linear(x, f"{w}.feedforward.up"))
-    y = slots.linear(y, f"{w}.feedforward.down")
-    y = dropout.hidden(y, 3 * i + 3) if dropout else y
-    return slots.norm(x + slots.add(y, x, f"{site}.feedforward"), f"{w}.feedforward.norm", anatomy.epsilon)
+    """Run one layer. Nothing in here differs from layer to layer but tensors, so that it is compiled once."""
+    y = _attend(layer.attention(x, "attention"), grid, heads=anatomy.heads, bias=bias, dropout=dropout)
+    y = layer.linear(y, "attention.output")
+    y = dropout.after_attention(y) if dropout else y
+    x = layer.norm(x + layer.add(y, x, "attention"), "attention.norm", anatomy.epsilon)
+    y = ACTIVATIONS[anatomy.activation](layer.linear(x, "feedforward.up"))
+    y = layer.linear(y, "feedforward.down")
+    y = dropout.after_feedforward(y) if dropout else y
+    return layer.norm(x + layer.add(y, x, "feedforward"), "feedforward.norm", anatomy.epsilon)
 
 
-def _attend(
-    x: Tensor, batch: Packed, *, heads: int, bias: Tensor | None, dropout: Dropout | None, place: int
-) -> Tensor:
+@dataclass(frozen=True)
+class Runs:
+    """How the parts of a pass are run."""
+
+    layer: Callable[[Anatomy, Layer, Grid | Laid, Tensor, Tensor | None, LayerDropout | None], Tensor] = run_layer
+    embeddings: Callable[[Anatomy, Layer, Tensor, Tensor, Tensor, Mask | None], Tensor] = run_embeddings
+
+
+def compiled_runs(compiled: Callable[[Any, Any], Any]) -> Runs:
+    """Give the parts compiled by `compiled`, for any number and length of rows."""
+
+    def in_layer(_a: Any, _l: Any, _g: Any, x: Tensor, bias: Tensor, masks: LayerDropout | None) -> Any:
+        found = [(x, 0), (bias, 0), (bias, 3)]
+        return found + ([(masks.tokens, 0), (masks.queries, 0), (masks.queries, 2), (masks.keys, 0)] if masks else [])
+
+    def in_embeddings(_a: Any, _l: Any, ids: Tensor, types: Tensor, positions: Tensor, mask: Mask | None) -> Any:
+        return [(ids, 0), (types, 0), (positions, 0)] + ([(mask.keys, 0)] if mask else [])
+
+    return Runs(compiled(run_layer, in_layer), compiled(run_embeddings, in_embeddings))
+
+
+def _attend(x: Tensor, grid: Grid | Laid, *, heads: int, bias: Tensor | None, dropout: LayerDropout | None) -> Tensor:
     """Scaled dot-product attention within each row; query, key and value `[T, 3 hidden]` in, `[T, hidden]` out."""
-    q, k, v = batch.to_grid(x).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # each [B, heads, L, width]
-    mask = batch.bias(q.dtype)
-    if bias is not None:
-        mask = bias.to(q.dtype) if mask is None else bias.to(q.dtype) + mask
+    if isinstance(grid, Laid) and grid.fused and bias is not None and bias.shape[1:3] == (1, 1):
+        return _fuse(grid.fused, x, heads, bias, dropout)
+    # Each [B, heads, L, width]; cut before they are turned, as the gradient of a cut is a plain concatenation.
+    q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in grid.to_grid(x).chunk(3, -1))
     if dropout is None or dropout.attention_rate == 0.0:
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     else:
         scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.transpose(-1, -2)
-        scores = scores if mask is None else scores + mask
-        y = dropout.attention(scores.softmax(-1), place) @ v
-    return batch.to_packed(y.transpose(1, 2).flatten(2))
+        scores = scores if bias is None else scores + bias
+        y = dropout.attention(scores.softmax(-1)) @ v
+    return grid.to_packed(y.transpose(1, 2).flatten(2))
+
+
+def _fuse(fused: Fused, x: Tensor, heads: int, bias: Tensor, dropout: LayerDropout | None) -> Tensor:
+    """Attend with one kernel."""
+    if dropout is None or dropout.attention_rate == 0.0:
+        nothing = torch.zeros(1, dtype=torch.int32, device=x.device)
+        return fused(x, bias, nothing, nothing, nothing, heads, 0.0)[0]
+    keys = dropout.queries.flatten(), dropout.heads.flatten(), dropout.keys
+    return fused(x, bias, *keys, heads, dropout.attention_rate)[0]
+
+
+def fused_attention(anatomy: Anatomy, device: torch.device) -> Fused | None:
+    """Find the kernel that attends to filled-up rows, where there is one for this device and encoder."""
+    if device.type != "cuda" or anatomy.buckets or anatomy.hidden // anatomy.heads not in _KERNEL_WIDTHS:
+        return None
+    try:
+        from adapterbank.encoder import kernels
+    except ImportError as error:
+        warnings.warn(f"Attention runs slower without Triton ({error}).", SlowerWarning, 2)
+        return None
+    found: Fused = kernels.attend
+    return found
 
 
 def join_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -188,7 +288,16 @@ def join_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _relative_bias(anatomy: Anatomy, slots: Slots, batch: Packed) -> Tensor:
+def _bias(anatomy: Anatomy, slots: Slots, batch: Packed | Padded, dtype: torch.dtype) -> Tensor | None:
+    """Give what is added to the attention scores: the mask of padding, and the family's position bias."""
+    mask = batch.bias(dtype)
+    if not anatomy.buckets:
+        return mask
+    relative = _relative_bias(anatomy, slots, batch).to(dtype)
+    return relative if mask is None else relative + mask
+
+
+def _relative_bias(anatomy: Anatomy, slots: Slots, batch: Packed | Padded) -> Tensor:
     """Give MPNet's attention bias `[1, heads, L, L]`: near distances have a bucket each, far ones share."""
     places = torch.arange(batch.longest, device=batch.ids.device)
     distance = places[:, None] - places[None]

@@ -6,7 +6,7 @@ row begins and ends. `to_grid` lays packed tokens out as rows of equal length fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +70,28 @@ class Grid:
         return packed
 
 
+Fused = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor]]
+"""See `kernels.attend`."""
+
+
+@dataclass(frozen=True)
+class Laid:
+    """The way there and back for rows that are all filled up to one length, padding among the tokens."""
+
+    like: Tensor
+    """[rows, 1, 1, longest]: sizes read off a tensor need not be compiled into the pass."""
+    fused: Fused | None = None
+    """A kernel that attends to such rows."""
+
+    def to_grid(self, x: Tensor) -> Tensor:
+        """See `Grid`."""
+        return x.view(self.like.shape[0], self.like.shape[3], -1)
+
+    def to_packed(self, grid: Tensor) -> Tensor:
+        """See `Grid`."""
+        return grid.reshape(-1, grid.shape[-1])
+
+
 @dataclass(frozen=True)
 class Packed:
     """`B` rows of `T` tokens in all, end to end."""
@@ -90,6 +112,8 @@ class Packed:
     """Rows side by side."""
     mask: Tensor | None
     """[B, 1, 1, longest] true at real tokens; None when all rows are equally long."""
+    counts: Tensor
+    """[B] tokens of each row, as float32: bf16 has no 257."""
     _bias: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
 
     @property
@@ -106,13 +130,101 @@ class Packed:
             self._bias[dtype] = zeros.masked_fill_(~self.mask, -torch.inf)
         return self._bias[dtype]
 
-    def to_grid(self, x: Tensor) -> Tensor:
+    def by_row(self, x: Tensor) -> Tensor:
         """Lay `[T, n]` out as `[B, longest, n]`, zeros where a row is shorter."""
         return self.grid.to_grid(x)
 
-    def to_packed(self, grid: Tensor) -> Tensor:
-        """Take the real tokens `[T, n]` out of `[B, longest, n]`."""
-        return self.grid.to_packed(grid)
+    def first(self, x: Tensor) -> Tensor:
+        """Give the first token of each row, `[B, n]`."""
+        return x.index_select(0, self.starts)
+
+
+@dataclass(frozen=True)
+class Padded:
+    """`B` rows, each filled up to `longest` tokens, end to end: shapes that do not depend on the rows' lengths.
+
+    For devices where a fixed sequence of kernels is worth more than the arithmetic saved. What stands in the padding is
+    arbitrary; it never reaches a real token.
+    """
+
+    ids: Tensor
+    """[B * longest], as the next three."""
+    types: Tensor
+    positions: Tensor
+    rows: Tensor
+    mask: Tensor
+    """[B, 1, 1, longest] true at real tokens."""
+    counts: Tensor
+    """[B] as in `Packed`."""
+    fused: Fused | None = None
+    """A kernel that attends to such rows."""
+
+    @classmethod
+    def of(cls, ids: Tensor, types: Tensor, lengths: Tensor, fused: Fused | None = None) -> Padded:
+        """Take the tokens `[B * longest]` of rows that are filled up already."""
+        positions = torch.arange(len(ids) // len(lengths), device=ids.device).expand(len(lengths), -1)
+        numbers = torch.arange(len(lengths), device=ids.device)[:, None].expand_as(positions)
+        real = (positions < lengths[:, None])[:, None, None]
+        return cls(ids, types, positions.flatten(), numbers.flatten(), real, lengths.float(), fused)
+
+    @property
+    def longest(self) -> int:
+        """Give the length that rows are filled up to."""
+        return self.mask.shape[3]
+
+    @property
+    def grid(self) -> Laid:
+        """Rows side by side."""
+        return Laid(self.mask, self.fused)
+
+    def bias(self, dtype: torch.dtype) -> Tensor:
+        """See `Packed`."""
+        zeros = torch.zeros(self.mask.shape, dtype=dtype, device=self.mask.device)
+        return zeros.masked_fill(~self.mask, -torch.inf)
+
+    def by_row(self, x: Tensor) -> Tensor:
+        """See `Packed`."""
+        return self.grid.to_grid(x).masked_fill(~self.mask[:, 0, 0, :, None], 0.0)
+
+    def first(self, x: Tensor) -> Tensor:
+        """See `Packed`."""
+        return self.grid.to_grid(x)[:, 0]
+
+
+_STEPS = ((64, 8), (128, 16), (256, 32))
+"""Rows are filled up to a multiple of 8 tokens as long as they have at most 64, and so on; beyond, of 64."""
+
+
+def room(length: int, largest: int) -> int:
+    """Give the length that rows are filled up to: few different ones, little padding."""
+    unit = next((unit for limit, unit in _STEPS if length <= limit), 64)
+    return min(largest, -(-length // unit) * unit)
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """The tokens of many rows on a device, end to end: batches are looked up there, not carried there."""
+
+    ids: Tensor
+    types: Tensor
+    starts: Tensor
+    """[rows], as the next."""
+    lengths: Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[Tokens], device: torch.device) -> TokenStore:
+        """Lay rows end to end."""
+        lengths = np.array([len(row) for row in rows])
+        ids, types = (np.concatenate([getattr(row, name) for row in rows]) for name in ("ids", "types"))
+        arrays = (ids, types, np.cumsum(lengths) - lengths, lengths)
+        return cls(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays))
+
+    def batch(self, rows: Tensor, longest: int, fused: Fused | None = None) -> tuple[Padded, Tensor]:
+        """Give rows `[B]` filled up, and `[B * longest]` where each token stands in the store."""
+        positions = torch.arange(longest, device=rows.device)
+        lengths = self.lengths[rows]
+        where = torch.where(positions < lengths[:, None], self.starts[rows][:, None] + positions, 0).flatten()
+        return Padded.of(self.ids[where], self.types[where], lengths, fused), where
 
 
 class _Spread(torch.autograd.Function):
@@ -165,6 +277,7 @@ def pack(rows: Sequence[Tokens], device: torch.device | None = None) -> Packed:
         starts=move(starts),
         grid=Grid.of(lengths, device),
         mask=move((np.arange(longest)[None] < lengths[:, None])[:, None, None]) if ragged else None,
+        counts=move(lengths.astype(np.float32)),
     )
 
 

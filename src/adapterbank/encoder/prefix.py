@@ -79,14 +79,15 @@ class Prefix:
         lengths = np.array([len(row) for row in tokens])
         self._ends = np.cumsum(lengths)
         self._starts = self._ends - lengths
-        self._store = owner.room(int(lengths.sum()), owner.anatomy.hidden)
-        if self._store is not None:
-            self._fill(tokens, self._store)
+        # The hidden states, rows end to end in the order of `tokens`; None where they are not kept.
+        self.store = owner.room(int(lengths.sum()), owner.anatomy.hidden)
+        if self.store is not None:
+            self._fill(tokens, self.store)
 
     def rows(self, chosen: Sequence[int], batch: Packed) -> Tensor:
         """Give the hidden states `[T, hidden]` of the rows that `batch` was packed of, in its order."""
-        if self._store is not None:
-            return self._store.index_select(0, self._where(chosen))
+        if self.store is not None:
+            return self.store.index_select(0, self._where(chosen))
         with torch.no_grad():
             return lower(self._anatomy, Frozen(self._frozen), batch, self.first)
 

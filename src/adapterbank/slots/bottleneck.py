@@ -10,6 +10,7 @@ All are near the identity at the start, and exactly the identity with `up` at ze
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -67,15 +68,43 @@ def bottleneck(y: Tensor, x: Tensor, adapter: Adapter, tensors: Mapping[str, Ten
         gain, shift = (tensors[f"norm.{leaf}"].unsqueeze(-2) for leaf in ("weight", "bias"))
         v = F.layer_norm(v, v.shape[-1:], None, None, _EPSILON) * gain + shift
     activate = ACTIVATIONS[adapter.activation]
-    v = activate(_linear(v, tensors, "down"))
+    v = activate(linear(v, *_module(tensors, "down")))
     for k in range(1, adapter.depth):
-        v = activate(_linear(v, tensors, f"middle.{k}"))
-    v = _linear(v, tensors, "up")
+        v = activate(linear(v, *_module(tensors, f"middle.{k}")))
+    v = linear(v, *_module(tensors, "up"))
     return y + v if adapter.combine == "add" else y + y * v
 
 
-def _linear(v: Tensor, tensors: Mapping[str, Tensor], module: str) -> Tensor:
-    weight, bias = tensors[f"{module}.weight"], tensors[f"{module}.bias"]
+def linear(v: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Give `v W' + b` for `[n, in]`, or for each part of `[parts, n, in]` with weights and biases stacked."""
     if weight.dim() == 2:
         return F.linear(v, weight, bias)
-    return torch.baddbmm(bias.unsqueeze(1), v, weight.transpose(1, 2))
+    if not v.is_cuda:
+        return torch.baddbmm(bias.unsqueeze(1), v, weight.transpose(1, 2))
+    if not torch.is_grad_enabled():
+        return torch.bmm(v, weight.transpose(1, 2)) + bias.unsqueeze(1)
+    found: Tensor = _Linears.apply(v, weight, bias)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Linears(torch.autograd.Function):
+    """Stacked linear layers on a GPU, with gradients laid out like their tensors and sums as products with ones.
+
+    Left to itself, autograd would give transposed gradients and sum biases with few of the device's processors.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(v, weight)
+        return torch.bmm(v, weight.transpose(1, 2)) + bias[:, None]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        v, weight = ctx.saved_tensors
+        ones = v.new_ones(v.shape[0], 1, v.shape[1])
+        dv = torch.bmm(grads[0], weight)
+        return dv, torch.bmm(grads[0].transpose(1, 2), v), torch.bmm(ones, grads[0]).squeeze(1)
+
+
+def _module(tensors: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
+    return tensors[f"{name}.weight"], tensors[f"{name}.bias"]

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adapterbank.encoder.dropout import Dropout
-from adapterbank.encoder.packed import Packed
-from adapterbank.methods import Head, Plan
+from adapterbank.encoder.packed import Packed, Padded
+from adapterbank.methods import Head
+from adapterbank.slots.bottleneck import linear
 from adapterbank.slots.route import Route
 
 _SIGMA = 0.02
@@ -22,6 +23,8 @@ _PLACE = 1_000_000
 """Dropout place of the head, after those of any number of layers."""
 _LONGEST_ANSWER = 30
 """Tokens of the longest answer a span head may give, as in BERT's SQuAD code."""
+_BARE = Head("classification", 1, "mean")
+"""How rows of no task are read: by their mean."""
 
 
 def shapes(head: Head, hidden: int) -> dict[str, tuple[int, ...]]:
@@ -46,78 +49,97 @@ def outputs(hidden: Tensor, batch: Packed, route: Route, dropout: Dropout | None
 
     Rows of the bare backbone give their mean hidden state, `[rows, hidden]`.
     """
-    pooled: dict[str, Tensor] = {}
-    spans = any(mine and mine[0].head.kind == "span" for mine in route.heads())
-    dropped = dropout.hidden(hidden, _PLACE) if dropout and spans else hidden
+    read: dict[str, Tensor] = {}  # what heads of each sort read
     found = []
     row = token = 0
     for segment, mine in zip(route.segments, route.heads(), strict=True):
         rows, tokens = slice(row, row + segment.rows), slice(token, token + segment.tokens)
         row, token = rows.stop, tokens.stop
-        pooling = mine[0].head.pooling if mine else "mean"
-        if mine and mine[0].head.kind == "span":
-            x = dropped[tokens]
-        else:
-            if pooling not in pooled:
-                x = _pool(hidden, batch, pooling, route)
-                everyone = torch.arange(len(batch.lengths), device=x.device)
-                pooled[pooling] = dropout.pooled(x, everyone, _PLACE) if dropout else x
-            x = pooled[pooling][rows]
-        found.append(_apply(x, *mine) if mine else x.float())
+        head = mine[0].head if mine else _BARE
+        sort = "span" if head.kind == "span" else head.pooling
+        if sort not in read:
+            read[sort] = reads(hidden, batch, head, route.rows().linear, dropout)
+        x = read[sort][tokens if head.kind == "span" else rows]
+        found.append(apply(x, mine[0].head, mine[1]) if mine else x.float())
     return found
 
 
-def _pool(hidden: Tensor, batch: Packed, pooling: str, route: Route) -> Tensor:
-    """Make one vector a row of its tokens."""
-    if pooling == "mean":
+def reads(
+    hidden: Tensor,
+    batch: Packed | Padded,
+    head: Head,
+    look_up: Callable[[Tensor, str], Tensor],
+    dropout: Dropout | None = None,
+) -> Tensor:
+    """Give what a head reads, after dropout: one vector a row, or for spans one a token."""
+    if head.kind == "span":
+        return dropout.hidden(hidden, _PLACE) if dropout else hidden
+    if head.pooling == "mean":
         # Summed over a grid: adding tokens to their rows one by one has no fixed order on a GPU, hence no fixed bits.
-        lengths = torch.tensor(batch.lengths, dtype=torch.float32, device=hidden.device)  # bf16 has no 257
-        return (batch.to_grid(hidden).sum(1, dtype=torch.float32) / lengths[:, None]).to(hidden.dtype)
-    first = hidden.index_select(0, batch.starts)
-    return torch.tanh(route.rows().linear(first, "pooler")) if pooling == "pooler" else first
+        x = (batch.by_row(hidden).sum(1, dtype=torch.float32) / batch.counts[:, None]).to(hidden.dtype)
+    else:
+        x = batch.first(hidden)
+        x = torch.tanh(look_up(x, "pooler")) if head.pooling == "pooler" else x
+    return dropout.pooled(x, _PLACE) if dropout else x
 
 
-def _apply(x: Tensor, plan: Plan, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Run a head, in float32 whatever the encoder computed in: its outputs are what people and metrics compare."""
+def apply(x: Tensor, head: Head, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Run a head on `[n, hidden]`, or several on `[heads, n, hidden]` with their tensors stacked.
+
+    In float32 whatever the encoder computed in: its outputs are what people and metrics compare.
+    """
     x = x.float()
-    if plan.head.hidden:
-        x = torch.tanh(F.linear(x, tensors["head.hidden.weight"], tensors["head.hidden.bias"]))
-    x = F.linear(x, tensors["head.weight"], tensors["head.bias"])
-    return x * plan.head.scale + plan.head.shift if plan.head.kind == "regression" else x
+    if head.hidden:
+        x = torch.tanh(linear(x, tensors["head.hidden.weight"], tensors["head.hidden.bias"]))
+    x = linear(x, tensors["head.weight"], tensors["head.bias"])
+    return x * head.scale + head.shift if head.kind == "regression" else x
 
 
 @dataclass(frozen=True)
 class Kind:
     """What a kind of task makes of its head's outputs."""
 
-    loss: Callable[[Tensor, Sequence[Any], Head, Sequence[int]], Tensor]
-    """(outputs, targets, head, row lengths) -> one loss a row."""
+    targets: Callable[[Sequence[Any], Head], Tensor]
+    """What rows are labelled with -> a tensor, one entry a row."""
+    loss: Callable[[Tensor, Tensor, Head, Tensor], Tensor]
+    """(outputs of rows, for spans side by side; their targets; head; their numbers of tokens) -> one loss a row."""
     decide: Callable[[np.ndarray], Any]
     """One row's outputs -> what the metric compares."""
 
 
-def _classification_loss(x: Tensor, targets: Sequence[Any], head: Head, lengths: Sequence[int]) -> Tensor:
-    return F.cross_entropy(x, torch.tensor(targets, device=x.device), reduction="none")
+def _whole_numbers(targets: Sequence[Any], head: Head) -> Tensor:
+    return torch.tensor(targets, dtype=torch.int64)
 
 
-def _multilabel_loss(x: Tensor, targets: Sequence[Any], head: Head, lengths: Sequence[int]) -> Tensor:
-    wanted = torch.zeros_like(x)
+def _numbers(targets: Sequence[Any], head: Head) -> Tensor:
+    return torch.tensor(targets, dtype=torch.float32)
+
+
+def _classification_loss(x: Tensor, targets: Tensor, head: Head, counts: Tensor) -> Tensor:
+    return F.cross_entropy(x, targets, reduction="none")
+
+
+def _many_hot(targets: Sequence[Any], head: Head) -> Tensor:
+    wanted = torch.zeros(len(targets), head.outputs)
     for row, labels in enumerate(targets):
         wanted[row, list(labels)] = 1.0
-    return F.binary_cross_entropy_with_logits(x, wanted, reduction="none").mean(1)
+    return wanted
 
 
-def _regression_loss(x: Tensor, targets: Sequence[Any], head: Head, lengths: Sequence[int]) -> Tensor:
+def _multilabel_loss(x: Tensor, targets: Tensor, head: Head, counts: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(x, targets, reduction="none").mean(1)
+
+
+def _regression_loss(x: Tensor, targets: Tensor, head: Head, counts: Tensor) -> Tensor:
     """Squared error in units of the labels' spread, so that the learning rate means the same on every scale."""
-    wanted = torch.tensor(targets, dtype=torch.float32, device=x.device)
-    return ((x[:, 0] - wanted) / head.scale) ** 2
+    return ((x[:, 0] - targets) / head.scale) ** 2
 
 
-def _span_loss(x: Tensor, targets: Sequence[Any], head: Head, lengths: Sequence[int]) -> Tensor:
-    """Mean of the start's and the end's cross-entropy over the tokens of the row."""
-    wanted = torch.tensor(targets, device=x.device)  # [rows, 2] token numbers
-    rows = torch.nn.utils.rnn.pad_sequence(x.split(list(lengths)), batch_first=True, padding_value=-torch.inf)
-    both = F.cross_entropy(rows.transpose(1, 2).flatten(0, 1), wanted.flatten(), reduction="none")
+def _span_loss(x: Tensor, targets: Tensor, head: Head, counts: Tensor) -> Tensor:
+    """Mean of the start's and the end's cross-entropy over the tokens of the row; targets are token numbers."""
+    places = torch.arange(x.shape[1], device=x.device)
+    rows = x.masked_fill((places >= counts[:, None])[:, :, None], -torch.inf)  # [rows, longest, 2]
+    both = F.cross_entropy(rows.transpose(1, 2).flatten(0, 1), targets.flatten(), reduction="none")
     return both.view(-1, 2).mean(1)
 
 
@@ -130,8 +152,8 @@ def _best_span(x: np.ndarray) -> tuple[int, int]:
 
 
 KINDS: Mapping[str, Kind] = {
-    "classification": Kind(_classification_loss, lambda x: int(x.argmax())),
-    "multilabel": Kind(_multilabel_loss, lambda x: tuple(int(i) for i in np.flatnonzero(x > 0))),
-    "regression": Kind(_regression_loss, lambda x: float(x[0])),
-    "span": Kind(_span_loss, _best_span),
+    "classification": Kind(_whole_numbers, _classification_loss, lambda x: int(x.argmax())),
+    "multilabel": Kind(_many_hot, _multilabel_loss, lambda x: tuple(int(i) for i in np.flatnonzero(x > 0))),
+    "regression": Kind(_numbers, _regression_loss, lambda x: float(x[0])),
+    "span": Kind(_whole_numbers, _span_loss, _best_span),
 }

@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adapterbank.encoder.forward import PROJECTIONS, Frozen
+from adapterbank.encoder.forward import PROJECTIONS, Frozen, Within
 from adapterbank.encoder.packed import Grid
 from adapterbank.methods import Adapter, Plan, roles
 from adapterbank.slots.bottleneck import bottleneck, parts
-from adapterbank.slots.stack import Key, Slot, Stacks, size_class
+from adapterbank.slots.stack import Block, Slot, Stacks, size_class
 
 _WASTE = 2.0
 """Segments share a product as long as padding them to the longest does not more than double the tokens."""
@@ -38,20 +38,20 @@ class Segment:
 class Route:
     """One batch's choice of tensors, on the level of tokens or of rows."""
 
-    def __init__(self, stacks: Stacks, segments: Sequence[Segment], compute: torch.dtype | None = None) -> None:
-        """Take the batch's segments, in the order of its rows; `compute` is the type to compute in."""
-        self._stacks, self.segments, self._compute = stacks, list(segments), compute or stacks.dtype
+    def __init__(self, stacks: Stacks, segments: Sequence[Segment]) -> None:
+        """Take the batch's segments, in the order of its rows."""
+        self._stacks, self.segments = stacks, list(segments)
         self._held = [stacks.slot(s.slot) if s.slot is not None else None for s in segments]
         self._touched = frozenset().union(*(held.places for held in self._held if held))
         self._sites = frozenset().union(*(held.sites for held in self._held if held))
-        self._entries: dict[Key, Sequence[Tensor]] = {}
+        self._entries: dict[tuple[Block, str], Sequence[Tensor]] = {}
         self._sizes = [s.tokens for s in segments]
         self._parties: dict[frozenset[int], list[_Party]] = {}
         self._segment_of_token: Tensor | None = None
 
     def rows(self) -> Route:
         """Give the same choice for one vector a row instead of one a token."""
-        other = Route(self._stacks, self.segments, self._compute)
+        other = Route(self._stacks, self.segments)
         other._entries, other._sizes = self._entries, [s.rows for s in self.segments]
         return other
 
@@ -114,18 +114,23 @@ class Route:
                     split[i] = part
         return torch.cat(split) if len(split) > 1 else split[0]
 
+    def layer(self, weights: str, site: str) -> Within:
+        """See `encoder.forward.Slots`."""
+        return Within(self, weights, site)
+
     def tensor(self, held: Slot | None, name: str) -> Tensor:
         """Give one slot's tensor of a name, padded, or the frozen one."""
         if held is None or name not in held.places:
             return self._stacks.frozen[name]
-        key, entry = held.places[name]
-        if key not in self._entries:
-            stack = self._stacks.stack(key)
-            # Heads are kept and computed in float32 (`heads`), the rest in what the pass computes in.
-            whole = stack if "head" in roles(name) else stack.to(self._compute)
-            # unbind's backward is one stack of all entries; indexing's would be a zero-filled whole per entry.
-            self._entries[key] = whole.unbind(0) if whole.requires_grad and len(whole) > 1 else _Entries(whole)
-        return self._entries[key][entry]
+        block, row = held.places[name]
+        view = block.views[name]
+        if not view.requires_grad or len(view) == 1 or not torch.is_grad_enabled():
+            # A view of one is reshaped: the backward of an index would copy the whole gradient once more.
+            return view.squeeze(0) if len(view) == 1 else view[row]
+        if (block, name) not in self._entries:
+            # unbind's backward is one stack of all rows; indexing's would be a zero-filled whole per row.
+            self._entries[block, name] = view.unbind(0)
+        return self._entries[block, name][row]
 
     def heads(self) -> list[tuple[Plan, dict[str, Tensor]] | None]:
         """Give each segment's plan and head tensors."""
@@ -183,20 +188,6 @@ class _Party:
     members: list[int]
     adapter: Adapter
     grid: Grid | None
-
-
-class _Entries(Sequence[Tensor]):
-    """A stack's entries, viewed when asked for."""
-
-    def __init__(self, whole: Tensor) -> None:
-        self._whole = whole
-
-    def __len__(self) -> int:
-        return len(self._whole)
-
-    def __getitem__(self, entry: int) -> Tensor:  # type: ignore[override]
-        # A stack of one is reshaped: the backward of an index would copy the whole gradient once more.
-        return self._whole.squeeze(0) if len(self._whole) == 1 else self._whole[entry]
 
 
 def _form(adapter: Adapter) -> Adapter:

@@ -1,32 +1,100 @@
 """Slots, stacked: put in, take out, find again. Knows tensors by name and owner, and nothing of batches (`route`).
 
-Each tensor that a slot brings lies in a *stack* of all slots' tensors of that name and shape. Adapters are stacked by
-power-of-two size class, so that one wide task does not pad a thousand narrow ones; the padding is zeros and stays so.
-A stack grows by doubling up to a limit, then another is begun: adding a task costs the same at any number.
+A slot's tensors stand end to end in a row of a *block*, beside the rows of all slots that bring the same tensors. So
+one copy moves a slot, one fused operation updates all slots that train, and the tensors of one name in all rows of a
+block are one view `[rows, *shape]`. A slot has up to four rows: its head's tensors are kept apart from the rest, which
+may be computed in a lower precision, and what weight decay touches apart from what it spares. Adapters are widened with
+zeros to a power of two, so that near sizes share blocks and one wide task does not widen a thousand narrow ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from adapterbank.methods import Plan, roles
+from adapterbank.methods import Plan, decays, roles
 from adapterbank.slots.bottleneck import site_names
 
-Key = tuple[str, tuple[int, ...], int]
-"""A stack: tensor name, (padded) shape, and a number where there are several."""
+LARGEST = 64
+"""Rows of one block: enough to share a product, few enough that growing never copies much."""
+_ALIGNED = 64
+"""Tensors begin at multiples of this many numbers: matrix kernels want 16-byte borders, whatever the type."""
 
-_LARGEST = 64
-"""Entries of one stack: enough to share a product, few enough that growing never copies much."""
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """What a row of a block holds, and where."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    """(Padded) shape of each tensor, in the order they stand in."""
+    head: bool
+    decays: bool
+
+    @cached_property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """First and last-plus-one number of each tensor."""
+        found, start = {}, 0
+        for name, shape in self.shapes.items():
+            size = _size(shape)
+            found[name] = (start, start + size)
+            start += -(-size // _ALIGNED) * _ALIGNED
+        return found
+
+    @cached_property
+    def width(self) -> int:
+        """Numbers in a row, at least one more than its tensors have: the last is always 0."""
+        return -(-(max(end for _, end in self.ranges.values()) + 1) // _ALIGNED) * _ALIGNED
+
+    @cached_property
+    def numbers(self) -> int:
+        """Numbers that belong to tensors."""
+        return sum(end - start for start, end in self.ranges.values())
+
+    def views(self, rows: Tensor) -> dict[str, Tensor]:
+        """Give each tensor of `[n, width]` rows as a view `[n, *shape]`."""
+        return {name: rows[:, start:end].unflatten(1, self.shapes[name]) for name, (start, end) in self.ranges.items()}
+
+    def fill(self, row: Tensor, tensors: Mapping[str, Tensor]) -> None:
+        """Write tensors of true size into an otherwise zero row `[width]`."""
+        for name, (start, end) in self.ranges.items():
+            found = tensors[name]
+            row[start:end].view(self.shapes[name])[tuple(slice(n) for n in found.shape)] = found
 
 
-@dataclass
-class _Stack:
-    tensor: Tensor  # [capacity, *shape]
-    owners: list[int | None]  # the slot of each entry, None where it is free
+@dataclass(eq=False)
+class Block:
+    """Rows of one layout."""
+
+    layout: Layout
+    tensor: Tensor
+    """[capacity, width], the numbers themselves."""
+    owners: list[int | None] = field(default_factory=list)
+    """The slot of each row, None where it is free."""
+    used: Tensor = field(init=False, repr=False)
+    """What the pass reads: the numbers, or their copy in a lower precision while they train."""
+    views: dict[str, Tensor] = field(init=False, repr=False)
+    """Each tensor of `used`, `[capacity, *shape]`; leaves that take gradients while they train."""
+    each: tuple[Tensor, ...] = field(init=False, repr=False)
+    """The rows of `used`, one by one."""
+
+    def __post_init__(self) -> None:
+        """Look at the numbers as they are."""
+        self.show(self.tensor)
+
+    def show(self, used: Tensor, *, leaves: bool = False) -> None:
+        """Let the pass read `used`."""
+        self.used, self.views, self.each = used, self.layout.views(used), used.unbind(0)
+        if leaves:
+            self.views = {name: view.detach().requires_grad_() for name, view in self.views.items()}
+
+    def refresh(self) -> None:
+        """Bring the copy in a lower precision up to date."""
+        if self.used is not self.tensor:
+            self.used.copy_(self.tensor)
 
 
 @dataclass(frozen=True)
@@ -34,12 +102,21 @@ class Slot:
     """What is resident of one task."""
 
     plan: Plan
-    places: dict[str, tuple[Key, int]]
-    """Tensor name -> its stack and entry."""
+    places: dict[str, tuple[Block, int]]
+    """Tensor name -> its block and row."""
     shapes: dict[str, tuple[int, ...]]
     """True shapes, before padding."""
     sites: frozenset[str]
     """Where it has adapters."""
+    rows: tuple[tuple[Block, int], ...]
+    """Its rows, each once."""
+    family: int
+    """Slots of one number differ in sizes, label counts and numbers alone."""
+
+    @cached_property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The layouts of its rows."""
+        return tuple(block.layout for block, _ in self.rows)
 
 
 class Stacks:
@@ -48,16 +125,22 @@ class Stacks:
     def __init__(self, frozen: Mapping[str, Tensor], *, dtype: torch.dtype = torch.float32) -> None:
         """Take the frozen tensors in the type the pass computes in; `dtype` is what slots are kept in, heads apart."""
         self.frozen, self.dtype = frozen, dtype
-        self._stacks: dict[Key, _Stack] = {}
         self._slots: dict[int, Slot] = {}
         self._next = 0
-        self._numbers: dict[tuple[str, tuple[int, ...]], int] = {}  # of the stack that grows now
-        self._free: dict[tuple[str, tuple[int, ...]], list[tuple[Key, int]]] = {}
+        self._families: dict[Hashable, int] = {}
+        self._layouts: dict[tuple[object, ...], Layout] = {}
+        self._blocks: dict[Layout, list[Block]] = {}
+        self._free: dict[Layout, list[tuple[Block, int]]] = {}
 
     @property
     def device(self) -> torch.device:
         """Where the tensors are."""
         return next(iter(self.frozen.values())).device
+
+    @property
+    def blocks(self) -> list[Block]:
+        """All blocks."""
+        return [block for blocks in self._blocks.values() for block in blocks]
 
     def __len__(self) -> int:
         """Count the resident slots."""
@@ -67,87 +150,126 @@ class Stacks:
         """Give the plan a slot was put in with."""
         return self._slots[slot].plan
 
-    def put(self, plan: Plan, tensors: Mapping[str, Tensor]) -> int:
-        """Copy a slot's tensors in and give its number."""
-        slot, self._next = self._next, self._next + 1
-        places: dict[str, tuple[Key, int]] = {}
-        for name, tensor in tensors.items():
-            places[name] = self._enter(name, _padded(name, tuple(tensor.shape), plan), slot, tensor)
-        sites = frozenset(site_names(plan.adapter)) if plan.adapter else frozenset()
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        self._slots[slot] = Slot(plan, places, shapes, sites)
-        return slot
-
-    def take(self, slot: int, of: Mapping[Key, Tensor] | None = None) -> dict[str, Tensor]:
-        """Copy a slot's tensors out, at their true sizes; `of` are other tensors stacked alike (an optimiser's)."""
-        held = self._slots[slot]
-        return {name: self._view(held, name, of).detach().float().cpu().clone() for name in held.places}
-
-    def write(self, slot: int, tensors: Mapping[str, Tensor], into: Mapping[Key, Tensor] | None = None) -> None:
-        """Overwrite a resident slot's tensors in place; `into` as `of` in `take`."""
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                self._view(self._slots[slot], name, into).copy_(tensor)
-
-    def remove(self, slot: int) -> None:
-        """Free a slot's entries for the next one."""
-        for key, entry in self._slots.pop(slot).places.values():
-            self._stacks[key].owners[entry] = None
-            self._free.setdefault(key[:2], []).append((key, entry))
-
-    def trainable(self) -> dict[Key, Tensor]:
-        """Give every stack as a leaf that takes gradients; call again after each `put`."""
-        for stack in self._stacks.values():
-            if not stack.tensor.requires_grad:
-                stack.tensor = stack.tensor[: len(stack.owners)].clone().requires_grad_()
-        return {key: stack.tensor for key, stack in self._stacks.items()}
-
-    def owners(self, key: Key) -> list[int | None]:
-        """Say which slot each entry of a stack belongs to."""
-        return self._stacks[key].owners
-
     def slot(self, number: int) -> Slot:
         """Give what is resident of a slot."""
         return self._slots[number]
 
-    def stack(self, key: Key) -> Tensor:
-        """Give a whole stack `[entries, *shape]`."""
-        return self._stacks[key].tensor
+    def put(self, plan: Plan, tensors: Mapping[str, Tensor]) -> int:
+        """Copy a slot's tensors in and give its number."""
+        slot, self._next = self._next, self._next + 1
+        places: dict[str, tuple[Block, int]] = {}
+        rows = []
+        for layout in self.layouts(plan, {name: tuple(tensor.shape) for name, tensor in tensors.items()}):
+            row = torch.zeros(layout.width)
+            layout.fill(row, tensors)
+            block, entry = self._free_row(layout)
+            with torch.no_grad():
+                block.tensor[entry].copy_(row)
+                block.refresh()
+            block.owners[entry] = slot
+            places |= dict.fromkeys(layout.shapes, (block, entry))
+            rows.append((block, entry))
+        sites = frozenset(site_names(plan.adapter)) if plan.adapter else frozenset()
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        family = self._families.setdefault(_family(plan, tensors), len(self._families))
+        self._slots[slot] = Slot(plan, {name: places[name] for name in tensors}, shapes, sites, tuple(rows), family)
+        return slot
 
-    def _view(self, held: Slot, name: str, of: Mapping[Key, Tensor] | None = None) -> Tensor:
-        key, entry = held.places[name]
-        stack = self._stacks[key].tensor if of is None else of[key]
-        return stack[entry][tuple(slice(n) for n in held.shapes[name])]
+    def layouts(self, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> list[Layout]:
+        """Give the rows that tensors of these shapes are laid out in; equal ones are the same object."""
+        parts: dict[tuple[bool, bool], dict[str, tuple[int, ...]]] = {}
+        for name, shape in shapes.items():
+            parts.setdefault(("head" in roles(name), decays(name)), {})[name] = _padded(name, shape, plan)
+        found = []
+        for (head, decaying), part in parts.items():
+            key = (head, decaying, *part.items())
+            found.append(self._layouts.setdefault(key, Layout(part, head, decaying)))
+        return found
 
-    def _enter(self, name: str, shape: tuple[int, ...], slot: int, tensor: Tensor) -> tuple[Key, int]:
-        """Copy a tensor into a free entry of a stack of its name and shape."""
-        key, entry = self._free_entry(name, shape)
-        stack = self._stacks[key]
+    def size(self, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """Give the bytes that a slot with tensors of these shapes takes."""
+        kept = torch.finfo(self.dtype).bits // 8
+        return sum(layout.width * (4 if layout.head else kept) for layout in self.layouts(plan, shapes))
+
+    def take(self, slot: int, of: Mapping[Block, Tensor] | None = None) -> dict[str, Tensor]:
+        """Copy a slot's tensors out, at their true sizes; `of` are other rows laid out alike (an optimiser's)."""
+        held, found = self._slots[slot], {}
+        for block, entry in held.rows:
+            row = (block.tensor if of is None else of[block])[entry].detach().float().cpu()
+            for name, (start, end) in block.layout.ranges.items():
+                view = row[start:end].view(block.layout.shapes[name])
+                found[name] = view[tuple(slice(n) for n in held.shapes[name])].clone()
+        return {name: found[name] for name in held.places}
+
+    def write(self, slot: int, tensors: Mapping[str, Tensor], into: Mapping[Block, Tensor] | None = None) -> None:
+        """Overwrite a resident slot's tensors in place; `into` as `of` in `take`."""
+        held = self._slots[slot]
         with torch.no_grad():
-            if entry >= len(stack.tensor):
-                stack.tensor = torch.cat([stack.tensor, torch.zeros_like(stack.tensor)])
-            stack.tensor[entry].zero_()
-            stack.tensor[entry][tuple(slice(n) for n in tensor.shape)] = tensor.to(self.device, stack.tensor.dtype)
-        stack.owners[entry] = slot
-        return key, entry
+            for name, tensor in tensors.items():
+                block, entry = held.places[name]
+                start, end = block.layout.ranges[name]
+                row = (block.tensor if into is None else into[block])[entry]
+                row[start:end].view(block.layout.shapes[name])[tuple(slice(n) for n in tensor.shape)] = tensor.to(
+                    row.device, row.dtype
+                )
+            for block, _ in held.rows if into is None else ():
+                block.refresh()
 
-    def _free_entry(self, name: str, shape: tuple[int, ...]) -> tuple[Key, int]:
-        if free := self._free.get((name, shape)):
+    def remove(self, slot: int) -> None:
+        """Free a slot's rows for the next one."""
+        for block, entry in self._slots.pop(slot).rows:
+            block.owners[entry] = None
+            self._free.setdefault(block.layout, []).append((block, entry))
+
+    def trim(self) -> None:
+        """Give the memory of blocks back that nobody is in any more."""
+        for layout, blocks in self._blocks.items():
+            empty = [block for block in blocks if not any(owner is not None for owner in block.owners)]
+            if empty:
+                self._blocks[layout] = [block for block in blocks if block not in empty]
+                self._free[layout] = [place for place in self._free.get(layout, []) if place[0] not in empty]
+
+    def learn(self, compute: torch.dtype) -> None:
+        """Let every block take gradients, seen by the pass in the type it computes in; call again after each `put`."""
+        for block in self.blocks:
+            if next(iter(block.views.values())).requires_grad and len(block.used) == len(block.owners):
+                continue
+            block.tensor = block.tensor[: len(block.owners)].clone()
+            same = block.layout.head or compute == self.dtype
+            block.show(block.tensor if same else block.tensor.to(compute), leaves=True)
+
+    def _free_row(self, layout: Layout) -> tuple[Block, int]:
+        """Find a free row, or make one: in the last block of the layout, which grows by doubling, or in a new one."""
+        if free := self._free.get(layout):
             return free.pop()
-        number = self._numbers.setdefault((name, shape), 0)
-        if (held := self._stacks.get((name, shape, number))) and len(held.owners) == _LARGEST:
-            number = self._numbers[name, shape] = number + 1
-        key = (name, shape, number)
-        if key not in self._stacks:
-            dtype = torch.float32 if "head" in roles(name) else self.dtype
-            self._stacks[key] = _Stack(torch.zeros(1, *shape, dtype=dtype, device=self.device), [])
-        self._stacks[key].owners.append(None)
-        return key, len(self._stacks[key].owners) - 1
+        blocks = self._blocks.setdefault(layout, [])
+        if not blocks or len(blocks[-1].owners) == LARGEST:
+            dtype = torch.float32 if layout.head else self.dtype
+            blocks.append(Block(layout, torch.zeros(1, layout.width, dtype=dtype, device=self.device)))
+        block = blocks[-1]
+        if len(block.owners) == len(block.tensor):
+            block.tensor = torch.cat([block.tensor, torch.zeros_like(block.tensor)])
+            block.show(block.tensor)
+        block.owners.append(None)
+        return block, len(block.owners) - 1
 
 
 def size_class(size: int) -> int:
     """Give the width an adapter is padded to: the next power of two."""
     return 1 << (size - 1).bit_length()
+
+
+def _family(plan: Plan, names: Iterable[str]) -> Hashable:
+    head = plan.head
+    adapter = replace(plan.adapter, size=0) if plan.adapter else None
+    return adapter, frozenset(names), head.kind == "span", head.pooling, head.hidden, plan.alone
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for n in shape:
+        size *= n
+    return size
 
 
 def _padded(name: str, shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:

@@ -1,0 +1,229 @@
+"""Attention on GPUs, written in Triton: with our own dropout, straight from the joined projections. Knows no layers.
+
+    out = (keep * softmax(q k' / sqrt(width) + bias) / (1 - rate)) v
+
+No library's fused attention takes a mask that is computed (`dropout`), and without fusion the attention weights, their
+mask and three transposed copies go through memory in every layer. Here a program holds one block of queries of one head
+and walks over the keys, as in FlashAttention (Dao et al. 2022); the backward pass computes the weights again.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from adapterbank.encoder.dropout import FIRST, SECOND, threshold
+
+
+@triton.jit
+def _keep(numbers, FIRST: tl.constexpr, SECOND: tl.constexpr, THRESHOLD: tl.constexpr):  # type: ignore[no-untyped-def]
+    """See `dropout._drop`: the same hash, to the bit."""
+    numbers = numbers * FIRST
+    numbers = (numbers ^ (numbers >> 15)) * SECOND
+    return numbers >= THRESHOLD
+
+
+@triton.jit
+def _keys(keys, n, length, DROP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Load dropout keys, of which there are none without dropout."""
+    if DROP:
+        return tl.load(keys + n, mask=n < length, other=0)
+    return n
+
+
+@triton.jit
+def _scores(q, k, bias, row, n, length, scale, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
+    s = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32") * scale
+    return s + tl.load(bias + row * length + n, mask=n < length, other=float("-inf")).to(tl.float32)[None, :]
+
+
+@triton.jit
+def _forward(  # type: ignore[no-untyped-def]
+    x, bias, queries, heads, columns, out, sums, length, scale, inverse,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, THRESHOLD: tl.constexpr,
+    DROP: tl.constexpr, EXACT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    block, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    m, d = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    here = m < length
+    x += row * length * 3 * HEADS * WIDTH + head * WIDTH
+    q = tl.load(x + m[:, None] * (3 * HEADS * WIDTH) + d[None, :], mask=here[:, None], other=0.0)
+    keys = _keys(queries + row * length, m, length, DROP)
+    if DROP:
+        keys = keys ^ tl.load(heads + head)
+    highest = tl.full([BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    y = tl.zeros([BLOCK, WIDTH], tl.float32)
+    for start in range(0, length, BLOCK):
+        n = start + tl.arange(0, BLOCK)
+        there = (n < length)[:, None]
+        k = tl.load(x + HEADS * WIDTH + n[:, None] * (3 * HEADS * WIDTH) + d[None, :], mask=there, other=0.0)
+        v = tl.load(x + 2 * HEADS * WIDTH + n[:, None] * (3 * HEADS * WIDTH) + d[None, :], mask=there, other=0.0)
+        s = _scores(q, k, bias, row, n, length, scale, EXACT)
+        higher = tl.maximum(highest, tl.max(s, 1))
+        p = tl.exp(s - higher[:, None])
+        shrink = tl.exp(highest - higher)
+        total = total * shrink + tl.sum(p, 1)
+        if DROP:
+            numbers = keys[:, None] ^ tl.load(columns + n, mask=n < length, other=0)[None, :]
+            p = tl.where(_keep(numbers, FIRST, SECOND, THRESHOLD), p * inverse, 0.0)
+        y = y * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee" if EXACT else "tf32")
+        highest = higher
+    out += row * length * HEADS * WIDTH + head * WIDTH
+    tl.store(out + m[:, None] * (HEADS * WIDTH) + d[None, :], (y / total[:, None]).to(q.dtype), mask=here[:, None])
+    tl.store(sums + (row * HEADS + head) * length + m, highest + tl.log(total), mask=here)
+
+
+@triton.jit
+def _weights(  # type: ignore[no-untyped-def]
+    q, k, v, dy, bias, sums, delta, keys, columns, row, n, length, scale, inverse,
+    FIRST: tl.constexpr, SECOND: tl.constexpr, THRESHOLD: tl.constexpr, DROP: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Compute a block's weights again: after dropout, and the gradient of the scores."""
+    p = tl.exp(_scores(q, k, bias, row, n, length, scale, EXACT) - sums[:, None])
+    dp = tl.dot(dy, tl.trans(v), input_precision="ieee" if EXACT else "tf32")
+    kept = p
+    if DROP:
+        keep = _keep(keys[:, None] ^ columns[None, :], FIRST, SECOND, THRESHOLD)
+        kept = tl.where(keep, p * inverse, 0.0)
+        dp = tl.where(keep, dp * inverse, 0.0)
+    return kept, p * (dp - delta[:, None]) * scale
+
+
+@triton.jit
+def _backward(  # type: ignore[no-untyped-def]
+    x, bias, queries, heads, columns, out, sums, dout, dx, length, scale, inverse,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, THRESHOLD: tl.constexpr,
+    DROP: tl.constexpr, EXACT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program gives the gradient of a block of queries, then of the same block of keys and values."""
+    block, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    mine, d = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    here = mine < length
+    x += row * length * 3 * HEADS * WIDTH + head * WIDTH
+    dx += row * length * 3 * HEADS * WIDTH + head * WIDTH
+    out += row * length * HEADS * WIDTH + head * WIDTH
+    dout += row * length * HEADS * WIDTH + head * WIDTH
+    sums += (row * HEADS + head) * length
+    at = mine[:, None] * (3 * HEADS * WIDTH) + d[None, :]
+    at_out = mine[:, None] * (HEADS * WIDTH) + d[None, :]
+    q = tl.load(x + at, mask=here[:, None], other=0.0)
+    k = tl.load(x + HEADS * WIDTH + at, mask=here[:, None], other=0.0)
+    v = tl.load(x + 2 * HEADS * WIDTH + at, mask=here[:, None], other=0.0)
+    dy = tl.load(dout + at_out, mask=here[:, None], other=0.0)
+    y = tl.load(out + at_out, mask=here[:, None], other=0.0)
+    delta = tl.sum(y.to(tl.float32) * dy.to(tl.float32), 1)
+    total = tl.load(sums + mine, mask=here, other=float("inf"))
+    head_key = tl.load(heads + head) if DROP else 0
+    query_keys = _keys(queries + row * length, mine, length, DROP) ^ head_key
+    column_keys = _keys(columns, mine, length, DROP)
+    dq = tl.zeros([BLOCK, WIDTH], tl.float32)
+    dk = tl.zeros([BLOCK, WIDTH], tl.float32)
+    dv = tl.zeros([BLOCK, WIDTH], tl.float32)
+    for start in range(0, length, BLOCK):
+        n = start + tl.arange(0, BLOCK)
+        there = n < length
+        other = n[:, None] * (3 * HEADS * WIDTH) + d[None, :]
+        k_n = tl.load(x + HEADS * WIDTH + other, mask=there[:, None], other=0.0)
+        v_n = tl.load(x + 2 * HEADS * WIDTH + other, mask=there[:, None], other=0.0)
+        columns_n = _keys(columns, n, length, DROP)
+        _, ds = _weights(
+            q, k_n, v_n, dy, bias, total, delta, query_keys, columns_n, row, n, length, scale, inverse,
+            FIRST, SECOND, THRESHOLD, DROP, EXACT,
+        )  # fmt: skip
+        dq += tl.dot(ds.to(k_n.dtype), k_n, input_precision="ieee" if EXACT else "tf32")
+    tl.store(dx + at, dq.to(q.dtype), mask=here[:, None])
+    for start in range(0, length, BLOCK):
+        m = start + tl.arange(0, BLOCK)
+        there = m < length
+        other_out = m[:, None] * (HEADS * WIDTH) + d[None, :]
+        q_m = tl.load(x + m[:, None] * (3 * HEADS * WIDTH) + d[None, :], mask=there[:, None], other=0.0)
+        dy_m = tl.load(dout + other_out, mask=there[:, None], other=0.0)
+        y_m = tl.load(out + other_out, mask=there[:, None], other=0.0)
+        delta_m = tl.sum(y_m.to(tl.float32) * dy_m.to(tl.float32), 1)
+        total_m = tl.load(sums + m, mask=there, other=float("inf"))
+        keys_m = _keys(queries + row * length, m, length, DROP) ^ head_key
+        kept, ds = _weights(
+            q_m, k, v, dy_m, bias, total_m, delta_m, keys_m, column_keys, row, mine, length, scale, inverse,
+            FIRST, SECOND, THRESHOLD, DROP, EXACT,
+        )  # fmt: skip
+        dv += tl.dot(tl.trans(kept).to(dy_m.dtype), dy_m, input_precision="ieee" if EXACT else "tf32")
+        dk += tl.dot(tl.trans(ds).to(q_m.dtype), q_m, input_precision="ieee" if EXACT else "tf32")
+    tl.store(dx + HEADS * WIDTH + at, dk.to(q.dtype), mask=here[:, None])
+    tl.store(dx + 2 * HEADS * WIDTH + at, dv.to(q.dtype), mask=here[:, None])
+
+
+def _options(x: Tensor, bias: Tensor, heads: int, rate: float) -> tuple[tuple[int, int, int], dict[str, Any]]:
+    """Give the grid of programs and what the kernels are specialised on."""
+    rows, length, width = bias.shape[0], bias.shape[-1], x.shape[-1] // (3 * heads)
+    block = min(64, max(16, triton.next_power_of_2(length)))
+    constants = {"HEADS": heads, "WIDTH": width, "FIRST": FIRST, "SECOND": SECOND, "THRESHOLD": threshold(rate)}
+    exact = x.dtype == torch.float32
+    return (triton.cdiv(length, block), heads, rows), {
+        **constants, "DROP": rate > 0, "EXACT": exact, "BLOCK": block, "num_warps": 4, "num_stages": 2,
+    }  # fmt: skip
+
+
+@torch.library.custom_op("adapterbank::attend", mutates_args=())
+def attend(
+    x: Tensor, bias: Tensor, queries: Tensor, keys: Tensor, columns: Tensor, heads: int, rate: float
+) -> tuple[Tensor, Tensor]:
+    """Give the attention's output `[T, hidden]` and, for its gradient, the scores' log-sum-exp.
+
+    `x` `[T, 3 hidden]` are the joined projections, `bias` `[rows, 1, 1, longest]` is added to the scores; the rest is a
+    `LayerDropout`'s: `queries` `[rows, longest]`, `keys` `[heads]`, `columns` `[longest]`.
+    """
+    grid, options = _options(x, bias, heads, rate)
+    width, length = x.shape[-1] // (3 * heads), bias.shape[-1]
+    out = torch.empty(x.shape[0], heads * width, dtype=x.dtype, device=x.device)
+    sums = torch.empty(grid[2], heads, length, dtype=torch.float32, device=x.device)
+    scale, inverse = 1 / math.sqrt(width), 1 / (1 - rate)
+    _forward[grid](x, bias, queries, keys, columns, out, sums, length, scale, inverse, **options)
+    return out, sums
+
+
+@attend.register_fake
+def _(
+    x: Tensor, bias: Tensor, queries: Tensor, keys: Tensor, columns: Tensor, heads: int, rate: float
+) -> tuple[Tensor, Tensor]:
+    out = x.new_empty(x.shape[0], x.shape[1] // 3)
+    return out, x.new_empty(bias.shape[0], heads, bias.shape[3], dtype=torch.float32)
+
+
+@torch.library.custom_op("adapterbank::attend_backward", mutates_args=())
+def attend_backward(
+    x: Tensor, bias: Tensor, queries: Tensor, keys: Tensor, columns: Tensor, out: Tensor, sums: Tensor, dout: Tensor,
+    heads: int, rate: float,
+) -> Tensor:  # fmt: skip
+    """Give the gradient of `x`."""
+    grid, options = _options(x, bias, heads, rate)
+    dx, dout = torch.empty_like(x), dout.contiguous()
+    scale, inverse = 1 / math.sqrt(x.shape[-1] // (3 * heads)), 1 / (1 - rate)
+    _backward[grid](x, bias, queries, keys, columns, out, sums, dout, dx, bias.shape[-1], scale, inverse, **options)
+    return dx
+
+
+@attend_backward.register_fake
+def _(
+    x: Tensor, bias: Tensor, queries: Tensor, keys: Tensor, columns: Tensor, out: Tensor, sums: Tensor, dout: Tensor,
+    heads: int, rate: float,
+) -> Tensor:  # fmt: skip
+    return torch.empty_like(x)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.heads, ctx.rate = inputs
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _gradient(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    dx = attend_backward(*ctx.saved_tensors, dout, ctx.heads, ctx.rate)
+    return dx, None, None, None, None, None, None
+
+
+attend.register_autograd(_gradient, setup_context=_save)

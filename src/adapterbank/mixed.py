@@ -1,0 +1,190 @@
+"""A batch of rows of any slots as a program: the same kernels for any choice of slots. Knows no names and no texts.
+
+Each row brings its own slot: before the program runs, the slots of a batch are copied side by side into its *stage*,
+one row of a block each, so the program never learns which they were. Slots of other sizes or label counts are widened
+with zeros on the way. A batch of one slot has a stage of one. Counts of rows and lengths are rounded up to a few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adapterbank.encoder.anatomy import Anatomy
+from adapterbank.encoder.forward import compiled_runs, forward, fused_attention
+from adapterbank.encoder.packed import Padded, Tokens, room
+from adapterbank.methods import Head, Plan
+from adapterbank.program import Programs
+from adapterbank.slots import heads
+from adapterbank.slots.stack import Layout, Slot, Stacks
+from adapterbank.slots.uniform import Uniform
+
+_BARE = Head("classification", 1, "mean")
+
+
+class _Stage:
+    """Where the slots of a batch lie side by side."""
+
+    def __init__(self, layouts: Sequence[Layout], places: int, dtype: torch.dtype, device: torch.device) -> None:
+        types = {layout: torch.float32 if layout.head else dtype for layout in layouts}
+        rows = {layout: torch.zeros(places, layout.width, dtype=types[layout], device=device) for layout in layouts}
+        self.own = {name: view for layout, found in rows.items() for name, view in layout.views(found).items()}
+        self.rows = {_part(layout): (layout, found.unbind(0)) for layout, found in rows.items()}
+        self.holds: list[int | None] = [None] * places  # the slot that lies in each row now
+
+
+@dataclass
+class _Program:
+    """One shape of batch: where rows are written, what runs, where the outputs appear."""
+
+    host: Tensor  # [B * (2 L + 1)] ids, types and lengths; written by the host once the last run is over
+    rows: Tensor  # the same on the device
+    out: Tensor | None = None
+    run: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What a program is made for."""
+
+    family: int | None
+    layouts: tuple[Layout, ...]
+    places: int
+    """Slots: one for the whole batch or one a row; none for the bare encoder."""
+    rows: int
+    longest: int
+
+
+class Mixed:
+    """All programs of one encoder and its stacks."""
+
+    def __init__(self, anatomy: Anatomy, stacks: Stacks, programs: Programs) -> None:
+        """Nothing is made before it is asked for."""
+        self._anatomy, self._stacks, self._programs = anatomy, stacks, programs
+        self._runs = compiled_runs(programs.compiled)
+        self._fused = fused_attention(anatomy, stacks.device)
+        self._stages: dict[tuple[tuple[Layout, ...], int], _Stage] = {}
+        self._made: dict[_Shape, _Program] = {}
+        self._maps: dict[tuple[Layout, Layout], Tensor] = {}
+
+    def outputs(self, tokens: Sequence[Tokens], slots: Sequence[int | None]) -> list[np.ndarray]:
+        """Give the head outputs of rows whose slots are of one family; see `evaluate.outputs`."""
+        held = [self._stacks.slot(slot) if slot is not None else None for slot in slots]
+        rows = 1 << (len(tokens) - 1).bit_length()
+        longest = room(max(len(row) for row in tokens), self._anatomy.max_length)
+        layouts = _widest([mine for mine in held if mine])
+        places = (1 if len(set(slots)) == 1 else rows) if layouts else 0
+        shape = _Shape(held[0].family if held[0] else None, layouts, places, rows, longest)
+        stage = self._stages.get((layouts, places)) or self._stage(layouts, places)
+        self._fill(stage, slots[:places])  # the device copies while the host lays out the tokens
+        program = self._made.get(shape) or self._program(shape)
+        _write(program.host.numpy(), tokens, shape)
+        program.rows.copy_(program.host, non_blocking=True)
+        if program.run is None:
+            plan = held[0].plan if held[0] else None
+            program.run = self._programs.capture(lambda: self._body(program, stage, plan, shape))
+        program.run()
+        assert program.out is not None
+        return _split(program.out.cpu().numpy(), tokens, held)
+
+    def _stage(self, layouts: tuple[Layout, ...], places: int) -> _Stage:
+        return self._stages.setdefault(
+            (layouts, places), _Stage(layouts, places, self._stacks.dtype, self._stacks.device)
+        )
+
+    def _program(self, shape: _Shape) -> _Program:
+        size, device = shape.rows * (2 * shape.longest + 1), self._stacks.device
+        host = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
+        return self._made.setdefault(shape, _Program(host, host.to(device, copy=True)))
+
+    def _fill(self, stage: _Stage, slots: Sequence[int | None]) -> None:
+        """Copy slots into the stage, where they do not lie there already."""
+        pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        for place, number in enumerate(slots):
+            if number is None or stage.holds[place] == number:
+                continue
+            stage.holds[place] = number
+            for block, row in self._stacks.slot(number).rows:
+                layout, into = stage.rows[_part(block.layout)]
+                if layout is block.layout:
+                    wide, mine = pairs.setdefault(block.used.dtype, ([], []))
+                    wide.append(into[place])
+                    mine.append(block.each[row])
+                else:
+                    torch.index_select(block.each[row], 0, self._map(block.layout, layout), out=into[place])
+        for wide, mine in pairs.values():
+            torch._foreach_copy_(wide, mine)
+
+    def _map(self, narrow: Layout, wide: Layout) -> Tensor:
+        """Say where each number of a wide row stands in a narrow one; the narrow one's last number is always 0."""
+        if (narrow, wide) not in self._maps:
+            index = torch.full((wide.width,), narrow.width - 1)
+            for name, (start, end) in wide.ranges.items():
+                first, last = narrow.ranges[name]
+                numbers = torch.arange(first, last).view(narrow.shapes[name])
+                index[start:end].view(wide.shapes[name])[tuple(slice(n) for n in numbers.shape)] = numbers
+            self._maps[narrow, wide] = index.to(self._stacks.device)
+        return self._maps[narrow, wide]
+
+    @torch.inference_mode()
+    def _body(self, program: _Program, stage: _Stage, plan: Plan | None, shape: _Shape) -> None:
+        """Do what a program does, on the tensors that `outputs` has filled."""
+        # A task's own scale is applied to what comes out.
+        head = replace(plan.head, shift=0.0, scale=1.0) if plan else _BARE
+        cells = shape.rows * shape.longest
+        ids, types = program.rows[: 2 * cells].view(2, -1).unbind(0)
+        batch = Padded.of(ids, types, program.rows[2 * cells :], self._fused)
+        uniform = Uniform(self._stacks.frozen, stage.own, plan.adapter if plan else None)
+        hidden = forward(self._anatomy, uniform, batch, runs=self._runs)
+        x = heads.reads(hidden, batch, head, uniform.linear)
+        if plan:
+            x = heads.apply(x.view(shape.places, -1, x.shape[-1]).squeeze(0), head, uniform.own)
+        x = x.float().view(shape.rows, shape.longest, -1) if head.kind == "span" else x.float().view(shape.rows, -1)
+        if program.out is None:
+            program.out = torch.empty_like(x)
+        program.out.copy_(x)
+
+
+def _write(into: np.ndarray, tokens: Sequence[Tokens], shape: _Shape) -> None:
+    """Lay rows out side by side, ids, then types, then lengths; rows that are not there have one token."""
+    cells = shape.rows * shape.longest
+    ids, types = into[: 2 * cells].reshape(2, shape.rows, shape.longest)
+    lengths = into[2 * cells :]
+    into[: 2 * cells] = 0
+    lengths[:] = 1
+    for i, row in enumerate(tokens):
+        size = len(row.ids)
+        ids[i, :size], types[i, :size], lengths[i] = row.ids, row.types, size
+
+
+def _part(layout: Layout) -> tuple[bool, bool]:
+    return layout.head, layout.decays
+
+
+def _widest(slots: Sequence[Slot]) -> tuple[Layout, ...]:
+    """Give the layouts that hold every slot of a family: of each part the widest."""
+    found: dict[tuple[bool, bool], Layout] = {}
+    for layouts in {slot.layouts for slot in slots}:
+        for layout in layouts:
+            if layout.numbers > getattr(found.get(_part(layout)), "numbers", 0):
+                found[_part(layout)] = layout
+    return tuple(found[part] for part in sorted(found))
+
+
+def _split(out: np.ndarray, tokens: Sequence[Tokens], held: Sequence[Slot | None]) -> list[np.ndarray]:
+    """Give each row its own part of the outputs, on its task's own scale."""
+    found = []
+    for row, text, slot in zip(out, tokens, held, strict=False):
+        if slot is None:
+            found.append(row)
+        elif slot.plan.head.kind == "span":
+            found.append(row[: len(text)])
+        else:
+            head = slot.plan.head
+            mine = row[: head.outputs]
+            found.append(mine * np.float32(head.scale) + np.float32(head.shift) if head.kind == "regression" else mine)
+    return found

@@ -1,0 +1,268 @@
+"""A step as a program, on the CPU: the same weights, moments and losses as the eager path gives."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from adapterbank import train as training
+from adapterbank.batches import Rows
+from adapterbank.methods import Head, Options
+from adapterbank.optimizer import Settings
+from adapterbank.program import Programs
+from adapterbank.steady import Data
+from families import FAMILIES
+from lessons import assert_close, assert_same_bits, kept_after, learn, lesson_on, moved, three_runs
+
+TEXTS = ["the cat sat", "a dog ran on", "why was it", "red fox jumps over the lazy dog", "who is bad", "in the house"]
+
+
+def assert_like_eager(steadily, backbone, *lessons, **options):
+    """Train the lessons both ways and compare all that is left of them; give the steady states."""
+    expected = learn(backbone, *lessons, **options)
+    steadily.steps = 0
+    found = steadily(backbone, *lessons, **options)
+    assert 0 < steadily.steps <= sum(state.step for state in found)
+    for mine, wanted, lesson in zip(found, expected, lessons, strict=True):
+        assert (mine.epoch, mine.step) == (wanted.epoch, wanted.step)
+        assert moved(wanted, lesson) > 1e-4
+        assert_close(mine, wanted)
+    return found
+
+
+# --- like the eager path
+
+
+@pytest.mark.parametrize("dropout", [None, 0.0, 0.4])
+def test_one_run_whose_last_batch_is_smaller_than_the_others(dropout, bert, new_slot, steadily):
+    lesson = lesson_on(bert, new_slot, rows=20, batch=6, epochs=2)
+    assert_like_eager(steadily, bert, lesson, dropout=dropout)
+    assert steadily.steps == 8
+
+
+def test_one_run_with_fewer_rows_than_a_batch(bert, new_slot, steadily):
+    assert_like_eager(steadily, bert, lesson_on(bert, new_slot, rows=5, batch=16, epochs=2))
+
+
+def test_three_runs_at_once_of_near_sizes_with_seeds_rates_and_ends_of_their_own(bert, new_slot, steadily):
+    lessons = three_runs(bert, new_slot)
+    found = assert_like_eager(steadily, bert, *lessons)
+    assert [state.step for state in found] == [8, 3, 6]
+    assert steadily.steps == 8  # nobody took a step alone while others could have shared it
+    assert steadily.moves == 1  # when one of three was left; the place of the first to end stayed empty
+
+
+def test_three_runs_on_the_same_rows(bert, new_slot, steadily):
+    lessons = three_runs(bert, new_slot)
+    lessons = [dataclasses.replace(lesson, train=lessons[0].train) for lesson in lessons]
+    data = Data.of([lesson.train for lesson in lessons], lessons[0].plan.head, torch.device("cpu"))
+    assert len(data.targets) == len(data.tokens.lengths) == len(lessons[0].train)
+    assert_like_eager(steadily, bert, *lessons)
+
+
+@pytest.mark.parametrize("weights", [(0.2, 3.0), (1.0, 1e-3)])
+def test_class_weights(weights, bert, new_slot, steadily):
+    lessons = [lesson_on(bert, new_slot, seed=seed, class_weights=weights) for seed in range(2)]
+    assert_like_eager(steadily, bert, *lessons)
+
+
+METHODS = {
+    "adapter": Options(size=5),
+    "adapter without norms": Options(size=5, train_norms=False, activation="silu"),
+    "adapter of all sorts": Options(size=5, placement="parallel", combine="multiply", depth=2, inner_norm=True),
+    "adapter at one site": Options(size=5, sites="feedforward", activation="relu"),
+    "adapter above": Options(size=5, layers="2"),
+    "adapter here and there": Options(size=5, layers="0,2", train_norms=False),
+    "layernorm": Options(method="layernorm"),
+    "layernorm above": Options(method="layernorm", layers="1-2"),
+    "feature": Options(method="feature"),
+    "top": Options(method="top", top=2),
+    "full": Options(method="full"),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_alone_and_with_two_others(method, bert, new_slot, steadily):
+    pooling = "pooler" if method in ("top", "full") else "mean"
+    lessons = [
+        lesson_on(bert, new_slot, METHODS[method], head=Head("classification", 2, pooling), seed=seed, epochs=1)
+        for seed in range(3)
+    ]
+    lessons = [dataclasses.replace(lesson, train=lessons[0].train) for lesson in lessons]
+    assert_like_eager(steadily, bert, lessons[0])
+    assert_like_eager(steadily, bert, *lessons)
+    assert steadily.steps == (12 if lessons[0].plan.alone else 4)
+
+
+TARGETS = {
+    "classification": [0, 1, 2, 2, 1, 0],
+    "multilabel": [(), (0,), (1, 2), (0, 1, 2), (2,), (1,)],
+    "regression": [1.0, 5.0, 2.5, 3.0, 4.0, 0.0],
+    "span": [(1, 1), (1, 2), (2, 3), (1, 3), (2, 2), (3, 3)],
+}
+HEADS = {
+    "first token": Head("classification", 3, "first"),
+    "mean": Head("classification", 3, "mean"),
+    "pooler": Head("classification", 3, "pooler"),
+    "hidden layer": Head("classification", 3, "pooler", hidden=7),
+    "multilabel": Head("multilabel", 3, "mean"),
+    "multilabel, first token": Head("multilabel", 3, "first"),
+    "regression": Head("regression", 1, "mean", shift=2.5, scale=1.6),
+    "regression, hidden layer": Head("regression", 1, "first", shift=2.5, scale=1.6, hidden=7),
+    "span": Head("span", 2),
+    "span, hidden layer": Head("span", 2, hidden=7),
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("runs", [1, 3])
+def test_every_kind_of_head(head, runs, bert, new_slot, steadily):
+    rows = Rows(bert.tokenize(TEXTS), TARGETS[HEADS[head].kind])
+    common = {"head": HEADS[head], "train": rows, "dev": rows, "score": lambda given: 0.0, "batch": 4}
+    if HEADS[head].kind == "span":  # its bias moves all tokens alike, so its gradient is rounding: do not blow it up
+        common["settings"] = Settings(epsilon=1e-3)
+    assert_like_eager(
+        steadily, bert, *(lesson_on(bert, new_slot, Options(size=4), seed=seed, **common) for seed in range(runs))
+    )
+
+
+@pytest.mark.parametrize("epochs", [(1,), (1, 2, 2)])  # a last batch that is smaller, and a place that is empty
+def test_places_without_a_row_do_not_look_for_an_answer_beyond_the_steps_length(epochs, bert, new_slot, steadily):
+    """The first row has its answer at token 14; short rows are filled up to 8."""
+    tokens = bert.tokenize(["the big red fox jumps over the lazy dog in the house on the mat", *["the cat sat"] * 22])
+    assert len(tokens[0]) == 17
+    rows = Rows(tokens, [(14, 15), *[(1, 2)] * 22])
+    common = {"head": Head("span", 2), "train": rows, "dev": rows, "score": lambda given: 0.0, "batch": 4}
+    common["settings"] = Settings(epsilon=1e-3)
+    lessons = [lesson_on(bert, new_slot, seed=seed, epochs=n, **common) for seed, n in enumerate(epochs)]
+    assert_like_eager(steadily, bert, *lessons)
+
+
+@pytest.mark.parametrize("budget", [{}, {"memory": 0}, {"memory": 0, "disk": 0}])
+@pytest.mark.parametrize("runs", [1, 3])
+def test_a_kept_prefix_in_memory_in_a_file_or_not_at_all(budget, runs, bert, new_slot, steadily, monkeypatch):
+    original = training.Prefixes
+    monkeypatch.setattr(training, "Prefixes", lambda anatomy, frozen: original(anatomy, frozen, **budget))
+    lessons = [lesson_on(bert, new_slot, Options(size=4, layers="1-2"), seed=seed) for seed in range(runs)]
+    lessons = [dataclasses.replace(lesson, train=lessons[0].train) for lesson in lessons]
+    assert_like_eager(steadily, bert, *lessons)
+
+
+def test_runs_above_a_prefix_of_other_rows_are_taught_apart(bert, new_slot, steadily):
+    lessons = [lesson_on(bert, new_slot, Options(size=4, layers="2"), seed=seed) for seed in range(2)]
+    assert_like_eager(steadily, bert, *lessons)
+    assert steadily.steps == 16
+
+
+@pytest.mark.parametrize("method", ["adapter", "full"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(family, method, tiny, new_slot, steadily):
+    backbone = tiny(family)
+    pooling = "pooler" if backbone.has_pooler else "mean"
+    options = {"head": Head("classification", 2, pooling), "rows": 8, "batch": 5, "epochs": 1}
+    lessons = [lesson_on(backbone, new_slot, Options(method, size=3), seed=seed, **options) for seed in range(2)]
+    assert_like_eager(steadily, backbone, *lessons)
+
+
+def test_every_form_at_once_each_with_its_like(bert, new_slot, steadily):
+    sorts = [("adapter", 4, 6), ("full", 4, 6), ("adapter", 9, 6), ("adapter", 3, 6), ("adapter", 4, 5)]
+    lessons = [
+        lesson_on(bert, new_slot, Options(method, size=size), seed=k, epochs=1, batch=batch)
+        for k, (method, size, batch) in enumerate(sorts)
+    ]
+    assert_like_eager(steadily, bert, *lessons)
+    assert steadily.steps == 4 * 4  # the first and the fourth share theirs
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_when_the_pass_computes_in_another_type_than_weights_are_kept_in(runs, bert, new_slot, steadily):
+    """On a GPU it is a lower one; here a higher one, which every CPU has and which shows that it was used."""
+    lessons = [lesson_on(bert, new_slot, seed=seed) for seed in range(runs)]
+    found = assert_like_eager(steadily, bert, *lessons, dtype=torch.float64)
+    for mine, plain in zip(found, steadily(bert, *lessons), strict=True):
+        assert all(tensor.dtype == torch.float32 for part in mine.tensors.values() for tensor in part.values())
+        same = [torch.equal(t, plain.tensors["first"][name]) for name, t in mine.tensors["first"].items()]
+        assert not any(same)
+
+
+def test_trying_a_step_before_it_is_captured_does_no_harm(bert, new_slot, steadily):
+    lessons = three_runs(bert, new_slot)
+    plain, tried = steadily(bert, *lessons), []
+
+    def capture(programs, body):
+        body()
+        body()
+        tried.append(body)
+        return body
+
+    steadily.changes = {(Programs, "capture"): capture}
+    for mine, wanted in zip(steadily(bert, *lessons), plain, strict=True):
+        assert_same_bits(mine, wanted)
+    assert len(tried) > 1
+
+
+# --- places
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_a_run_in_a_place_that_another_left_is_the_run_alone(at_once, bert, new_slot, steadily):
+    lessons = [
+        lesson_on(bert, new_slot, Options(size=size), seed=k, epochs=epochs, rate=rate, rows=rows)
+        for k, (size, epochs, rate, rows) in enumerate(
+            [(4, 1, 1e-2, 20), (3, 3, 1e-3, 7), (4, 2, 3e-3, 13), (3, 1, 1e-3, 20), (4, 2, 1e-2, 9)]
+        )
+    ]
+    together = steadily(bert, *lessons, at_once=at_once)
+    for state, lesson in zip(together, lessons, strict=True):
+        assert state.epoch == lesson.epochs
+        assert_close(state, steadily(bert, lesson)[0])
+        assert_close(state, learn(bert, lesson)[0])
+
+
+def test_moving_together_changes_nothing_but_where_runs_stand(bert, new_slot, steadily):
+    lessons = three_runs(bert, new_slot)
+    moves, move = [], training._School._move_together
+
+    def held(school):
+        rows = (None, school.adam.first, school.adam.second)
+        return {
+            learner.number: [
+                *(school.stacks.take(learner.slot, of) for of in rows),
+                school.adam.steps[learner.slot],
+                school.adam.settings[learner.slot],
+            ]
+            for learner in school.learners
+        }
+
+    def checked(school):
+        before, places = held(school), school.places
+        move(school)
+        after = held(school)
+        assert after.keys() == before.keys()
+        for run in before:
+            for mine, wanted in zip(after[run][:3], before[run][:3], strict=True):
+                assert mine.keys() == wanted.keys()
+                assert all(torch.equal(mine[name], wanted[name]) for name in wanted)
+            assert after[run][3:] == before[run][3:]
+        assert {len(block.owners) for block in school.stacks.blocks} == {len(before)}
+        moves.append((places, school.places))
+
+    steadily.changes = {(training._School, "_move_together"): checked}
+    moving = steadily(bert, *lessons)
+    assert moves == [(3, 1)]
+    steadily.changes = {(training._School, "_move_together"): lambda school: None}
+    for mine, wanted in zip(moving, steadily(bert, *lessons), strict=True):
+        assert_close(mine, wanted)
+
+
+def test_a_resumed_run_ends_with_the_bits_of_an_unbroken_one(bert, new_slot, steadily, monkeypatch):
+    lesson = lesson_on(bert, new_slot, epochs=3, rows=15, settings=Settings(bias_correction=True))
+    kept = []
+    (end,) = steadily(bert, lesson, keep=lambda run, state: kept.append(state))
+    assert [state.epoch for state in kept] == [1, 2, 3]
+    for state in kept:
+        assert_same_bits(steadily(bert, lesson, resume={0: state})[0], end)
+    _, eager = kept_after(bert, lesson)
+    assert_close(steadily(bert, lesson, resume={0: eager[0]})[0], end)
