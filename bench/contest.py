@@ -27,6 +27,10 @@ SURROUNDINGS = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TORCH
 """Environment of every worker; several compile at once, so none takes all cores for it."""
 
 
+_KEPT = ("peak_mb", "reserved_mb", "resident_mb", "first_step_s")
+"""What is kept of a worker's last answer."""
+
+
 class Contestant:
     """One worker process."""
 
@@ -152,7 +156,7 @@ class Field:
                 **spread(c.seconds),
                 "times_adapterbank": statistics.median(c.seconds) / base if base else None,
                 **{key: c.about[key] for key in ("trained", "versions") if key in c.about},
-                **{key: c.last[key] for key in ("peak_mb", "reserved_mb", "resident_mb", "first_step_s") if key in c.last},
+                **{key: c.last[key] for key in _KEPT if key in c.last},
             }
             for name, c in timed.items()
         }
