@@ -95,9 +95,25 @@ def test_span_metrics_normalise_as_squad_does_and_take_the_best_answer() -> None
     assert score("span_f1", given_, targets, ()) == pytest.approx((1 + 0 + 0.5) / 3)
 
 
-def test_an_answer_of_articles_alone_equals_only_an_empty_one() -> None:
-    assert score("span_f1", ["the", "the"], [target("a"), target("x")], ()) == 0.5
+def test_an_answer_of_articles_alone_is_scored_as_the_version_of_the_data_scores_it() -> None:
+    assert score("exact_match", ["the", "the"], [target("a"), target("x")], ()) == 0.5
+    assert score("span_f1", ["the", "the"], [target("a"), target("x")], ()) == 0.0  # 1.1 knows no silence
+    assert score("span_f1", ["the", "the", ""], [target("a"), target("x"), target("")], ()) == pytest.approx(2 / 3)
     assert score("span_f1", [""], [target("word")], ()) == 0.0
+
+
+def test_a_question_without_an_answer_wants_silence() -> None:
+    targets = [target(""), target(""), target("word")]
+    for metric in ("exact_match", "span_f1"):
+        assert score(metric, ["", "word", ""], targets, ()) == pytest.approx(1 / 3)
+        assert score(metric, ["", "", "Word!"], targets, ()) == 1.0
+
+
+def test_a_mean_of_two_metrics_is_reported_with_both() -> None:
+    found = report("classification", [0, 1, 1, 0], [0, 1, 0, 0], TWO, "accuracy_f1")
+    assert found["accuracy"] == oracle.accuracy_score([0, 1, 0, 0], [0, 1, 1, 0])
+    assert found["f1"] == pytest.approx(oracle.f1_score([0, 1, 0, 0], [0, 1, 1, 0]))
+    assert found["accuracy_f1"] == pytest.approx((found["accuracy"] + found["f1"]) / 2)
 
 
 @pytest.mark.parametrize("metric", ["f1", "macro_f1", "micro_f1", "matthews", "accuracy_f1", "accuracy"])

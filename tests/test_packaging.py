@@ -199,7 +199,8 @@ def imports(file: Path) -> Iterator[tuple[int, str]]:
 
 def test_every_import_in_the_source_is_declared_by_name(wheel: Path) -> None:
     """Also inside functions, and also where the package would come along with another by chance."""
-    declared = {canonicalize_name(need.name) for need in requirements(wheel)}
+    needs = [*requirements(wheel), *requirements(wheel, extra="data")]
+    declared = {canonicalize_name(need.name) for need in needs}
     owners = packages_distributions()
     undeclared = [
         f"{file.relative_to(ROOT)}:{line} imports {name}"
