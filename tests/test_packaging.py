@@ -25,7 +25,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "adapterbank"
 
-NO_TORCH = ("bank", "config", "errors", "methods", "metrics", "records", "storage", "tasks")
+NO_TORCH = ("bank", "cache", "config", "data", "errors", "methods", "metrics", "records", "storage", "tasks")
 """The modules of the import contract in pyproject.toml that work without torch."""
 
 IMPORT_ALL = """

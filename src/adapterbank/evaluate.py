@@ -7,7 +7,7 @@ through it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -15,12 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from adapterbank import spans
+from adapterbank.batches import Rows, make_rows
 from adapterbank.encoder.anatomy import Anatomy
 from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.encoder.forward import forward, join_projections
 from adapterbank.encoder.packed import Tokens, by_length, pack
 from adapterbank.encoder.prefix import Prefix
-from adapterbank.encoder.tokenizer import tokenize
+from adapterbank.encoder.windows import STRIDE
 from adapterbank.errors import BackboneMismatch, InputError, PackageDamaged, UnknownName
 from adapterbank.methods import ACTIVATIONS, POOLINGS, Plan, trained
 from adapterbank.package import RESTORE, Package
@@ -107,6 +109,10 @@ class Prediction:
     """Span: the answer's text, with its first and last-plus-one character in the context."""
     start: int | None = None
     end: int | None = None
+    null_odds: float | None = None
+    """Span with questions that may have no answer: by how much "no answer" scores above the best answer."""
+    best: tuple[dict[str, Any], ...] | None = None
+    """Span, when asked for: the best answers with places, scores and probabilities."""
     probabilities: dict[str, float] | None = None
     embedding: np.ndarray | None = field(default=None, repr=False, compare=False)
     """Bare backbone: the mean of the last hidden states."""
@@ -127,6 +133,7 @@ class Resident:
     plan: Plan
     slot: int
     max_length: int
+    stride: int = STRIDE
 
 
 class Engine:
@@ -140,11 +147,19 @@ class Engine:
         self.stacks = Stacks(place(backbone, self.device, self.dtype), dtype=self.dtype)
         self.residents: dict[str, Resident] = {}
 
-    def put(self, name: str, task: Task, plan: Plan, tensors: Mapping[str, np.ndarray], max_length: int) -> None:
+    def put(
+        self,
+        name: str,
+        task: Task,
+        plan: Plan,
+        tensors: Mapping[str, np.ndarray],
+        max_length: int,
+        stride: int = STRIDE,
+    ) -> None:
         """Add a task, or replace the one of that name."""
         held = {key: torch.from_numpy(array) for key, array in tensors.items()}
         old = self.residents.get(name)
-        self.residents[name] = Resident(task, plan, self.stacks.put(plan, held), max_length)
+        self.residents[name] = Resident(task, plan, self.stacks.put(plan, held), max_length, stride)
         if old:
             self.stacks.remove(old.slot)
 
@@ -160,10 +175,11 @@ class Engine:
         try:
             task, plan = Task.from_json(manifest.task), Plan.from_json(manifest.method)
             max_length = int(manifest.recipe["max_length"])
+            stride = max(1, int(manifest.recipe.get("doc_stride", STRIDE)))
             self._check_plan(plan, tensors, max_length)
         except (KeyError, TypeError, ValueError, AttributeError, InputError) as error:
             raise PackageDamaged(f"{package.ref} does not hold what its manifest says ({error}); {RESTORE}.") from error
-        self.put(name or package.ref, task, plan, tensors, max_length)
+        self.put(name or package.ref, task, plan, tensors, max_length, stride)
         return name or package.ref
 
     def _check_plan(self, plan: Plan, tensors: Mapping[str, np.ndarray], max_length: int) -> None:
@@ -190,57 +206,64 @@ class Engine:
         self.stacks.remove(self._find(name).slot)
         del self.residents[name]
 
-    def tokens(self, name: str | None, examples: Examples) -> list[Tokens]:
-        """Tokenise rows as a task was trained on them; None is the bare backbone."""
+    def rows(self, name: str | None, examples: Examples, keep: bool = False) -> Rows:
+        """Tokenise rows as a task was trained on them, kept in the cache if asked; None is the bare backbone."""
         if name is None:
-            return self.backbone.tokenize(examples.texts, examples.pairs)
-        resident = self._find(name)
-        span = resident.task.kind == "span"
-        return tokenize(self.backbone.tokenizer, examples.texts, examples.pairs, resident.max_length, offsets=span)
+            return Rows(self.backbone.tokenize(examples.texts, examples.pairs), None)
+        held, bare = self._find(name), replace(examples, targets=None)
+        return make_rows(
+            self.backbone, bare, kind=held.task.kind, max_length=held.max_length, stride=held.stride, keep=keep
+        )
+
+    def tokens(self, name: str | None, examples: Examples) -> list[Tokens]:
+        """Give the tokens of `rows`."""
+        return self.rows(name, examples).tokens
 
     def outputs(self, tokens: Sequence[Tokens], names: Sequence[str | None]) -> list[np.ndarray]:
         """Give each row's head outputs; see `outputs` of this module."""
         slots = [self._find(name).slot if name is not None else None for name in names]
         return outputs(self.backbone.anatomy, self.stacks, tokens, slots, self.dtype)
 
-    def predict(self, requests: Sequence[tuple[str | None, Examples]]) -> list[list[Prediction]]:
-        """Answer requests (task or None, rows) of any tasks in one go, each in the order of its rows."""
+    def predict(self, requests: Sequence[tuple[str | None, Examples]], best: int = 0) -> list[list[Prediction]]:
+        """Answer requests (task or None, rows) of any tasks in one go, each in the order of its rows.
+
+        With `best` span tasks also list as many of their best answers.
+        """
         return [
-            [self._predict(name, examples, i, row, out) for i, (row, out) in enumerate(given)]
-            for (name, examples), given in zip(requests, self._run(requests), strict=True)
+            self._predictions(name, examples, rows, given, best)
+            for (name, examples), (rows, given) in zip(requests, self._run(requests), strict=True)
         ]
 
-    def decide(self, requests: Sequence[tuple[str, Examples]]) -> list[list[Any]]:
+    def decide(self, requests: Sequence[tuple[str, Examples]], keep: bool = False) -> list[list[Any]]:
         """Give what a metric compares: class numbers, sets of them, numbers, or answer texts; as `predict` does."""
-        found = []
-        for (name, examples), given in zip(requests, self._run(requests), strict=True):
-            contexts = examples.pairs or [""] * len(given)
-            kind = self._find(name).task.kind
-            found.append([decide(kind, out, row, text) for (row, out), text in zip(given, contexts, strict=True)])
-        return found
+        return [
+            decide(self._find(name).task, examples, rows, given)
+            for (name, examples), (rows, given) in zip(requests, self._run(requests, keep), strict=True)
+        ]
 
-    def _run(self, requests: Sequence[tuple[str | None, Examples]]) -> list[list[tuple[Tokens, np.ndarray]]]:
+    def read(self, name: str, examples: Examples, count: int = 1, keep: bool = False) -> list[spans.Reading]:
+        """Give all that a span task makes of each row: its best answers and the score of "no answer"."""
+        ((rows, given),) = self._run([(name, examples)], keep)
+        return readings(examples, rows, given, count)
+
+    def _run(
+        self, requests: Sequence[tuple[str | None, Examples]], keep: bool = False
+    ) -> list[tuple[Rows, list[np.ndarray]]]:
         """Send the rows of all requests through the encoder together; give each its own back."""
-        tokens = [self.tokens(name, examples) for name, examples in requests]
-        names = [name for (name, _), mine in zip(requests, tokens, strict=True) for _ in mine]
-        given = iter(self.outputs([row for mine in tokens for row in mine], names))
-        return [[(row, next(given)) for row in mine] for mine in tokens]
+        rows = [self.rows(name, examples, keep) for name, examples in requests]
+        names = [name for (name, _), mine in zip(requests, rows, strict=True) for _ in mine.tokens]
+        given = iter(self.outputs([row for mine in rows for row in mine.tokens], names))
+        return [(mine, [next(given) for _ in mine.tokens]) for mine in rows]
 
-    def _predict(self, name: str | None, examples: Examples, i: int, row: Tokens, out: np.ndarray) -> Prediction:
+    def _predictions(
+        self, name: str | None, examples: Examples, rows: Rows, given: list[np.ndarray], best: int
+    ) -> list[Prediction]:
         if name is None:
-            return Prediction(embedding=out)
+            return [Prediction(embedding=out) for out in given]
         task = self._find(name).task
-        decision = decide(task.kind, out, row, examples.pairs[i] if examples.pairs else "")
-        if task.kind == "classification":
-            return Prediction(label=task.labels[decision], probabilities=_named(task, _softmax(out)))
-        if task.kind == "multilabel":
-            chosen = tuple(task.labels[k] for k in decision)
-            likely = 0.5 * (1 + np.tanh(0.5 * out.astype(np.float64)))  # the sigmoid, without overflow
-            return Prediction(labels=chosen, probabilities=_named(task, likely))
-        if task.kind == "regression":
-            return Prediction(value=decision)
-        start, end = answer_place(out, row)
-        return Prediction(answer=decision, start=start, end=end)
+        if task.kind == "span":
+            return [_answered(task, one, best) for one in readings(examples, rows, given, max(1, best))]
+        return [_decided(task, out) for out in given]
 
     def _find(self, name: str) -> Resident:
         if name not in self.residents:
@@ -248,22 +271,38 @@ class Engine:
         return self.residents[name]
 
 
-def decide(kind: str, out: np.ndarray, row: Tokens, context: str) -> Any:
-    """Turn one row's outputs into what a metric compares."""
-    if kind == "span":
-        start, end = answer_place(out, row)
-        return context[start:end]
-    return heads.KINDS[kind].decide(out)
+def decide(task: Task, examples: Examples, rows: Rows, given: Sequence[np.ndarray]) -> list[Any]:
+    """Turn the outputs of a task's rows into what a metric compares, one for each example."""
+    if task.kind == "span":
+        return [one.choose(task.threshold).text for one in readings(examples, rows, given)]
+    return [heads.KINDS[task.kind].decide(out) for out in given]
 
 
-def answer_place(out: np.ndarray, row: Tokens) -> tuple[int, int]:
-    """Give the first and last-plus-one character of the best answer within the second text."""
-    assert row.offsets is not None
-    inside = np.flatnonzero(row.offsets[:, 0] >= 0)
-    if len(inside) == 0:
-        return 0, 0
-    first, last = heads.KINDS["span"].decide(out[inside])
-    return int(row.offsets[inside[first], 0]), int(row.offsets[inside[last], 1])
+def readings(examples: Examples, rows: Rows, given: Sequence[np.ndarray], count: int = 1) -> list[spans.Reading]:
+    """Read the answers of each example off the outputs of all its windows."""
+    contexts = examples.pairs or []
+    return [
+        spans.read([given[row] for row in mine], [rows.tokens[row] for row in mine], text, count)
+        for mine, text in zip(rows.by_example(len(examples)), contexts, strict=True)
+    ]
+
+
+def _answered(task: Task, one: spans.Reading, best: int) -> Prediction:
+    answer = one.choose(task.threshold)
+    odds = one.null_odds if task.threshold is not None else None
+    listed = tuple(one.listed(task.threshold)[:best]) if best else None
+    return Prediction(answer=answer.text, start=answer.start, end=answer.end, null_odds=odds, best=listed)
+
+
+def _decided(task: Task, out: np.ndarray) -> Prediction:
+    decision = heads.KINDS[task.kind].decide(out)
+    if task.kind == "classification":
+        return Prediction(label=task.labels[decision], probabilities=_named(task, _softmax(out)))
+    if task.kind == "multilabel":
+        chosen = tuple(task.labels[k] for k in decision)
+        likely = 0.5 * (1 + np.tanh(0.5 * out.astype(np.float64)))  # the sigmoid, without overflow
+        return Prediction(labels=chosen, probabilities=_named(task, likely))
+    return Prediction(value=decision)
 
 
 def _softmax(out: np.ndarray) -> np.ndarray:
