@@ -68,6 +68,11 @@ def test_a_config_names_its_data_and_the_banks_name():
     assert named(parse({"task": "s", "train": "a.csv"})) == parse({"task": "s", "train": "a.csv"})
 
 
+def test_data_given_from_python_is_not_taken_for_the_catalogs():
+    config = named(parse({"task": "glue/sst2"}), {"train": SENTENCES})
+    assert (config.task, config.train) == ("glue-sst2", "")
+
+
 def test_squad_wants_longer_windows_unless_other_data_is_named():
     assert defaults("squad/v1") == defaults("mine", "squad/v2") == {"max_length": 384}
     assert defaults("squad/v1", "mine.csv") == defaults("squad/v1", [("a", "b")]) == defaults("glue/sst2") == {}

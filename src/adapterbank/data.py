@@ -34,16 +34,17 @@ class Data:
         return {name: {"rows": len(e), "sha256": e.fingerprint()} for name, e in self.splits.items()}
 
 
-def named(config: Config) -> Config:
+def named(config: Config, given: Mapping[str, Any] | None = None) -> Config:
     """Give a task of the catalog the name that a bank keeps it under, and its data unless other data is named."""
     if config.task not in catalog.CATALOG:
         return config
-    return replace(config, task=catalog.bank_name(config.task), train=config.train or config.task)
+    own = config.train or ("" if "train" in (given or {}) else config.task)
+    return replace(config, task=catalog.bank_name(config.task), train=own)
 
 
 def read_data(config: Config, given: Mapping[str, Any] | None = None) -> Data:
     """Read the splits that a config names; `given` has them as Python data instead of files."""
-    config, given = named(config), given or {}
+    config, given = named(config, given), given or {}
     check_name(config.task)
     task, tables = _tables(config, given)
     found: dict[str, Examples] = {}

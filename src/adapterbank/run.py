@@ -91,7 +91,7 @@ def run(
     how many), `note` of what the user should know.
     """
     began = time.perf_counter()
-    config = resolve(named(config))
+    config = resolve(named(config, data))
     notes: list[str] = []
 
     def tell(text: str) -> None:

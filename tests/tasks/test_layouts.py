@@ -356,6 +356,26 @@ def test_every_other_set_has_files_or_a_place_on_the_hub() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "text", "said"),
+    [
+        ("glue/cola", "CoLA/train.tsv", "only\ttwo\n", "has no row of 4 fields or more"),
+        ("glue/sst2", "SST-2/train.tsv", "sentence\tlabel\na\tgood\n", "no label is one of 0, 1; it has good"),
+        ("paper/airline", "Tweets.csv", "", "Tweets.csv is empty; fetch it again"),
+        ("paper/airline", "Tweets.csv", "text,mood\na,b\n", "no column 'airline_sentiment'; its columns: text, mood"),
+        ("clinc150", "data_full.json", "{", "cannot be read as JSON"),
+        ("clinc150", "data_full.json", '{"train": ["a"]}', r"does not hold lists of \[text, label\]"),
+        ("squad/v2", "dev-v2.0.json", "{", "not valid JSON"),
+    ],
+)
+def test_a_file_that_is_not_what_it_should_be_is_told_in_one_sentence(name, file, text, said, tmp_path: Path) -> None:
+    put(tmp_path / file, text)
+    with pytest.raises(DataError, match=said) as caught:
+        load(name, tmp_path)
+    assert "\n" not in str(caught.value)
+    assert file.rsplit("/", 1)[-1] in str(caught.value)
+
+
 # --- the cut ------------------------------------------------------------------------------------------------
 
 

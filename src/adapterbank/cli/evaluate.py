@@ -49,10 +49,13 @@ def command(
 ) -> None:
     """See `HELP`."""
     from adapterbank.api import open_bank
+    from adapterbank.cli.progress import Stages
 
     opened = open_bank(bank, backbone, device=device, precision=precision, data_root=data_root)
     labels = opened.show(task).task["labels"]
-    found = opened.evaluate(task, data, split=split, text=text, text_pair=text_pair, label=label)
+    with Stages(quiet=json) as stages:
+        stages.stage(f"scoring {task}", 0, None)
+        found = opened.evaluate(task, data, split=split, text=text, text_pair=text_pair, label=label)
     for note in found["notes"]:
         say(f"note: {note}")
     if json:

@@ -35,8 +35,8 @@ class Stages:
         """Stop drawing and leave the terminal as it was."""
         self._bar.stop()
 
-    def stage(self, what: str, done: int, total: int) -> None:
-        """Draw how far the work is."""
+    def stage(self, what: str, done: int, total: int | None) -> None:
+        """Draw how far the work is; without a total, that it goes on."""
         self._bar.update(self._task, description=what, completed=done, total=total)
 
     def watcher(self, what: str) -> Callable[[int, int], None]:

@@ -52,9 +52,12 @@ def command(
         raise InputError("Give --bank and --task, or a file of answers with --predictions.")
     else:
         from adapterbank.api import open_bank
+        from adapterbank.cli.progress import Stages
 
         opened = open_bank(bank, backbone, device=device, precision=precision, data_root=data_root)
-        found = opened.squad(task, data, split=split)
+        with Stages(quiet=json) as stages:
+            stages.stage(f"answering with {task}", 0, None)
+            found = opened.squad(task, data, split=split)
         scores = found.scores
         for path, value in ((output, found.predictions), (nbest, found.best), (null_odds, found.null_odds)):
             if path:

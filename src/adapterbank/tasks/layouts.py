@@ -61,6 +61,13 @@ def decoded(path: Path) -> str:
     return text.replace("\0", "")
 
 
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(decoded(path))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read as JSON ({error}); fetch it again.") from None
+
+
 def renamed(labels: Sequence[Any], names: Mapping[str, str | None]) -> list[str | None]:
     """Give each label the name of the first key that it starts with; None for one that no key, or None, stands for."""
     known: dict[Any, str | None] = {}
@@ -72,8 +79,10 @@ def renamed(labels: Sequence[Any], names: Mapping[str, str | None]) -> list[str 
 
 def _table(columns: dict[str, list[Any]], names: Mapping[str, str | None], source: str) -> Table:
     if names and "label" in columns:
-        columns["label"] = renamed(columns["label"], names)
+        found, columns["label"] = columns["label"], renamed(columns["label"], names)
         keep = [row for row, label in enumerate(columns["label"]) if label is not None]
+        if not keep:
+            raise DataError(f"{source}: no label is one of {listed(names)}; it has {listed(dict.fromkeys(found))}.")
         columns = {name: [column[row] for row in keep] for name, column in columns.items()}
     return Table(columns, source)
 
@@ -109,7 +118,9 @@ def _places_named(path: Path, table: Table) -> list[Any]:
     labels: list[Any] = table.columns.get("label", [None] * table.rows)
     if not names.is_file() or not all(isinstance(label, int) for label in labels):
         return labels
-    words = json.loads(names.read_text(encoding="utf-8"))
+    words = _json(names)
+    if not isinstance(words, list):
+        raise DataError(f"{names} is no list of label names; write one, in the order of the numbers.")
     # -1 is how Parquet copies of GLUE say that the answer is kept by the server.
     return [words[label] if 0 <= label < len(words) else None for label in labels]
 
@@ -146,12 +157,16 @@ class Sheet:
     def _read(self, split: str, path: Path, text: Sequence[str]) -> Table:
         header, rows = _rows(path, self.mark, self.header or split in self.headed)
         places = [_column(header, name, path) for name in self.headed.get(split, self.text)]
-        label = _column(header, self.label, path, need=False) if split not in self.headed else None
+        label = (
+            _column(header, self.label, path, need=not split.startswith("test")) if split not in self.headed else None
+        )
         numbered = ("index", "id") if split.startswith("test") else ()
         number = next((header[name] for name in numbered if name in header), None)
         last = max([*places, *([label] if label is not None else [])])
         # A few rows of the official QQP have lost a field; a test row without one would shift all that follow.
         whole = [row for row in rows if len(row) > last]
+        if not whole:
+            raise DataError(f"{path} has no row of {last + 1} fields or more; is it the file as handed out?")
         if split.startswith("test") and len(whole) < len(rows):
             raise DataError(f"{path} has a row with too few fields, so its rows cannot be numbered; fetch it again.")
         parts = [[row[place] for row in whole] for place in places]
@@ -171,7 +186,12 @@ def _rows(path: Path, mark: str, header: bool) -> tuple[dict[str, int], list[lis
         rows = [line.split("\t") for line in text.split("\n")]
     else:
         csv.field_size_limit(2**31 - 1)
-        rows = [row for row in csv.reader(io.StringIO(decoded(path), newline="")) if row]
+        try:
+            rows = [row for row in csv.reader(io.StringIO(decoded(path), newline="")) if row]
+        except csv.Error as error:
+            raise DataError(f"{path} cannot be read as CSV ({error}); fetch it again.") from None
+    if not rows:
+        raise DataError(f"{path} is empty; fetch it again.")
     if not header:
         return {}, rows
     return {name.strip().lower(): place for place, name in enumerate(rows[0])}, rows[1:]
@@ -279,8 +299,11 @@ class PairsJson:
     def read(self, files: Files, text: Sequence[str]) -> dict[str, Table]:
         """See `Layout`."""
         path = next(iter(files.values()))[0]
-        content = json.loads(decoded(path))
-        rows = {ours: content[theirs] for theirs, ours in self.splits.items() if ours in files and theirs in content}
+        content = _json(path)
+        rows = {ours: content[theirs] for theirs, ours in self.splits.items() if theirs in content}
+        odd = [row for mine in rows.values() for row in mine if not isinstance(row, list) or len(row) != 2]
+        if odd or not rows:
+            raise DataError(f"{path} does not hold lists of [text, label] by split; is it the file as handed out?")
         return {
             split: Table({text[0]: [row[0] for row in mine], "label": [row[1] for row in mine]}, f"{path}, {split}")
             for split, mine in rows.items()
@@ -308,7 +331,9 @@ class SquadJson:
         found = {}
         for split, (path, *division) in files.items():
             columns = tables[path].columns
-            titles = set(json.loads(decoded(division[0]))[split]) if division else set(columns["title"])
+            titles = set(columns["title"])
+            if division:
+                titles &= set(_json(division[0]).get(split, []))
             keep = [row for row, title in enumerate(columns["title"]) if title in titles]
             source = f"{path}, {split} articles" if division else str(path)
             own = {"id": "id", "question": text[0], "context": text[1], "answers": "label"}
