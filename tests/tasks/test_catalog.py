@@ -110,6 +110,15 @@ def test_a_task_without_training_rows_says_what_there_is(tmp_path) -> None:
         train_splits("glue/qnli", tmp_path)
 
 
+def test_a_set_whose_labels_are_not_stated_takes_them_from_what_is_labelled(tmp_path) -> None:
+    (tmp_path / "clinc150").mkdir()
+    write(tmp_path / "clinc150" / "train.parquet", [("a", None), ("b", None)], ("text", "label"))
+    with pytest.raises(DataError, match="'clinc150' has no labelled train, dev or test split, only train; add one"):
+        load("clinc150", tmp_path)
+    write(tmp_path / "clinc150" / "dev.parquet", [("a", "x"), ("b", "y"), ("c", None)], ("text", "label"))
+    assert load("clinc150", tmp_path).task.labels == ("x", "y")
+
+
 # --- real data ----------------------------------------------------------------------------------------------
 
 

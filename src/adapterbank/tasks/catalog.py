@@ -114,11 +114,10 @@ def data_root(given: str | os.PathLike[str] | None = None) -> Path | None:
 
 def locate(entry: Entry, root: Path | None) -> tuple[Layout, Files] | None:
     """Give the layout and files in which a task lies in the data root; None where it does not."""
-    for layout in (Parquet(), *entry.layouts) if root is not None else ():
-        assert root is not None
-        if files := layout.find(root, entry.folder):
-            return layout, files
-    return None
+    if root is None:
+        return None
+    every: tuple[Layout, ...] = (Parquet(), *entry.layouts)
+    return next(((layout, files) for layout in every if (files := layout.find(root, entry.folder))), None)
 
 
 def load(name: str, root: str | os.PathLike[str] | None = None) -> Loaded:
@@ -178,8 +177,10 @@ def _canonical(entry: Entry, table: Table) -> Table:
 def _label_names(entry: Entry, tables: Mapping[str, Table]) -> tuple[str, ...]:
     if entry.kind != "classification":
         return ()
-    main = [tables[split] for split in ("train", "dev", "test") if split in tables]
-    return tuple(sorted({str(label) for table in main[:1] for label in table.columns["label"]}))
+    main = next((tables[split] for split in _ORDER if split in tables and has_labels(tables[split])), None)
+    if main is None:
+        raise DataError(f"{entry.name!r} has no labelled train, dev or test split, only {listed(tables)}; add one.")
+    return tuple(sorted({str(label) for label in main.columns["label"] if label is not None}))
 
 
 def _nowhere(entry: Entry, root: Path | None) -> str:
