@@ -82,6 +82,26 @@ def test_regression_metrics_agree_with_scipy(seed: int) -> None:
     )
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_correlations_of_tied_numbers_agree_with_scipy(seed: int) -> None:
+    draw = random.Random(seed)
+    given_ = [float(draw.randrange(3)) for _ in range(25)]
+    true = [draw.randrange(4) / 2 for _ in range(25)]
+    pearson, spearman = stats.pearsonr(given_, true).statistic, stats.spearmanr(given_, true).statistic
+    assert score("pearson", given_, true, ()) == pytest.approx(pearson, abs=1e-12)
+    assert score("spearman", given_, true, ()) == pytest.approx(spearman, abs=1e-12)
+    assert score("pearson_spearman", given_, true, ()) == pytest.approx((pearson + spearman) / 2, abs=1e-12)
+
+
+@pytest.mark.parametrize(("said", "true"), [(0, 0), (1, 1), (0, 1), (1, 0)])
+def test_a_single_example_has_the_scores_of_sklearn(said: int, true: int) -> None:
+    assert score("accuracy", [said], [true], TWO) == oracle.accuracy_score([true], [said])
+    assert score("f1", [said], [true], TWO) == oracle.f1_score([true], [said], zero_division=0)
+    assert score("macro_f1", [said], [true], TWO) == oracle.f1_score([true], [said], average="macro", zero_division=0)
+    assert score("matthews", [said], [true], TWO) == 0.0
+    assert score("spearman", [float(said)], [float(true)], ()) == 0.0  # scipy has no number for one row
+
+
 def target(*answers: str) -> tuple[int, int, tuple[str, ...]]:
     """A span target; its place plays no part in the score."""
     return 0, 1, answers
