@@ -9,7 +9,7 @@ import pytest
 
 from adapterbank.errors import DataError, UnknownName
 from adapterbank.metrics import score
-from adapterbank.tasks.readers import read_table
+from adapterbank.tasks.readers import Table, read_table
 from adapterbank.tasks.squad import evaluate, gold_answers, prediction_file
 
 GOLD = {
@@ -142,6 +142,13 @@ def test_gold_answers_are_read_off_the_official_file(tmp_path: Path) -> None:
     file = tmp_path / "dev-v2.0.json"
     file.write_text(json.dumps({"version": "v2.0", "data": [article]}))
     assert gold_answers(read_table(file)) == {"a": ["Ann", "Ann"], "b": []}
+
+
+def test_gold_answers_may_be_lists_or_plain_texts_too() -> None:
+    table = Table({"id": [1, 2, 3], "answer": ["Ann", ["Bob", "Bo"], []]})
+    assert gold_answers(table, "answer") == {"1": ["Ann"], "2": ["Bob", "Bo"], "3": []}
+    with pytest.raises(DataError, match="has no column 'id'; its columns: answer"):
+        gold_answers(Table({"answer": ["Ann"]}), "answer")
 
 
 def test_a_prediction_file_has_one_answer_for_each_id() -> None:

@@ -32,7 +32,7 @@ def gold_answers(table: Table, label: str = "answers") -> dict[str, list[str]]:
     for name in ("id", label):
         if name not in table.columns:
             raise DataError(f"{table.source} has no column {name!r}; its columns: {listed(table.columns)}.")
-    return {str(key): list(cell["text"]) for key, cell in zip(table.columns["id"], table.columns[label], strict=True)}
+    return {str(key): _texts(cell) for key, cell in zip(table.columns["id"], table.columns[label], strict=True)}
 
 
 def evaluate(
@@ -93,6 +93,11 @@ def prediction_file(ids: Sequence[Any], answers: Sequence[str]) -> dict[str, str
     if twice:
         raise DataError(f"{twice} questions have an id that another has too; each needs its own.")
     return {str(key): answer for key, answer in zip(ids, answers, strict=True)}
+
+
+def _texts(cell: Any) -> list[str]:
+    texts = cell.get("text") if isinstance(cell, dict) else cell
+    return [str(text) for text in texts] if isinstance(texts, (list, tuple)) else [str(texts or "")]
 
 
 def _first_version(gold: Mapping[str, Sequence[str]], predictions: Mapping[str, str]) -> dict[str, float]:
