@@ -18,7 +18,7 @@ from pace import Blocks, answer, memory, next_order, synchronizer
 from adapterbank.batches import Rows
 from adapterbank.encoder.checkpoint import Backbone, load
 from adapterbank.encoder.packed import Tokens
-from adapterbank.evaluate import Engine
+from adapterbank.engine import Engine
 from adapterbank.methods import Head, Options, Plan, make_plan
 from adapterbank.run import initial_tensors
 from adapterbank.runtime import find_dtype

@@ -101,6 +101,13 @@ def bank(tmp_path: Path) -> Bank:
 
 
 @pytest.fixture(autouse=True)
+def _no_data_of_the_users(tmp_path_factory, monkeypatch):
+    """Nothing depends on a data root that happens to be set, and nothing goes into the user's cache."""
+    monkeypatch.delenv("ADAPTERBANK_DATA", raising=False)
+    monkeypatch.setenv("ADAPTERBANK_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(autouse=True)
 def _no_gpu_unless_asked_for(request, monkeypatch):
     """Tests state what the CPU gives to the last digits; a machine with a GPU must not change what they mean."""
     if "gpu" not in request.keywords:

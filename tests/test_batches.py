@@ -10,13 +10,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from adapterbank.batches import epoch_order, make_rows
+from adapterbank import cache, spans
+from adapterbank.batches import NO_ANSWER, epoch_order, make_rows
 from adapterbank.errors import DataError, InputError
-from adapterbank.evaluate import answer_place, decide
 from adapterbank.tasks.spec import Examples
 from families import FAMILIES
 
 CONTEXT = "The cats jumped over a big, red house!  Who was   the lazy dog?"
+
+LONG = " ".join(f"the {colour} {noun}, who was {size}" for colour in ("red", "lazy") for noun in ("cat", "dog", "fox")
+                for size in ("big", "small"))  # fmt: skip
 
 ANY_SCRIPT = ["the", "cat", "cats", "HOUSE", "x.y", "é", "Ünder", "日本", "🙂", "fox's", "12%"]
 
@@ -62,10 +65,17 @@ def test_rows_of_a_batch_are_of_near_lengths_and_batches_of_any_length_come_in_a
     assert np.mean(np.diff(means) > 0) < 0.7
 
 
-def span_rows(backbone, answers, *, context=CONTEXT, question="who was it", max_length=64):
+def span_rows(backbone, answers, *, context=CONTEXT, question="who was it", max_length=64, stride=128):
     targets = [(start, end, (context[start:end],)) for start, end in answers]
     examples = Examples([question] * len(targets), [context] * len(targets), targets)
-    return make_rows(backbone, examples, kind="span", max_length=max_length)
+    return make_rows(backbone, examples, kind="span", max_length=max_length, stride=stride)
+
+
+def answer_place(out, row, context=CONTEXT):
+    """Give the characters of the answer that a row's outputs speak of."""
+    answer = spans.read([out], [row], context).answers[0]
+    assert context[answer.start : answer.end] == answer.text
+    return answer.start, answer.end
 
 
 def pieces(text):
@@ -92,7 +102,6 @@ def test_an_answer_found_through_its_tokens_is_the_same_characters(family, tiny)
         assert last - first < 30
         out = certain(len(row), first, last)
         assert answer_place(out, row) == (start, end)
-        assert decide("span", out, row, CONTEXT) == CONTEXT[start:end]
 
 
 @settings(deadline=None, max_examples=50)
@@ -111,7 +120,7 @@ def test_any_run_of_words_is_found_again_in_any_script(words, spaces, data, tiny
     answer = borders[i][0], borders[j][1]
     rows = span_rows(tiny("bert"), [answer], context=context)
     assume(rows.targets[0][1] - rows.targets[0][0] < 30)  # the longest answer a span head may give
-    assert answer_place(certain(len(rows.tokens[0]), *rows.targets[0]), rows.tokens[0]) == answer
+    assert answer_place(certain(len(rows.tokens[0]), *rows.targets[0]), rows.tokens[0], context) == answer
 
 
 def test_an_answer_inside_a_token_is_answered_with_the_whole_token(bert):
@@ -130,29 +139,58 @@ def test_an_answer_with_spaces_around_it_is_found_without_them(bert):
     assert CONTEXT[slice(*found)] == "Who was"
 
 
-def test_rows_whose_answer_lies_beyond_the_limit_are_left_out_and_counted(bert):
-    words = pieces(CONTEXT)
-    whole = span_rows(bert, words)
-    lengths = len(whole.tokens[0])
-    short = span_rows(bert, words, max_length=lengths - 4)
-    assert 0 < short.unreachable < len(words)
-    assert len(short) == len(short.tokens) == len(short.targets) == len(words) - short.unreachable
-    assert short.cut == len(words)
-    for row, target in zip(short.tokens, short.targets, strict=True):
-        assert answer_place(certain(len(row), *target), row) in words
-        assert len(row) == lengths - 4
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("max_length", [24, 32, 48])
+def test_an_answer_is_found_again_in_whichever_window_holds_it(family, max_length, tiny):
+    words = pieces(LONG)
+    answers = [(words[i][0], words[min(i + k, len(words) - 1)][1]) for k in (0, 2) for i in range(len(words))]
+    rows = span_rows(tiny(family), answers, context=LONG, max_length=max_length)
+    assert rows.unreachable == 0
+    assert len(rows) > len(answers)
+    for mine, (start, end) in zip(rows.by_example(len(answers)), answers, strict=True):
+        held = [row for row in mine if rows.targets[row] != NO_ANSWER]
+        assert held
+        for row in held:
+            assert answer_place(certain(len(rows.tokens[row]), *rows.targets[row]), rows.tokens[row], LONG) == (
+                start,
+                end,
+            )
+        outs = [certain(len(rows.tokens[row]), *rows.targets[row]) for row in mine]
+        best = spans.read(outs, [rows.tokens[row] for row in mine], LONG).answers[0]
+        assert (best.start, best.end) == (start, end)
 
 
-def test_an_answer_that_the_limit_cuts_in_two_is_left_out(bert):
-    words = pieces(CONTEXT)
-    rows = span_rows(bert, [words[0], (words[0][0], words[-1][1])], max_length=12)
-    assert len(rows) == 1
+def test_windows_without_the_whole_answer_point_at_the_first_token(bert):
+    words = pieces(LONG)
+    rows = span_rows(bert, [(words[0][0], words[1][1])], context=LONG, max_length=24)
+    assert len(rows) > 3
+    assert rows.targets == [rows.targets[0], *[NO_ANSWER] * (len(rows) - 1)]
+    assert rows.targets[0] != NO_ANSWER
+
+
+def test_a_question_without_an_answer_points_at_the_first_token_of_every_window(bert):
+    examples = Examples(["who", "who"], [LONG, CONTEXT], [(-1, -1, ("",)), (0, 3, ("The",))])
+    rows = make_rows(bert, examples, kind="span", max_length=24)
+    assert rows.unreachable == 0
+    by = rows.by_example(2)
+    assert len(by[0]) > 1
+    assert all(rows.targets[row] == NO_ANSWER for row in by[0])
+    assert rows.targets[by[1][0]] != NO_ANSWER
+
+
+def test_an_answer_that_no_window_holds_is_left_out_and_counted(bert):
+    words = pieces(LONG)
+    rows = span_rows(bert, [words[0], (words[0][0], words[-1][1])], context=LONG, max_length=24)
     assert rows.unreachable == 1
+    assert set(rows.owners) == {0}
+    with pytest.raises(DataError, match=r"No answer fits into a window of 24 tokens.*--max-length"):
+        span_rows(bert, [(words[0][0], words[-1][1])], context=LONG, max_length=24)
 
 
-def test_no_answer_within_the_limit_says_what_to_raise(bert):
-    with pytest.raises(DataError, match=r"first 9 tokens.*--max-length"):
-        span_rows(bert, [pieces(CONTEXT)[-1]], max_length=9)
+def test_a_text_that_fits_is_one_window(bert):
+    rows = span_rows(bert, pieces(CONTEXT))
+    assert rows.owners == list(range(len(pieces(CONTEXT))))
+    assert rows.by_example(len(rows)) == [[i] for i in range(len(rows))]
 
 
 def test_a_question_longer_than_the_limit_says_what_to_raise(bert):
@@ -183,3 +221,93 @@ def test_tokens_outside_the_context_can_never_be_an_answer(bert):
     out[-1] = 100.0  # [SEP]
     start, end = answer_place(out, row)
     assert 0 <= start < end <= len(CONTEXT)
+
+
+# --- kept tokens --------------------------------------------------------------------------------------------
+
+
+def same(a, b):
+    assert len(a) == len(b)
+    assert a.owners == b.owners
+    assert a.cut == b.cut
+    for one, other in zip(a.tokens, b.tokens, strict=True):
+        assert one.cut == other.cut
+        for name in ("ids", "types", "offsets"):
+            mine, theirs = getattr(one, name), getattr(other, name)
+            assert (mine is None) == (theirs is None)
+            if mine is not None:
+                assert mine.dtype == theirs.dtype
+                np.testing.assert_array_equal(mine, theirs)
+
+
+MANY = Examples([f"the cat {'sat ' * (i % 40)}{i}" for i in range(1200)], [LONG[: 5 + i % 200] for i in range(1200)])
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("ADAPTERBANK_CACHE", str(tmp_path / "kept"))
+    return tmp_path / "kept"
+
+
+@pytest.mark.parametrize("kind", ["classification", "span"])
+def test_kept_tokens_are_the_tokens(bert, kept, kind):
+    options = {"kind": kind, "max_length": 60}
+    new = make_rows(bert, MANY, **options)
+    assert not kept.exists()
+    first, second = (make_rows(bert, MANY, keep=True, **options) for _ in range(2))
+    assert cache.usage()[0] == 1
+    same(new, first)
+    same(new, second)
+
+
+def test_the_second_time_nothing_is_tokenised(bert, kept, monkeypatch):
+    make_rows(bert, MANY, kind="classification", max_length=60, keep=True)
+    monkeypatch.setattr("adapterbank.batches.tokenize", None)
+    seen = []
+    make_rows(
+        bert,
+        MANY,
+        kind="classification",
+        max_length=60,
+        keep=True,
+        watch=lambda done, total: seen.append((done, total)),
+    )
+    assert seen == [(1200, 1200)]
+    with pytest.raises(TypeError):  # another length is another entry
+        make_rows(bert, MANY, kind="classification", max_length=50, keep=True)
+
+
+def test_other_texts_tokenizers_lengths_and_strides_are_other_entries(tiny, kept):
+    one, other = tiny("bert"), tiny("roberta")
+    moved = Examples([f"{text} " for text in MANY.texts], MANY.pairs)
+    shifted = Examples([MANY.texts[0] + MANY.pairs[0], *MANY.texts[1:]], ["", *MANY.pairs[1:]])
+    for backbone, examples, options in (
+        (one, MANY, {"kind": "span", "max_length": 60}),
+        (one, MANY, {"kind": "span", "max_length": 61}),
+        (one, MANY, {"kind": "span", "max_length": 60, "stride": 8}),
+        (one, MANY, {"kind": "classification", "max_length": 60}),
+        (one, moved, {"kind": "span", "max_length": 60}),
+        (one, shifted, {"kind": "span", "max_length": 60}),
+        (other, MANY, {"kind": "span", "max_length": 60}),
+    ):
+        before = cache.usage()[0]
+        make_rows(backbone, examples, keep=True, **options)
+        assert cache.usage()[0] == before + 1
+
+
+@pytest.mark.parametrize("harm", ["cut", "flipped", "emptied", "foreign"])
+def test_a_damaged_entry_is_made_again(bert, kept, harm):
+    options = {"kind": "span", "max_length": 60, "keep": True}
+    new = make_rows(bert, MANY, **options)
+    (file,) = kept.glob("*.npz")
+    data = bytearray(file.read_bytes())
+    if harm == "flipped":
+        data[len(data) // 2] ^= 0xFF
+    file.write_bytes({"cut": data[: len(data) // 3], "emptied": b"", "foreign": b"no archive"}.get(harm, bytes(data)))
+    same(new, make_rows(bert, MANY, **options))
+    assert cache.get(file.stem) is not None  # and it is whole again
+
+
+def test_few_rows_are_not_worth_a_file(bert, kept):
+    make_rows(bert, Examples(["the cat"] * 999), kind="classification", max_length=60, keep=True)
+    assert cache.usage() == (0, 0)

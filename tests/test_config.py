@@ -196,7 +196,7 @@ def test_resolve_fills_in_the_methods_defaults_and_leaves_what_was_given(method)
 
 
 def test_only_the_fields_that_depend_on_the_method_have_no_default_of_their_own():
-    optional = {"dev", "test", "text", "text_pair", "label", "kind", "labels", "metric", "dropout"}
+    optional = {"dev", "test", "data_root", "text", "text_pair", "label", "kind", "labels", "metric", "dropout"}
     empty = {f.name for f in fields(Config) if f.default is None}
     assert empty == optional | set(METHODS["adapter"].defaults)
 

@@ -10,9 +10,13 @@ import pytest
 
 from adapterbank import methods
 from adapterbank.audit import TOLERANCE
+from adapterbank.batches import _WORTH_KEEPING
 from adapterbank.config import Config, parse, resolve
+from adapterbank.encoder.windows import STRIDE
 from adapterbank.methods import METHODS
 from adapterbank.metrics import DEFAULT_METRIC, METRICS
+from adapterbank.tasks.catalog import CATALOG
+from adapterbank.tasks.glue import SHEETS
 from adapterbank.tasks.spec import KINDS
 
 ROOT = Path(__file__).parents[1]
@@ -98,6 +102,17 @@ def test_the_kinds_of_task_have_the_metrics_that_are_told():
 def test_the_audits_tolerance_is_told_as_it_is():
     design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     assert f"else within {TOLERANCE:.0e}".replace("e-0", "e-") in design
+
+
+def test_the_tasks_that_are_named_are_in_the_catalog_and_as_many_as_told():
+    text = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\b(?:glue|squad|paper)/[a-z0-9_-]+", text))
+    assert len(named) > 8
+    assert named - {"glue/mnli=mine"} <= set(CATALOG)
+    assert f"{len(CATALOG)} tasks" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert all(sheet.file in text for sheet in SHEETS)
+    assert f"{STRIDE}, and at most half a window" in text
+    assert f"Tokenised data of {_WORTH_KEEPING:,} rows or more" in text
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -12,8 +12,8 @@ import scipy.special
 import torch
 
 from adapterbank import evaluate
+from adapterbank.engine import Engine
 from adapterbank.errors import UnknownName
-from adapterbank.evaluate import Engine
 from adapterbank.methods import Head, Options, make_plan
 from adapterbank.tasks.spec import Examples, Task
 from families import FAMILIES

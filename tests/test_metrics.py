@@ -82,6 +82,26 @@ def test_regression_metrics_agree_with_scipy(seed: int) -> None:
     )
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_correlations_of_tied_numbers_agree_with_scipy(seed: int) -> None:
+    draw = random.Random(seed)
+    given_ = [float(draw.randrange(3)) for _ in range(25)]
+    true = [draw.randrange(4) / 2 for _ in range(25)]
+    pearson, spearman = stats.pearsonr(given_, true).statistic, stats.spearmanr(given_, true).statistic
+    assert score("pearson", given_, true, ()) == pytest.approx(pearson, abs=1e-12)
+    assert score("spearman", given_, true, ()) == pytest.approx(spearman, abs=1e-12)
+    assert score("pearson_spearman", given_, true, ()) == pytest.approx((pearson + spearman) / 2, abs=1e-12)
+
+
+@pytest.mark.parametrize(("said", "true"), [(0, 0), (1, 1), (0, 1), (1, 0)])
+def test_a_single_example_has_the_scores_of_sklearn(said: int, true: int) -> None:
+    assert score("accuracy", [said], [true], TWO) == oracle.accuracy_score([true], [said])
+    assert score("f1", [said], [true], TWO) == oracle.f1_score([true], [said], zero_division=0)
+    assert score("macro_f1", [said], [true], TWO) == oracle.f1_score([true], [said], average="macro", zero_division=0)
+    assert score("matthews", [said], [true], TWO) == 0.0
+    assert score("spearman", [float(said)], [float(true)], ()) == 0.0  # scipy has no number for one row
+
+
 def target(*answers: str) -> tuple[int, int, tuple[str, ...]]:
     """A span target; its place plays no part in the score."""
     return 0, 1, answers
@@ -95,9 +115,25 @@ def test_span_metrics_normalise_as_squad_does_and_take_the_best_answer() -> None
     assert score("span_f1", given_, targets, ()) == pytest.approx((1 + 0 + 0.5) / 3)
 
 
-def test_an_answer_of_articles_alone_equals_only_an_empty_one() -> None:
-    assert score("span_f1", ["the", "the"], [target("a"), target("x")], ()) == 0.5
+def test_an_answer_of_articles_alone_is_scored_as_the_version_of_the_data_scores_it() -> None:
+    assert score("exact_match", ["the", "the"], [target("a"), target("x")], ()) == 0.5
+    assert score("span_f1", ["the", "the"], [target("a"), target("x")], ()) == 0.0  # 1.1 knows no silence
+    assert score("span_f1", ["the", "the", ""], [target("a"), target("x"), target("")], ()) == pytest.approx(2 / 3)
     assert score("span_f1", [""], [target("word")], ()) == 0.0
+
+
+def test_a_question_without_an_answer_wants_silence() -> None:
+    targets = [target(""), target(""), target("word")]
+    for metric in ("exact_match", "span_f1"):
+        assert score(metric, ["", "word", ""], targets, ()) == pytest.approx(1 / 3)
+        assert score(metric, ["", "", "Word!"], targets, ()) == 1.0
+
+
+def test_a_mean_of_two_metrics_is_reported_with_both() -> None:
+    found = report("classification", [0, 1, 1, 0], [0, 1, 0, 0], TWO, "accuracy_f1")
+    assert found["accuracy"] == oracle.accuracy_score([0, 1, 0, 0], [0, 1, 1, 0])
+    assert found["f1"] == pytest.approx(oracle.f1_score([0, 1, 0, 0], [0, 1, 1, 0]))
+    assert found["accuracy_f1"] == pytest.approx((found["accuracy"] + found["f1"]) / 2)
 
 
 @pytest.mark.parametrize("metric", ["f1", "macro_f1", "micro_f1", "matthews", "accuracy_f1", "accuracy"])

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from adapterbank import evaluate
 from adapterbank.encoder.checkpoint import load
 from adapterbank.encoder.packed import Tokens
-from adapterbank.evaluate import Engine, outputs, place
+from adapterbank.engine import Engine
+from adapterbank.evaluate import outputs, place
 from adapterbank.methods import Head, Options, make_plan
 from adapterbank.mixed import Mixed
 from adapterbank.program import Programs

@@ -12,8 +12,8 @@ from adapterbank import records
 from adapterbank import run as runs
 from adapterbank.api import open_bank
 from adapterbank.encoder.checkpoint import load
+from adapterbank.engine import Prediction
 from adapterbank.errors import ConfigError, DataError, InputError, TrainingError
-from adapterbank.evaluate import Prediction
 from adapterbank.methods import METHODS
 from adapterbank.runtime import stamp
 from small_data import FAST, answers, flags, pairs, reviews, scores, shell, snapshot, tags, write
@@ -291,10 +291,20 @@ def test_texts_that_are_cut_are_counted(bank):
     assert list(result.notes) == result.record["notes"] == told
 
 
-def test_answers_beyond_the_limit_are_counted_and_left_out(bank):
+def test_a_longer_document_becomes_windows_and_is_counted(bank):
     far = {"question": "what was it", "context": " ".join(["cat"] * 40) + " fox", "answer": "fox"}
     notes = bank.train("span", [*answers(), far], answers(), **FAST).notes
-    assert "1 training rows are left out: their answer lies beyond 32 tokens." in notes
+    # 26 tokens of a window are the document's; 41 are covered by windows that begin at 0, 13 and 26
+    said = (
+        "1 of 25 training documents are longer than 32 tokens with their question and are cut into overlapping windows"
+    )
+    assert f"{said}: 27 rows in all." in notes
+
+
+def test_answers_longer_than_a_window_are_counted_and_left_out(bank):
+    long = {"question": "what was it", "context": " ".join(["cat"] * 60), "answer": " ".join(["cat"] * 50)}
+    notes = bank.train("span", [*answers(), long], answers(), **FAST).notes
+    assert "1 training rows are left out: their answer fits no window of 32 tokens." in notes
 
 
 def test_empty_rows_are_counted_and_dropped(bank):

@@ -16,13 +16,13 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from adapterbank.api import OpenBank, load_backbone, open_bank
+    from adapterbank.engine import Prediction
     from adapterbank.errors import AdapterbankError
-    from adapterbank.evaluate import Prediction
 
 _HOMES = {
     "AdapterbankError": "adapterbank.errors",
     "OpenBank": "adapterbank.api",
-    "Prediction": "adapterbank.evaluate",
+    "Prediction": "adapterbank.engine",
     "load_backbone": "adapterbank.api",
     "open_bank": "adapterbank.api",
 }

@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from adapterbank import audit as audits
+from adapterbank import benchmarks, metrics
 from adapterbank import config as configs
-from adapterbank import metrics
 from adapterbank.bank import Bank, Removed
+from adapterbank.data import defaults, scored_table
 from adapterbank.encoder import checkpoint
 from adapterbank.encoder.checkpoint import Backbone
+from adapterbank.engine import Engine, Prediction
 from adapterbank.errors import InputError
-from adapterbank.evaluate import Engine, Prediction
 from adapterbank.package import Manifest, Package
 from adapterbank.run import Result, run
+from adapterbank.spans import Reading
+from adapterbank.tasks.catalog import bank_name
 from adapterbank.tasks.readers import table_from
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.tasks.splits import labelled_as, read_examples
@@ -28,7 +31,12 @@ def load_backbone(name: str) -> Backbone:
 
 
 def open_bank(
-    path: str | Path, backbone: str | Backbone | None = None, *, device: str = "auto", precision: str = "auto"
+    path: str | Path,
+    backbone: str | Backbone | None = None,
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    data_root: str | Path | None = None,
 ) -> OpenBank:
     """Open a bank, or name one that the first training will make.
 
@@ -37,15 +45,25 @@ def open_bank(
         backbone: The encoder, loaded when it is first needed. An existing bank knows its own; a new one needs it.
         device: auto, cpu, cuda or cuda:N.
         precision: auto, fp32 or bf16.
+        data_root: Where tasks of the catalog are looked for; that of ADAPTERBANK_DATA without it.
     """
-    return OpenBank(path, backbone, device=device, precision=precision)
+    return OpenBank(path, backbone, device=device, precision=precision, data_root=data_root)
 
 
 class OpenBank:
     """A bank and its encoder: train, predict, evaluate, audit."""
 
-    def __init__(self, path: str | Path, backbone: str | Backbone | None, *, device: str, precision: str) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        backbone: str | Backbone | None,
+        *,
+        device: str = "auto",
+        precision: str = "auto",
+        data_root: str | Path | None = None,
+    ) -> None:
         """See `open_bank`."""
+        self.data_root = str(data_root) if data_root is not None else None
         configs.parse({"device": device, "precision": precision})  # a slip is told before anything is loaded
         self.path = Path(path)
         self._device, self._precision = device, precision
@@ -85,24 +103,27 @@ class OpenBank:
     def train(
         self,
         task: str,
-        train: Any,
+        train: Any = None,
         dev: Any = None,
         test: Any = None,
         *,
         resume: bool = False,
         watch: Callable[[Progress], None] = lambda progress: None,
+        stage: Callable[[str, int, int], None] = lambda what, done, total: None,
         note: Callable[[str], None] = lambda text: None,
         **options: Any,
     ) -> Result:
         """Teach the bank a task and give its record and package.
 
         Args:
-            task: Its name in the bank.
-            train: A file, a list of (text, label) or (text, pair, label), a list of dicts, a dict of columns, a frame.
+            task: Its name in the bank, or in the catalog (`glue/mrpc`), whose data is taken unless `train` is given.
+            train: A file, a name of the catalog, a list of (text, label) or (text, pair, label), a list of dicts, a
+                dict of columns, a frame.
             dev: Likewise; a seeded stratified tenth of `train` without it.
             test: Likewise; scored once at the end.
             resume: Go on with an unfinished run of the same options and data.
             watch: Called with a `Progress` after each step and epoch.
+            stage: Called before that with what is being done, how much of it is, and of how much.
             note: Called with what the user should know.
             options: Any field of `adapterbank.config.Config`: method, size, lr, epochs, seed, text, label, …
         """
@@ -110,22 +131,26 @@ class OpenBank:
         paths = {name: str(value) for name, value in files.items() if isinstance(value, str | Path)}
         loose = {name: value for name, value in files.items() if value is not None and name not in paths}
         given = {name: table_from(value, name) for name, value in loose.items()}
-        own = {"device": self._device, "precision": self._precision}
+        own = {"device": self._device, "precision": self._precision, "data_root": self.data_root}
+        own |= defaults(task, train)
         config = configs.parse({**own, **options, "backbone": self.backbone.name, "task": task, **paths})
         if options.get("backbone", config.backbone) != config.backbone:
             raise InputError(f"This bank is open with {config.backbone!r}; open another for {options['backbone']!r}.")
-        return run(config, self.backbone, self.path, data=given, watch=watch, note=note, resuming=resume)
+        return run(config, self.backbone, self.path, data=given, watch=watch, stage=stage, note=note, resuming=resume)
 
     def predict(
         self,
         task: str | Sequence[str | None] | None,
         texts: Sequence[str | tuple[str, str]],
         pairs: Sequence[str | None] | None = None,
+        *,
+        best: int = 0,
     ) -> list[Prediction]:
         """Predict texts, in order.
 
         `task` is a name, `name@version`, or one for each text: rows of all tasks go through the encoder together, and
         a row with None gives the bare encoder's embedding. Second texts stand in `pairs`, or in tuples (text, second).
+        With `best` span tasks also list as many of their best answers.
         """
         if isinstance(texts, str):
             raise InputError("texts is one string; give a list of texts, such as [text].")
@@ -139,7 +164,7 @@ class OpenBank:
             places.setdefault(name, []).append(i)
         requests = [self._request(name, [rows[i] for i in mine]) for name, mine in places.items()]
         order = [i for mine in places.values() for i in mine]
-        answers = [answer for mine in self.engine.predict(requests) for answer in mine]
+        answers = [answer for mine in self.engine.predict(requests, best) for answer in mine]
         return [answer for _, answer in sorted(zip(order, answers, strict=True), key=lambda row: row[0])]
 
     def evaluate(
@@ -147,40 +172,83 @@ class OpenBank:
         task: str | Mapping[str, Any],
         data: Any = None,
         *,
+        split: str = "dev",
         text: str | None = None,
         text_pair: str | None = None,
         label: str | None = None,
     ) -> dict[str, Any]:
         """Score a task on labelled data: its own metric, the usual ones of its kind, the confusion matrix.
 
+        Without data a task of the catalog is scored on the catalog's `split`, as is data that is a name of the catalog.
         With a mapping of tasks to data all of them go through the encoder together, and each has its own report.
         `text`, `text_pair` and `label` name columns where the data does not call them as the training data did.
         """
         if isinstance(task, str):
-            return self._evaluate({task: data}, text, text_pair, label)[task]
+            return self._evaluate({task: data}, split, text, text_pair, label)[task]
         if not isinstance(task, Mapping):
             raise InputError(f"task is {task!r}; give a name, or a mapping of names to data.")
-        return self._evaluate(task, text, text_pair, label)
+        return self._evaluate(task, split, text, text_pair, label)
 
     def _evaluate(
-        self, wanted: Mapping[str, Any], text: str | None, text_pair: str | None, label: str | None
+        self, wanted: Mapping[str, Any], split: str, text: str | None, text_pair: str | None, label: str | None
     ) -> dict[str, dict[str, Any]]:
         specs, requests, notes = [], [], []
         for name, data in wanted.items():
             package = self.bank.get(name)
             spec = Task.from_json(package.manifest.task)
-            table = table_from(data)
+            table = scored_table(name, data, split, self.data_root)
             examples, report = read_examples(table, labelled_as(table, spec, text, text_pair, label))
             specs.append((package.ref, spec))
             requests.append((self._load(package), examples))
             notes.append(report.notes)
         found = {}
         for name, (ref, spec), (_, examples), said, told in zip(
-            wanted, specs, requests, self.engine.decide(requests), notes, strict=True
+            wanted, specs, requests, self.engine.decide(requests, keep=True), notes, strict=True
         ):
             scores = metrics.report(spec.kind, said, examples.targets or [], spec.labels, spec.metric)
             found[name] = {"task": ref, "metric": spec.metric, **scores, "notes": list(told)}
         return found
+
+    def read(self, task: str, examples: Examples, best: int = 1) -> list[Reading]:
+        """Give all that a span task makes of questions and contexts: its best answers and the score of "no answer"."""
+        package = self.bank.get(task)
+        if package.manifest.task["kind"] != "span":
+            raise InputError(f"{package.ref} is {package.manifest.task['kind']}; only span tasks read answers.")
+        return self.engine.read(self._load(package), examples, best, keep=True)
+
+    def glue_submission(
+        self,
+        path: str | Path,
+        *,
+        use: Mapping[str, str] | None = None,
+        partial: bool = False,
+        stage: Callable[[str, int, int], None] = lambda what, done, total: None,
+    ) -> dict[str, int]:
+        """Write the zip that GLUE's server takes, and give the rows of each of its files.
+
+        `use` names a task of the bank for one of the catalog where it is not kept under that name. With `partial` what
+        is missing is left out; the server refuses such a file.
+        """
+        held = {task.name for task in self.tasks()}
+        return benchmarks.submit(
+            Path(path), held, self._labels_of, root=self.data_root, use=use or {}, partial=partial, stage=stage
+        )
+
+    def glue_score(self) -> dict[str, Any]:
+        """Give the GLUE score of the bank's tasks on dev: the mean over them, each one's part, and what is missing."""
+        return benchmarks.dev_score({manifest.name: manifest.metrics for manifest in self.tasks()})
+
+    def squad(self, task: str, data: Any = None, *, split: str = "dev", best: int = 20) -> benchmarks.SquadAnswers:
+        """Answer a SQuAD file, or the catalog's split: predictions, n-best and null odds by id, and official scores."""
+        table = scored_table(task, data, split, self.data_root)
+        spec = Task.from_json(self.bank.get(task).manifest.task)
+        return benchmarks.answer_squad(table, spec, lambda examples: self.read(task, examples, best))
+
+    def _labels_of(self, task: str, examples: Examples) -> list[Any]:
+        """Say what a task of labels or numbers makes of rows."""
+        name = self._load(self.bank.get(task))
+        (found,) = self.engine.predict([(name, examples)])
+        return [one.value if one.label is None else one.label for one in found]
 
     def tasks(self) -> list[Manifest]:
         """List the tasks: the manifest of each one's default version."""
@@ -196,7 +264,7 @@ class OpenBank:
 
     def rollback(self, task: str, to: int | None = None) -> int:
         """Make the default before this one, or the version `to`, the default again; gives its number."""
-        return self.bank.rollback(task, to)
+        return self.bank.rollback(bank_name(task), to)
 
     def gc(self, *, dry_run: bool = False) -> list[Removed]:
         """Remove versions that are neither default nor where a rollback would go, and leftovers of broken writes."""

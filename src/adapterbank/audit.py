@@ -14,8 +14,8 @@ import numpy as np
 
 from adapterbank.bank import Bank
 from adapterbank.encoder.checkpoint import Backbone
+from adapterbank.engine import Engine
 from adapterbank.errors import AdapterbankError, BackboneMismatch, PackageDamaged
-from adapterbank.evaluate import Engine
 from adapterbank.package import Package
 from adapterbank.runtime import same_bits, stamp
 

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
+from adapterbank import cache
 from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.encoder.packed import Tokens
-from adapterbank.encoder.tokenizer import tokenize
+from adapterbank.encoder.tokenizer import tokenize, tokenizer_hash
+from adapterbank.encoder.windows import STRIDE, tokenize_windows
 from adapterbank.errors import DataError
 from adapterbank.tasks.spec import Examples
+
+NO_ANSWER = (0, 0)
+"""The tokens that stand for "no answer in this window": the first one, as in BERT's SQuAD code."""
+_AT_ONCE = 4096
+"""Examples between two reports, and the most that the tokenizer's own objects, which are large, are held for."""
+_WORTH_KEEPING = 1000
+"""Fewer examples than this are tokenised faster than a file is found."""
 
 
 @dataclass(frozen=True)
@@ -25,37 +36,153 @@ class Rows:
     cut: int = 0
     """How many rows were longer than the limit and lost their end."""
     unreachable: int = 0
-    """Span tasks: how many rows were left out because their answer lies beyond the limit."""
+    """Span tasks: how many examples were left out because their answer fits into no window."""
+    owners: list[int] | None = field(default=None, repr=False)
+    """Span tasks: which example each row is a window of, in rising order; None where rows are the examples."""
 
     def __len__(self) -> int:
         """Count the rows."""
         return len(self.tokens)
 
+    def by_example(self, examples: int) -> list[list[int]]:
+        """Give the rows of each example."""
+        if self.owners is None:
+            return [[i] for i in range(len(self))]
+        found: list[list[int]] = [[] for _ in range(examples)]
+        for row, owner in enumerate(self.owners):
+            found[owner].append(row)
+        return found
 
-def make_rows(backbone: Backbone, examples: Examples, *, kind: str, max_length: int) -> Rows:
-    """Tokenise examples; for span tasks also find the answers' tokens."""
-    span = kind == "span"
-    tokens = tokenize(backbone.tokenizer, examples.texts, examples.pairs, max_length, offsets=span)
+
+def make_rows(
+    backbone: Backbone,
+    examples: Examples,
+    *,
+    kind: str,
+    max_length: int,
+    stride: int = STRIDE,
+    keep: bool = False,
+    watch: Callable[[int, int], None] = lambda done, total: None,
+) -> Rows:
+    """Tokenise examples; a span example becomes a row for each window of its document, with the answer's tokens.
+
+    With `keep` the tokens come from the cache where they are in it, and go there. `watch` hears how many of all
+    examples are done.
+    """
+    spans = kind == "span" and examples.pairs is not None
+    tokens, owners = _tokens(backbone, examples, max_length, stride if spans else None, keep, watch)
     cut = sum(row.cut for row in tokens)
-    if not span or examples.targets is None:
-        return Rows(tokens, examples.targets, cut)
-    found = [_answer_tokens(row, target[0], target[1]) for row, target in zip(tokens, examples.targets, strict=True)]
-    kept = [i for i, answer in enumerate(found) if answer is not None]
+    if owners is None or examples.targets is None:
+        return Rows(tokens, examples.targets, cut, owners=owners)
+    places = {owner: list(rows) for owner, rows in groupby(range(len(tokens)), key=lambda row: owners[row])}
+    found: dict[int, tuple[int, int]] = {}
+    for owner, mine in places.items():
+        found |= _answers([tokens[row] for row in mine], mine, examples.targets[owner])
+    kept = sorted(found)
     if not kept:
-        raise DataError(f"No answer lies within the first {max_length} tokens. Raise --max-length.")
-    return Rows([tokens[i] for i in kept], [found[i] for i in kept], cut, len(found) - len(kept))
+        raise DataError(f"No answer fits into a window of {max_length} tokens. Raise --max-length.")
+    mine = [owners[row] for row in kept]
+    left_out = len(examples) - len(set(mine))
+    return Rows([tokens[row] for row in kept], [found[row] for row in kept], cut, left_out, mine)
 
 
-def _answer_tokens(row: Tokens, start: int, end: int) -> tuple[int, int] | None:
+def _answers(windows: Sequence[Tokens], numbers: Sequence[int], target: Any) -> dict[int, tuple[int, int]]:
+    """Give each window's first and last token of the answer, or `NO_ANSWER`; nothing where no window has all of it."""
+    start, end = target[0], target[1]
+    if start < 0:
+        return dict.fromkeys(numbers, NO_ANSWER)
+    last = len(windows) - 1
+    places = [_answer_tokens(row, start, end, first=i == 0, last=i == last) for i, row in enumerate(windows)]
+    if not any(places):
+        return {}
+    return {number: place or NO_ANSWER for number, place in zip(numbers, places, strict=True)}
+
+
+def _answer_tokens(row: Tokens, start: int, end: int, *, first: bool, last: bool) -> tuple[int, int] | None:
     """Give the first and last token that overlap the characters `start` to `end` of the second text.
 
-    None where there is no such token, or where the text was cut before the answer's end.
+    None where there is no such token, or where the answer goes on in a neighbouring window.
     """
     assert row.offsets is not None
     inside = np.flatnonzero((row.offsets[:, 0] < end) & (row.offsets[:, 1] > start) & (row.offsets[:, 0] >= 0))
-    if len(inside) == 0 or (row.cut and end > row.offsets[:, 1].max()):
+    if len(inside) == 0:
+        return None
+    second = row.offsets[row.offsets[:, 0] >= 0]
+    if (not first and start < second[0, 0]) or (not last and end > second[-1, 1]):
         return None
     return int(inside[0]), int(inside[-1])
+
+
+# --- tokens, new or kept ------------------------------------------------------------------------------------
+
+
+def _tokens(
+    backbone: Backbone,
+    examples: Examples,
+    max_length: int,
+    stride: int | None,
+    keep: bool,
+    watch: Callable[[int, int], None],
+) -> tuple[list[Tokens], list[int] | None]:
+    keep = keep and len(examples) >= _WORTH_KEEPING
+    key = _key(backbone, examples, max_length, stride) if keep else ""
+    if keep and (known := cache.get(key)) and (rows := _from_arrays(known, stride is not None)):
+        watch(len(examples), len(examples))
+        return rows
+    tokens: list[Tokens] = []
+    owners: list[int] = []
+    for start in range(0, len(examples), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        texts, pairs = examples.texts[part], None if examples.pairs is None else examples.pairs[part]
+        if stride is None:
+            tokens += tokenize(backbone.tokenizer, texts, pairs, max_length, start=start)
+        else:
+            found, mine = tokenize_windows(backbone.tokenizer, texts, pairs or [], max_length, stride, start)
+            tokens += found
+            owners += mine
+        watch(min(start + _AT_ONCE, len(examples)), len(examples))
+    if keep:
+        cache.put(key, _to_arrays(tokens, owners))
+    return tokens, owners if stride is not None else None
+
+
+def _key(backbone: Backbone, examples: Examples, max_length: int, stride: int | None) -> str:
+    """Name the tokens of these texts by content: texts, tokenizer and how documents are cut."""
+    digest = hashlib.sha256(f"{tokenizer_hash(backbone.tokenizer)} {max_length} {stride}".encode())
+    for texts in (examples.texts, examples.pairs or []):
+        for text in texts:
+            data = text.encode("utf-8", "surrogatepass")
+            digest.update(len(data).to_bytes(8, "big") + data)
+        digest.update(b"\xff" * 9)  # no length
+    return f"tokens-{digest.hexdigest()}"
+
+
+def _to_arrays(tokens: Sequence[Tokens], owners: Sequence[int]) -> dict[str, np.ndarray]:
+    found = {
+        "lengths": np.array([len(row) for row in tokens], np.int32),
+        "cut": np.array([row.cut for row in tokens], bool),
+        "ids": np.concatenate([row.ids for row in tokens]).astype(np.int32),
+        "types": np.concatenate([row.types for row in tokens]).astype(np.int8),
+        "owners": np.array(owners, np.int32),
+    }
+    offsets = [row.offsets for row in tokens if row.offsets is not None]
+    return found | ({"offsets": np.concatenate(offsets).astype(np.int32)} if offsets else {})
+
+
+def _from_arrays(known: dict[str, np.ndarray], spans: bool) -> tuple[list[Tokens], list[int] | None] | None:
+    if not {"lengths", "cut", "ids", "types", "owners", *(("offsets",) if spans else ())} <= known.keys():
+        return None
+    ends = np.cumsum(known["lengths"])
+    ids, types = known["ids"].astype(np.int64), known["types"].astype(np.int64)
+    offsets = known["offsets"].astype(np.int64) if spans else None
+    if len(ends) == 0 or not ends[-1] == len(ids) == len(types):
+        return None
+    bounds = zip(ends - known["lengths"], ends, known["cut"].tolist(), strict=True)
+    rows = [Tokens(ids[a:b], types[a:b], None if offsets is None else offsets[a:b], cut) for a, b, cut in bounds]
+    return rows, known["owners"].tolist() if spans else None
+
+
+# --- batches ------------------------------------------------------------------------------------------------
 
 
 _WINDOW = 4

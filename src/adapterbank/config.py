@@ -47,11 +47,18 @@ class Config:
     """One run."""
 
     task: str = option("", "Name of the task in the bank.", group="Data")
-    train: str = option("", "Training data: a CSV, TSV, JSONL or Parquet file.", group="Data")
+    train: str = option(
+        "",
+        "Training data: a CSV, TSV, JSONL or Parquet file, or a task of the catalog (default: --task).",
+        group="Data",
+    )
     dev: str | None = option(
-        None, "Data to choose the best epoch on (default: a seeded tenth of --train).", group="Data"
+        None, "Data to choose the best epoch on (default: the catalog's, or a seeded tenth of --train).", group="Data"
     )
     test: str | None = option(None, "Data that is scored once, at the end.", group="Data")
+    data_root: str | None = option(
+        None, "Folder where tasks of the catalog are looked for (default: ADAPTERBANK_DATA).", group="Data"
+    )
     text: str | None = option(None, "Column of the text (default: found by its usual names).", group="Data")
     text_pair: str | None = option(None, "Column of the second text of a pair.", group="Data")
     label: str | None = option(None, "Column of the label.", group="Data")
@@ -64,6 +71,9 @@ class Config:
     )
     limit: int = option(0, "Use only this many training rows, drawn by --seed; 0 for all.", group="Data", low=0)
     max_length: int = option(128, "Longest text in tokens; what is longer is cut.", group="Data", low=4)
+    doc_stride: int = option(
+        128, "Span: tokens between two windows of a longer document; at most half a window.", group="Data", low=1
+    )
     backbone: str = option(
         "minilm",
         "The encoder: a folder, a hub name or a short name (default: the bank's own; minilm for a new bank).",

@@ -39,6 +39,8 @@ class Metric:
     summary: str
     label_count: int | None = None
     """How many labels the task must have, where it matters."""
+    parts: tuple[str, ...] = ()
+    """The metrics it is the mean of; `report` gives them too."""
 
 
 DEFAULT_METRIC = {
@@ -89,7 +91,7 @@ def report(
         raise UnknownName(task_kind, "a kind of task", _REPORTED)
     own = check_metric(metric, task_kind, labels)
     given, true = _checked(task_kind, _as_list(predictions), _as_list(targets), len(labels))
-    rows = dict.fromkeys((own.name, *_REPORTED[task_kind]))
+    rows = dict.fromkeys((own.name, *own.parts, *_REPORTED[task_kind]))
     result: dict[str, Any] = {name: METRICS[name].function(given, true, len(labels)) for name in rows}
     result["rows"] = len(true)
     if task_kind == "regression":
@@ -269,27 +271,46 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
-def _words(answer: str) -> list[str]:
-    # SQuAD's normalisation, in its order: lower case, no punctuation, no articles, single blanks.
+def answer_words(answer: str) -> list[str]:
+    """Give an answer's words as SQuAD compares them: lower case, no punctuation, no articles, in this order."""
     return _ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split()
 
 
-def _word_f1(given: list[str], true: list[str]) -> float:
+def word_f1(given: list[str], true: list[str]) -> float:
+    """Give the F1 of an answer's words; without any word on either side 1 if both have none, as in SQuAD 2.0."""
     if not given or not true:
         return float(given == true)
     shared = sum((Counter(given) & Counter(true)).values())
     return 2 * shared / (len(given) + len(true))
 
 
+def answer_scores(said: str, answers: Sequence[str], silence: bool) -> tuple[float, float]:
+    """Give exact match and F1 of an answer, each with the acceptable answer that suits it best.
+
+    They are SQuAD 2.0's with `silence`, where questions may have no answer: acceptable answers without words do not
+    count, and if none is left only an answer without words is right. Else they are SQuAD 1.1's, which knows nothing of
+    silence and gives F1 0 to it whatever the answer.
+    """
+    words, wanted = answer_words(said), [answer_words(answer) for answer in answers]
+    named = [one for one in wanted if one]
+    if silence:
+        wanted = named = named or [[]]
+    return float(words in wanted), max((word_f1(words, one) for one in named), default=0.0)
+
+
+def _answer_means(given: list[str], true: list[tuple[str, ...]]) -> tuple[float, float]:
+    # Which of the two official scripts counts is told by the data: has any question no answer?
+    silence = ("",) in true
+    scores = [answer_scores(text, answers, silence) for text, answers in zip(given, true, strict=True)]
+    return sum(exact for exact, _ in scores) / len(scores), sum(f1 for _, f1 in scores) / len(scores)
+
+
 def _exact_match(given: list[str], true: list[tuple[str, ...]], _: int) -> float:
-    pairs = zip(given, true, strict=True)
-    return sum(any(_words(text) == _words(one) for one in answers) for text, answers in pairs) / len(true)
+    return _answer_means(given, true)[0]
 
 
 def _span_f1(given: list[str], true: list[tuple[str, ...]], _: int) -> float:
-    pairs = zip(given, true, strict=True)
-    best = (max(_word_f1(_words(text), _words(one)) for one in answers) for text, answers in pairs)
-    return sum(best) / len(true)
+    return _answer_means(given, true)[1]
 
 
 _CLASS, _BOTH = ("classification",), ("classification", "multilabel")
@@ -301,11 +322,17 @@ METRICS: dict[str, Metric] = {
         Metric("macro_f1", _BOTH, _macro_f1, "mean of the F1 of each class"),
         Metric("micro_f1", _BOTH, _micro_f1, "F1 over all decisions together"),
         Metric("matthews", _CLASS, _matthews, "Matthews correlation, CoLA's; 0 for a constant"),
-        Metric("accuracy_f1", _CLASS, _accuracy_f1, "mean of accuracy and F1, MRPC's", label_count=2),
+        Metric("accuracy_f1", _CLASS, _accuracy_f1, "mean of accuracy and F1, MRPC's", 2, ("accuracy", "f1")),
         Metric("subset_accuracy", ("multilabel",), _exact, "share of rows with exactly the right labels"),
         Metric("pearson", ("regression",), _pearson, "Pearson correlation; 0 for a constant"),
         Metric("spearman", ("regression",), _spearman, "Spearman rank correlation; 0 for a constant"),
-        Metric("pearson_spearman", ("regression",), _pearson_spearman, "mean of both correlations, STS-B's"),
+        Metric(
+            "pearson_spearman",
+            ("regression",),
+            _pearson_spearman,
+            "mean of both correlations, STS-B's",
+            parts=("pearson", "spearman"),
+        ),
         Metric("exact_match", ("span",), _exact_match, "share of answers that are acceptable ones, SQuAD's"),
         Metric("span_f1", ("span",), _span_f1, "mean F1 of the answer's words, SQuAD's"),
     )

@@ -18,6 +18,7 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from adapterbank import errors, storage
+from adapterbank.tasks.catalog import bank_name
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -49,9 +50,12 @@ def check_name(name: str) -> str:
 
 
 def parse_ref(ref: str) -> tuple[str, int | None]:
-    """Split `name@3` into the name and the version; `name` alone has version None, the default."""
+    """Split `name@3` into the name and the version; `name` alone has version None, the default.
+
+    A task of the catalog may be called by its name there: `glue/mrpc` is kept as `glue-mrpc`.
+    """
     name, at, version = ref.partition("@")
-    check_name(name)
+    name = check_name(bank_name(name))
     if at and not is_version(version):
         raise errors.InputError(f"{ref!r} has no version after the @; write a number, as in '{name}@1'.")
     return name, int(version) if at else None

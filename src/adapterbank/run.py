@@ -22,37 +22,18 @@ from adapterbank.audit import fingerprint
 from adapterbank.bank import Bank
 from adapterbank.batches import Rows, make_rows
 from adapterbank.config import Config, resolve
+from adapterbank.data import Data, named, read_data
 from adapterbank.encoder.checkpoint import Backbone
-from adapterbank.errors import ConfigError, DataError
-from adapterbank.evaluate import Engine, decide
+from adapterbank.engine import Engine, decide
+from adapterbank.errors import ConfigError
 from adapterbank.methods import Head, Plan, make_plan, trained
 from adapterbank.optimizer import Settings
-from adapterbank.package import FORMAT, Manifest, Package, check_name
+from adapterbank.package import FORMAT, Manifest, Package
 from adapterbank.runtime import find_device, find_dtype, stamp
 from adapterbank.slots import bottleneck, heads
-from adapterbank.tasks.columns import find_columns, infer_task
-from adapterbank.tasks.readers import table_from
+from adapterbank.spans import tune
 from adapterbank.tasks.spec import Examples, Task
-from adapterbank.tasks.splits import read_examples, split
 from adapterbank.train import Lesson, Progress, State, train
-
-_DEV_SHARE = 0.1
-"""Of the training data, when no dev data is given."""
-
-
-@dataclass(frozen=True)
-class Data:
-    """A run's examples, ready to train on."""
-
-    task: Task
-    splits: Mapping[str, Examples]
-    """train, dev and perhaps test."""
-    notes: tuple[str, ...]
-    """What the user should know: rows left out, columns found."""
-
-    def about(self) -> dict[str, Any]:
-        """Give each split's rows and fingerprint."""
-        return {name: {"rows": len(e), "sha256": e.fingerprint()} for name, e in self.splits.items()}
 
 
 @dataclass(frozen=True)
@@ -63,36 +44,6 @@ class Result:
     record_path: Path
     package: Package
     notes: tuple[str, ...]
-
-
-def read_data(config: Config, given: Mapping[str, Any] | None = None) -> Data:
-    """Read the splits that a config names; `given` has them as Python data instead of files."""
-    check_name(config.task)
-    given = given or {}
-    sources = {name: given.get(name, getattr(config, name)) for name in ("train", "dev", "test")}
-    if sources["train"] is None or (isinstance(sources["train"], str) and not sources["train"]):
-        raise ConfigError(["train is missing; name a file of training data."])
-    table = table_from(sources["train"], "train")
-    columns = find_columns(table, config.text, config.text_pair, config.label, config.kind)
-    labels = tuple(name.strip() for name in config.labels.split(",")) if config.labels else None
-    task = infer_task(table, columns, name=config.task, kind=config.kind, labels=labels, metric=config.metric)
-    found: dict[str, Examples] = {}
-    notes: list[str] = []
-    for name, source in sources.items():
-        if source is None:
-            continue
-        found[name], report = read_examples(table if name == "train" else table_from(source, name), task)
-        notes += report.notes
-    if "dev" not in found:
-        usable = len(found["train"])
-        found["train"], found["dev"] = split(found["train"], task=task, fraction=_DEV_SHARE, seed=config.seed)
-        notes.append(f"No dev data given: {len(found['dev'])} of {usable} training rows are held out for it.")
-    if config.limit and config.limit < len(found["train"]):
-        order = np.random.default_rng(config.seed).permutation(len(found["train"]))[: config.limit]
-        found["train"] = found["train"].select(sorted(int(i) for i in order))
-        notes.append(f"Training on {config.limit} rows drawn with seed {config.seed}.")
-        _check_classes(task, found["train"])
-    return Data(task, found, tuple(notes))
 
 
 def make_run_plan(config: Config, backbone: Backbone, data: Data) -> Plan:
@@ -131,14 +82,16 @@ def run(
     data: Mapping[str, Any] | None = None,
     watch: Callable[[Progress], None] = lambda progress: None,
     note: Callable[[str], None] = lambda text: None,
+    stage: Callable[[str, int, int], None] = lambda what, done, total: None,
     resuming: bool = False,
 ) -> Result:
     """Train one task and put it into the bank, which is made if it is not there.
 
-    `data` has splits as Python values; `watch` hears of steps and epochs, `note` of what the user should know.
+    `data` has splits as Python values; `watch` hears of steps and epochs, `stage` of the work before (what, done, of
+    how many), `note` of what the user should know.
     """
     began = time.perf_counter()
-    config = resolve(config)
+    config = resolve(named(config, data))
     notes: list[str] = []
 
     def tell(text: str) -> None:
@@ -150,7 +103,7 @@ def run(
     plan = make_run_plan(config, backbone, ready)
     device = find_device(config.device)
     dtype = find_dtype(config.precision, device)
-    lesson = _lesson(config, backbone, ready, plan, early.append)
+    lesson = _lesson(config, backbone, ready, plan, early.append, stage)
     identity = {"name": backbone.name, "sha256": backbone.sha256}
     whole = {**config.to_json(), "backbone_sha256": backbone.sha256, "data": ready.about()}
     bank = Bank.open(bank_path, identity, create=True)
@@ -192,22 +145,41 @@ def _finish(
     """Score the best epoch's weights and put them into the bank."""
     engine = Engine(backbone, device=config.device, precision=config.precision, programs=False)
     best = {name: tensor.numpy() for name, tensor in state.tensors["best"].items()}
-    engine.put(config.task, data.task, plan, best, config.max_length)
+    engine.put(config.task, data.task, plan, best, config.max_length, config.doc_stride)
+    if data.task.threshold is not None:
+        found = engine.read(config.task, data.splits["dev"], keep=True)
+        data = replace(data, task=replace(data.task, threshold=tune(found, data.splits["dev"].targets or [])))
+        engine.put(config.task, data.task, plan, best, config.max_length, config.doc_stride)
     scores = {name: _scores(engine, data, name, tell) for name in data.splits if name != "train"}
     draft = _draft(config, backbone, data, plan, scores, best, fingerprint(engine, config.task))
     return bank.put(draft, best), scores
 
 
-def _lesson(config: Config, backbone: Backbone, data: Data, plan: Plan, tell: Callable[[str], None]) -> Lesson:
+def _lesson(
+    config: Config,
+    backbone: Backbone,
+    data: Data,
+    plan: Plan,
+    tell: Callable[[str], None],
+    stage: Callable[[str, int, int], None],
+) -> Lesson:
     """Tokenise the data and put together what the training loop needs."""
     task = data.task
-    rows = make_rows(backbone, data.splits["train"], kind=task.kind, max_length=config.max_length)
-    dev = make_rows(backbone, replace(data.splits["dev"], targets=None), kind=task.kind, max_length=config.max_length)
-    if rows.cut:
-        count = len(rows) + rows.unreachable
-        tell(f"{rows.cut} of {count} training texts are longer than max_length {config.max_length} and are cut.")
-    if rows.unreachable:
-        tell(f"{rows.unreachable} training rows are left out: their answer lies beyond {config.max_length} tokens.")
+
+    def tokenised(name: str, examples: Examples) -> Rows:
+        return make_rows(
+            backbone,
+            examples,
+            kind=task.kind,
+            max_length=config.max_length,
+            stride=config.doc_stride,
+            keep=True,
+            watch=lambda done, total: stage(f"tokenising {name}", done, total),
+        )
+
+    rows = tokenised("train", data.splits["train"])
+    dev = tokenised("dev", replace(data.splits["dev"], targets=None))
+    _tell_of_lengths(config, rows, len(data.splits["train"]), tell)
     assert config.lr and config.epochs and config.epsilon is not None
     assert config.weight_decay is not None and config.bias_correction is not None
     return Lesson(
@@ -215,7 +187,12 @@ def _lesson(config: Config, backbone: Backbone, data: Data, plan: Plan, tell: Ca
         initial_tensors(plan, backbone, sigma=config.sigma, seed=config.seed),
         rows,
         dev,
-        lambda given: _score(task, data.splits["dev"], dev, given),
+        lambda given: metrics.score(
+            task.metric,
+            decide(task, data.splits["dev"], dev, given),
+            data.splits["dev"].targets or [],
+            task.labels,
+        ),
         config.lr,
         config.epochs,
         batch=config.batch,
@@ -227,16 +204,25 @@ def _lesson(config: Config, backbone: Backbone, data: Data, plan: Plan, tell: Ca
     )
 
 
-def _score(task: Task, examples: Examples, rows: Rows, given: list[np.ndarray]) -> float:
-    contexts = examples.pairs or [""] * len(rows)
-    said = [decide(task.kind, out, row, text) for out, row, text in zip(given, rows.tokens, contexts, strict=True)]
-    return metrics.score(task.metric, said, examples.targets or [], task.labels)
+def _tell_of_lengths(config: Config, rows: Rows, examples: int, tell: Callable[[str], None]) -> None:
+    if rows.cut:
+        tell(f"{rows.cut} of {examples} training texts are longer than max_length {config.max_length} and are cut.")
+    if rows.unreachable:
+        tell(
+            f"{rows.unreachable} training rows are left out: their answer fits no window of {config.max_length} tokens."
+        )
+    longer = sum(len(mine) > 1 for mine in rows.by_example(examples)) if rows.owners is not None else 0
+    if longer:
+        tell(
+            f"{longer} of {examples} training documents are longer than {config.max_length} tokens with their "
+            f"question and are cut into overlapping windows: {len(rows)} rows in all."
+        )
 
 
 def _scores(engine: Engine, data: Data, split_name: str, tell: Callable[[str], None]) -> dict[str, Any]:
     """Score a split with the weights that are kept, and say so if they give one answer to everything."""
     task, examples = data.task, data.splits[split_name]
-    (said,) = engine.decide([(task.name, examples)])
+    (said,) = engine.decide([(task.name, examples)], keep=True)
     targets = examples.targets or []
     if split_name == "dev" and task.kind == "classification" and len(set(said)) == 1 < len(set(targets)):
         tell(
@@ -254,11 +240,6 @@ def _class_weights(config: Config, task: Task, rows: Rows) -> tuple[float, ...] 
         raise ConfigError([f"class_weights is {config.class_weights!r}, but the task is {task.kind}; leave it out."])
     counts = Counter(rows.targets or [])
     return tuple(len(rows) / (len(task.labels) * counts[i]) if counts[i] else 0.0 for i in range(len(task.labels)))
-
-
-def _check_classes(task: Task, train_rows: Examples) -> None:
-    if task.kind == "classification" and len(set(train_rows.targets or [])) < 2:
-        raise DataError(f"With so few rows only one class of {task.name!r} is left to train on; raise --limit.")
 
 
 def _resumed(kept: Path, resuming: bool, tell: Callable[[str], None]) -> dict[int, State]:
@@ -283,7 +264,7 @@ def _draft(
     count = sum(array.size for array in tensors.values())
     new = sum(array.size for name, array in tensors.items() if name not in backbone.tensors)
     recipe = ("lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction", "clip", "dropout",
-              "class_weights", "patience", "max_length", "sigma")  # fmt: skip
+              "class_weights", "patience", "max_length", "doc_stride", "sigma")  # fmt: skip
     return Manifest(
         format=FORMAT,
         name=config.task,

@@ -20,7 +20,10 @@ from adapterbank.encoder.sources import SOURCES
 from small_data import FAST, answers, flags, pairs, reviews, scores, shell, snapshot, tags, write
 
 ROWS = reviews()
-COMMANDS = ("train", "predict", "evaluate", "tasks", "show", "remove", "rollback", "audit", "gc", "backbones")
+COMMANDS = (
+    *("train", "predict", "evaluate", "tasks", "show", "remove", "rollback", "audit", "gc", "backbones"),
+    *("catalog", "data", "squad", "glue-score", "glue-submission", "cache"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +68,7 @@ def test_every_command_explains_itself_with_an_example(name, flag):
     assert (found.code, found.err) == (0, "")
     assert f"Example: adapterbank {name}" in " ".join(found.out.split()) or f"| adapterbank {name}" in found.out
     assert "--json" in found.out
-    assert "(default: " in found.out or name in ("tasks", "show", "remove", "gc", "backbones")
+    assert "(default: " in found.out or name in ("tasks", "show", "remove", "gc", "backbones", "glue-score", "cache")
 
 
 def test_the_commands_are_listed_without_being_asked_and_with():
@@ -103,7 +106,8 @@ def test_json_prints_one_json_value_and_nothing_else(here, name):
 
 
 def test_json_is_there_for_every_command():
-    assert {*JSON, "backbones"} == set(COMMANDS)
+    elsewhere = {"catalog", "data", "squad", "glue-score", "glue-submission", "cache"}  # test_cli_catalog.py
+    assert {*JSON, "backbones", *elsewhere} == set(COMMANDS)
 
 
 # --- tasks and show -----------------------------------------------------------------------------------------

@@ -97,7 +97,23 @@ TRAINING = {
     "absolute task": (trained(task="/etc/s"), r"'/etc/s' cannot be a task name"),
     "empty task": (trained(task=""), r"task is missing; give --task\."),
     "no task": (trained(task=None), r"task is missing; give --task\."),
-    "no data": (trained(train=None), r"train is missing; give --train\."),
+    "no data": (trained(train=None), r"train is missing; give --train, or name a task of: adapterbank catalog\."),
+    "no such task of the catalog": (
+        trained(task="glue/mprc", train=None),
+        r"train is .* Did you mean --task glue/mrpc\?",
+    ),
+    "a task of the catalog that is nowhere": (
+        trained(task="paper/airline", train=None),
+        r"'paper/airline' was not found .*--data-root or ADAPTERBANK_DATA\); it is looked for as cf_airline/train",
+    ),
+    "a data root that is no folder": (
+        trained(task="glue/mrpc", train=None, data_root="nowhere"),
+        r"--data-root names 'nowhere', which is no folder",
+    ),
+    "a column of a task of the catalog": (
+        trained(task="glue/mrpc", train=None, text="sentence1"),
+        r"text is 'sentence1', but 'glue/mrpc' has its own in the catalog; leave it out\.",
+    ),
     "size too small": (trained(size=0), r"size is 0; it must be from 1 to 4096\."),
     "size too large": (trained(size=4097), r"size is 4097; it must be from 1 to 4096\."),
     "size that is no number": (trained(size="four"), r"size is 'four'; it must be a whole number\."),

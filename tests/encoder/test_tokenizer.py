@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.encoder.packed import Tokens
-from adapterbank.encoder.tokenizer import read_tokenizer, tokenize
+from adapterbank.encoder.tokenizer import read_tokenizer, token_counts, tokenize, tokenizer_hash
 from adapterbank.errors import BackboneError, InputError
 from families import vocabulary
 
@@ -198,22 +198,6 @@ def test_single_texts_lose_their_end(bert: Backbone, text: str, limit: int) -> N
     assert found.cut == (len(whole) > limit)
 
 
-@given(st.integers(0, 12), st.integers(1, 30), st.integers(16, 40))
-def test_with_offsets_only_the_second_text_is_cut_and_knows_its_characters(
-    bert: Backbone, first: int, second: int, limit: int
-) -> None:
-    text = " ".join(["dog's"] * second)
-    (found,) = tokenize(bert.tokenizer, ["why " * first], [text], limit, offsets=True)
-    assert found.offsets is not None
-    assert found.offsets.shape == (len(found), 2)
-    assert found.ids.tolist()[1 : first + 1] == [bert.tokenizer.token_to_id("why")] * first
-    inside = (found.types == 1) & (found.offsets[:, 0] >= 0)
-    assert inside.sum() == min(3 * second, limit - first - 3)
-    assert (found.offsets[~inside] == -1).all()
-    spelled = [bert.tokenizer.id_to_token(int(i)) for i in found.ids[inside]]
-    assert [text[start:end] for start, end in found.offsets[inside]] == spelled
-
-
 def test_numbers_are_int64_even_where_there_are_none(bert: Backbone) -> None:
     for row in tokenize(bert.tokenizer, ["", "cat"], ["", "dog"], 9):
         assert row.ids.dtype == row.types.dtype == np.int64
@@ -240,18 +224,14 @@ def test_a_limit_without_room_for_a_text_is_refused(bert: Backbone, pairs: list[
         tokenize(bert.tokenizer, ["a"], pairs, limit)
 
 
-def test_a_question_that_alone_is_too_long_says_so(bert: Backbone) -> None:
-    with pytest.raises(InputError, match=r"longer than max_length 10.*Raise --max-length"):
-        tokenize(bert.tokenizer, ["why " * 50], ["the cat"], 10, offsets=True)
-    assert bert.tokenizer.truncation is None
-
-
 @pytest.mark.parametrize("odd", [None, 3, b"bytes", "half a pair \ud83d"])
 def test_what_is_no_text_is_named_with_its_row(bert: Backbone, odd: Any) -> None:
     for texts, pairs in ((["a", odd], None), (["a", "b"], ["c", odd])):
         with pytest.raises(InputError, match="Row 2 is not a text") as caught:
             tokenize(bert.tokenizer, texts, pairs, 9)
         assert repr(odd) in str(caught.value)
+        with pytest.raises(InputError, match="Row 4098 is not a text"):
+            tokenize(bert.tokenizer, texts, pairs, 9, start=4096)
 
 
 def test_pairs_of_another_number_are_refused(bert: Backbone) -> None:
@@ -290,3 +270,18 @@ def test_a_vocabulary_that_is_not_berts_is_refused(tmp_path: Path) -> None:
 def test_damaged_files_beside_a_vocabulary_are_named(folder: Path, name: str, data: bytes) -> None:
     (folder / name).write_bytes(data)
     assert name in refusal(folder)
+
+
+def test_tokens_are_counted_without_a_limit(bert: Backbone) -> None:
+    texts, pairs, seen = ["the cat", "", "dog " * 300], ["a dog", "who", "why"], []
+    counts = token_counts(bert.tokenizer, texts, pairs, lambda done, total: seen.append((done, total)))
+    assert counts == [len(row) for row in tokenize(bert.tokenizer, texts, pairs, 1000)] == [7, 4, 304]
+    assert seen == [(3, 3)]
+    assert token_counts(bert.tokenizer, ["the cat"], None) == [4]
+
+
+def test_the_hash_is_the_tokenizers_and_not_the_objects(bert: Backbone) -> None:
+    twin = Tokenizer.from_str(bert.tokenizer.to_str())
+    assert tokenizer_hash(twin) == tokenizer_hash(bert.tokenizer)
+    twin.add_tokens(["brandnew"])
+    assert tokenizer_hash(twin) != tokenizer_hash(bert.tokenizer)

@@ -115,9 +115,8 @@ BAD_ROWS: list[tuple[Table, Task, str]] = [
     (table_from({"txt": ["a"], "label": ["pos"]}), CLASSES, r"no column 'text'. Did you mean 'txt'\?"),
     (table_from({"text": ["a"], "lable": ["pos"]}), CLASSES, r"no column 'label'. Did you mean 'lable'\?"),
     (span_rows("Bob"), SPAN, "row 1: the answer 'Bob' does not occur in its context"),
-    (span_rows({"text": [], "answer_start": []}), SPAN, "row 1: the question has no answer"),
-    (span_rows(["Ann", ""]), SPAN, "row 1: the question has no answer"),
-    (span_rows({"answer_start": [0]}), SPAN, "row 1: the question has no answer"),
+    (span_rows(["Ann", ""]), SPAN, "row 1: the answer is empty; write an empty list for a question without"),
+    (span_rows({"answer_start": [0]}), SPAN, "row 1: the answer is empty"),
     (
         span_rows({"text": ["Ann"], "answer_start": [0, 1]}),
         SPAN,

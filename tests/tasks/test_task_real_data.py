@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,9 @@ from adapterbank.metrics import score
 from adapterbank.tasks.columns import find_columns, infer_task
 from adapterbank.tasks.readers import read_table
 from adapterbank.tasks.splits import read_examples, split
+from real_data import DATA
 
 pytestmark = pytest.mark.data
-
-DATA = Path(os.environ.get("ADAPTERBANK_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 
 
 def find(name: str) -> Path:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from adapterbank.cli.catalog import DataRoot
 from adapterbank.cli.console import (
     AsJson,
     BackboneName,
@@ -22,13 +23,22 @@ from adapterbank.cli.console import (
 HELP = """Score a task on labelled data: its own metric, accuracy and macro-F1 with a confusion matrix, or correlations.
 
 Example: adapterbank evaluate --bank bank --task sentiment --data test.csv
+
+A task of the catalog brings its own data: adapterbank evaluate --bank bank --task glue/sst2 --split test
 """
 
 
 def command(
     bank: BankPath,
     task: TaskName,
-    data: Annotated[str, typer.Option("--data", help="Labelled data: CSV, TSV, JSONL or Parquet.", show_default=False)],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data", help="Labelled data: CSV, TSV, JSONL, Parquet, or a task of the catalog (default: its own)."
+        ),
+    ] = None,
+    split: Annotated[str, typer.Option("--split", help="Of the catalog's task.")] = "dev",
+    data_root: DataRoot = None,
     text: Annotated[str | None, typer.Option("--text", help="Column of the text (default: as in training).")] = None,
     text_pair: Annotated[str | None, typer.Option("--text-pair", help="Column of the second text.")] = None,
     label: Annotated[str | None, typer.Option("--label", help="Column of the label (default: as in training).")] = None,
@@ -39,10 +49,13 @@ def command(
 ) -> None:
     """See `HELP`."""
     from adapterbank.api import open_bank
+    from adapterbank.cli.progress import Stages
 
-    opened = open_bank(bank, backbone, device=device, precision=precision)
+    opened = open_bank(bank, backbone, device=device, precision=precision, data_root=data_root)
     labels = opened.show(task).task["labels"]
-    found = opened.evaluate(task, data, text=text, text_pair=text_pair, label=label)
+    with Stages(quiet=json) as stages:
+        stages.stage(f"scoring {task}", 0, None)
+        found = opened.evaluate(task, data, split=split, text=text, text_pair=text_pair, label=label)
     for note in found["notes"]:
         say(f"note: {note}")
     if json:

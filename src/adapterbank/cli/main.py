@@ -9,7 +9,24 @@ from typing import Annotated, Any
 import typer
 
 from adapterbank import __version__
-from adapterbank.cli import audit, backbones, evaluate, gc, predict, remove, rollback, show, tasks, train
+from adapterbank.cli import (
+    audit,
+    backbones,
+    cache,
+    catalog,
+    data,
+    evaluate,
+    gc,
+    glue_score,
+    glue_submission,
+    predict,
+    remove,
+    rollback,
+    show,
+    squad,
+    tasks,
+    train,
+)
 from adapterbank.cli.console import guarded, say
 
 app = typer.Typer(
@@ -19,8 +36,9 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (train, predict, evaluate, tasks, show, remove, rollback, audit, gc, backbones):
-    name = module.__name__.rsplit(".", 1)[1]
+_BANK = (train, predict, evaluate, tasks, show, remove, rollback, audit, gc, backbones)
+for module in (*_BANK, catalog, data, squad, glue_score, glue_submission, cache):
+    name = module.__name__.rsplit(".", 1)[1].replace("_", "-")
     app.command(name, help=module.HELP, epilog=None)(guarded(module.command))
 
 _UsageError: Any = typer.BadParameter.__base__

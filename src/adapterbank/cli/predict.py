@@ -50,6 +50,9 @@ def command(
         str | None, typer.Option("--task-column", help="Column of FILE that names each row's task.")
     ] = None,
     form: Annotated[str, typer.Option("--format", help="Of standard input: lines, csv, tsv or jsonl.")] = "lines",
+    best: Annotated[
+        int, typer.Option("--best", help="Span tasks: also list this many of the best answers.", min=0)
+    ] = 0,
     output: Annotated[str | None, typer.Option("--output", "-o", help="Write here instead of standard output.")] = None,
     backbone: BackboneName = None,
     device: Device = "auto",
@@ -71,7 +74,7 @@ def command(
         examples = _read(opened, task, source, form, text or [], text_pair)
         names, texts = [task] * len(examples), examples.texts
         seconds = list(examples.pairs) if examples.pairs is not None else [None] * len(texts)
-    lines = _answers(opened, names, texts, seconds, named=task_column is not None)
+    lines = _answers(opened, names, texts, seconds, named=task_column is not None, best=best)
     if output:
         _write_file(lines, Path(output))
         say(f"{counted(len(texts), 'answer')} in {output}")
@@ -94,11 +97,18 @@ def _check_words(
 
 
 def _answers(
-    opened: OpenBank, names: Sequence[str | None], texts: list[str], seconds: list[str | None], *, named: bool
+    opened: OpenBank,
+    names: Sequence[str | None],
+    texts: list[str],
+    seconds: list[str | None],
+    *,
+    named: bool,
+    best: int,
 ) -> Iterator[str]:
     for at in range(0, len(texts), _AT_ONCE):
         part = slice(at, at + _AT_ONCE)
-        for name, found in zip(names[part], opened.predict(names[part], texts[part], seconds[part]), strict=True):
+        answers = opened.predict(names[part], texts[part], seconds[part], best=best)
+        for name, found in zip(names[part], answers, strict=True):
             yield json.dumps({**({"task": name} if named else {}), **found.to_json()}, ensure_ascii=False)
 
 

@@ -1,8 +1,9 @@
-"""A training's progress on the terminal: loss, score, speed, time left. Quiet where nobody watches."""
+"""Long work on the terminal: what is being done, loss, score, speed, time left. Quiet where nobody watches."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
@@ -12,21 +13,18 @@ from rich.progress import Progress as Bar
 from adapterbank.train import Progress
 
 
-class Display:
-    """Shows a bar and a line an epoch on a terminal; notes always go to standard error."""
+class Stages:
+    """Shows a bar for work that is counted in rows."""
 
-    def __init__(self, *, quiet: bool = False, lines: bool = False) -> None:
-        """`quiet` hides all but the notes; `lines` prints the epochs even where there is no terminal."""
-        self._console = Console(stderr=True, highlight=False)
-        shown = sys.stderr.isatty() and not quiet
+    def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
+        """`quiet` hides it, as does a standard error that nobody watches."""
+        self.shown = sys.stderr.isatty() and not quiet
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-        self._bar = Bar(*columns, console=self._console, disable=not shown, transient=True)
-        self._lines = shown or lines
+        console = console or Console(stderr=True, highlight=False)
+        self._bar = Bar(*columns, console=console, disable=not self.shown, transient=True)
         self._task = self._bar.add_task("reading", total=None)
-        self._score = ""
-        self.where = "before the first epoch was done"
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> Stages:
         """Start drawing."""
         self._bar.start()
         return self
@@ -37,9 +35,44 @@ class Display:
         """Stop drawing and leave the terminal as it was."""
         self._bar.stop()
 
+    def stage(self, what: str, done: int, total: int | None) -> None:
+        """Draw how far the work is; without a total, that it goes on."""
+        self._bar.update(self._task, description=what, completed=done, total=total)
+
+    def watcher(self, what: str) -> Callable[[int, int], None]:
+        """Give a `stage` of one piece of work."""
+        return lambda done, total: self.stage(what, done, total)
+
+
+class Display:
+    """Shows a bar and a line an epoch on a terminal; notes always go to standard error."""
+
+    def __init__(self, *, quiet: bool = False, lines: bool = False) -> None:
+        """`quiet` hides all but the notes; `lines` prints the epochs even where there is no terminal."""
+        self._console = Console(stderr=True, highlight=False)
+        self._stages = Stages(quiet=quiet, console=self._console)
+        self._lines = self._stages.shown or lines
+        self._score = ""
+        self.where = "before the first epoch was done"
+
+    def __enter__(self) -> Display:
+        """Start drawing."""
+        self._stages.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop drawing and leave the terminal as it was."""
+        self._stages.__exit__(kind, error, trace)
+
     def note(self, text: str) -> None:
         """Print what the user should know."""
         self._console.print(f"note: {text}", markup=False, soft_wrap=True)
+
+    def stage(self, what: str, done: int, total: int) -> None:
+        """Draw how far the work before training is."""
+        self._stages.stage(what, done, total)
 
     def watch(self, progress: Progress) -> None:
         """Draw a step; print a line for each epoch."""
@@ -53,4 +86,4 @@ class Display:
             return
         text = f"epoch {progress.epoch}/{progress.epochs} loss {progress.loss:.4f}{self._score}"
         text += f" {progress.rows_per_second:.0f} rows/s"
-        self._bar.update(self._task, description=text, completed=progress.step, total=progress.steps)
+        self._stages.stage(text, progress.step, progress.steps)

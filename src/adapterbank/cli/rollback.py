@@ -8,6 +8,7 @@ import typer
 
 from adapterbank.bank import Bank
 from adapterbank.cli.console import AsJson, BankPath, print_json
+from adapterbank.tasks.catalog import bank_name
 
 HELP = """Make an earlier version of a task the default again.
 
@@ -24,7 +25,7 @@ def command(
     json: AsJson = False,
 ) -> None:
     """See `HELP`."""
-    version = Bank.open(bank).rollback(task, to)
+    version = Bank.open(bank).rollback(bank_name(task), to)
     if json:
         print_json({"task": task, "default": version})
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
 import shlex
 import sys
@@ -17,8 +18,10 @@ from adapterbank import config as configs
 from adapterbank.bank import Bank
 from adapterbank.cli.console import print_json, say, size
 from adapterbank.config import Config
+from adapterbank.data import defaults, read_data
 from adapterbank.errors import ConfigError
 from adapterbank.methods import METHODS
+from adapterbank.tasks.catalog import CATALOG
 
 HELP = """Teach the bank a task.
 
@@ -27,6 +30,8 @@ new version of the task. Other tasks are not touched.
 
 Example: adapterbank train --bank bank --task sentiment --train reviews.csv --epochs 5
 
+A task of the catalog brings its own data: adapterbank train --bank bank --task glue/mrpc --data-root data
+
 Python: adapterbank.open_bank("bank", backbone="minilm").train("sentiment", "reviews.csv", epochs=5)
 """
 
@@ -34,19 +39,32 @@ Python: adapterbank.open_bank("bank", backbone="minilm").train("sentiment", "rev
 def _run(bank: str, config: str | None, resume: bool, json: bool, **given: Any) -> None:
     chosen = {name: value for name, value in given.items() if value is not None}
     base = {"backbone": Bank.open(bank).backbone["name"]} if Path(bank, "bank.json").exists() else {}
-    parsed = configs.read(config, chosen, base) if config else configs.parse({**base, **chosen})
-    missing = [f"{name} is missing; give --{name}." for name in ("task", "train") if not getattr(parsed, name)]
+    parsed = _parsed(config, chosen, base)
+    missing = ["task is missing; give --task."] if not parsed.task else []
+    if not parsed.train and parsed.task not in CATALOG:
+        near = difflib.get_close_matches(parsed.task, CATALOG, n=1)
+        hint = f" Did you mean --task {near[0]}?" if near else ""
+        missing.append(f"train is missing; give --train, or name a task of: adapterbank catalog.{hint}")
     if missing:
         raise ConfigError(missing)
     from adapterbank.cli.progress import Display
     from adapterbank.encoder.checkpoint import load
-    from adapterbank.run import read_data, run
+    from adapterbank.run import run
 
     read_data(parsed)  # the commonest mistakes lie in the data: find them before the encoder is loaded
     display = Display(quiet=json)
     try:
         with display:
-            result = run(parsed, load(parsed.backbone), bank, watch=display.watch, note=display.note, resuming=resume)
+            encoder = load(parsed.backbone)
+            result = run(
+                parsed,
+                encoder,
+                bank,
+                watch=display.watch,
+                stage=display.stage,
+                note=display.note,
+                resuming=resume,
+            )
     except KeyboardInterrupt:
         say(f"adapterbank: stopped {display.where}; the bank's tasks are as they were. To go on:\n  {_again()}")
         raise typer.Exit(130) from None
@@ -54,6 +72,17 @@ def _run(bank: str, config: str | None, resume: bool, json: bool, **given: Any) 
         print_json(result.record)
     else:
         _summary(result.record)
+
+
+def _parsed(config: str | None, chosen: dict[str, Any], base: dict[str, Any]) -> Config:
+    """Parse the options; a task of the catalog may want others than usual, below what anyone states."""
+
+    def parse(under: dict[str, Any]) -> Config:
+        return configs.read(config, chosen, under) if config else configs.parse({**under, **chosen})
+
+    first = parse(base)
+    wanted = defaults(first.task, first.train)
+    return parse({**base, **wanted}) if wanted else first
 
 
 def _summary(record: dict[str, Any]) -> None:

@@ -90,6 +90,12 @@ def load(name: str) -> Backbone:
     return Backbone(name, folder, anatomy, tensors, tokenizer, identity(anatomy, tensors, description))
 
 
+def locate_tokenizer(name: str) -> Tokenizer:
+    """Find the tokenizer of a backbone without reading its weights."""
+    folder = locate(name)
+    return read_tokenizer(folder, anatomies.read_anatomy(_read_config(folder), str(folder)).family)[0]
+
+
 def identity(anatomy: Anatomy, tensors: Mapping[str, Tensor], tokenizer: Any) -> str:
     """Give one sha256 over what decides the outputs: float32 tensors by our names, tokenizer, mathematics.
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 from tokenizers import Encoding, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from adapterbank.encoder.packed import Tokens
@@ -16,6 +18,9 @@ from adapterbank.errors import BackboneError, InputError
 
 _FROM_VOCABULARY = ("bert", "distilbert", "electra")
 """The families whose tokenizer is decided by vocab.txt and a few flags (WordPiece)."""
+
+_AT_ONCE = 4096
+"""Texts whose encodings, which are large, are held at a time while tokens are counted."""
 
 _TRUNCATING = threading.Lock()
 """Truncation is a setting of the tokenizer itself, so two threads with other limits must take turns."""
@@ -44,52 +49,77 @@ def read_tokenizer(folder: Path, family: str) -> tuple[Tokenizer, Any]:
 
 
 def tokenize(
-    tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int, *, offsets: bool = False
+    tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int, *, start: int = 0
 ) -> list[Tokens]:
-    """Turn texts or pairs into token ids; the longer text of a pair is cut first.
-
-    With `offsets` (span tasks) only the second text is cut, and its tokens say which characters they stand for.
-    """
-    if pairs is not None and len(pairs) != len(texts):
-        raise InputError(f"There are {len(texts)} first texts and {len(pairs)} second ones. Give a pair for each.")
+    """Turn texts or pairs into token ids; the longer text of a pair is cut first. `start` numbers the first row."""
+    inputs = _inputs(texts, pairs)
     taken = tokenizer.num_special_tokens_to_add(pairs is not None)
     if max_length <= taken:
         raise InputError(f"max_length {max_length} leaves no room for a text beside {taken} special tokens. Raise it.")
-    inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
     with _TRUNCATING:
-        tokenizer.enable_truncation(max_length, strategy="only_second" if offsets else "longest_first")
+        tokenizer.enable_truncation(max_length, strategy="longest_first")
         try:
-            found = tokenizer.encode_batch(inputs) if offsets else tokenizer.encode_batch_fast(inputs)
+            found = tokenizer.encode_batch_fast(inputs)
         except TypeError as error:
-            raise InputError(_odd_text(inputs)) from error
-        except Exception as error:  # the tokenizers library raises bare Exception when the first text is too long
-            raise InputError(
-                f"A question alone is longer than max_length {max_length}. Raise --max-length. ({error})"
-            ) from error
+            raise InputError(_odd_text(inputs, start)) from error
         finally:
             tokenizer.no_truncation()
-    return [_tokens(encoding, offsets) for encoding in found]
+    return [_tokens(encoding) for encoding in found]
 
 
-def _tokens(encoding: Encoding, offsets: bool) -> Tokens:
+def encode_whole(tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str], start: int = 0) -> list[Encoding]:
+    """Encode pairs of any length, each token with its place in its text."""
+    inputs = _inputs(texts, pairs)
+    with _TRUNCATING:
+        try:
+            return tokenizer.encode_batch(inputs)
+        except TypeError as error:
+            raise InputError(_odd_text(inputs, start)) from error
+
+
+def token_counts(
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None,
+    watch: Callable[[int, int], None] = lambda done, total: None,
+) -> list[int]:
+    """Count the tokens of each row, special tokens included, without any limit."""
+    found: list[int] = []
+    for start in range(0, len(texts), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        inputs = _inputs(texts[part], None if pairs is None else pairs[part])
+        with _TRUNCATING:
+            found += [len(encoding) for encoding in tokenizer.encode_batch_fast(inputs)]
+        watch(len(found), len(texts))
+    return found
+
+
+def tokenizer_hash(tokenizer: Tokenizer) -> str:
+    """Give a sha256 of all that decides what the tokenizer makes of a text."""
+    with _TRUNCATING:
+        return hashlib.sha256(f"{tokenizers.__version__} {tokenizer.to_str()}".encode()).hexdigest()
+
+
+def _inputs(texts: Sequence[str], pairs: Sequence[str] | None) -> list[Any]:
+    if pairs is not None and len(pairs) != len(texts):
+        raise InputError(f"There are {len(texts)} first texts and {len(pairs)} second ones. Give a pair for each.")
+    return list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
+
+
+def _tokens(encoding: Encoding) -> Tokens:
     ids, types = np.array(encoding.ids, np.int64), np.array(encoding.type_ids, np.int64)
-    return Tokens(ids, types, _second_text_offsets(encoding) if offsets else None, bool(encoding.overflowing))
+    return Tokens(ids, types, cut=bool(encoding.overflowing))
 
 
-def _odd_text(inputs: Sequence[Any]) -> str:
+def _odd_text(inputs: Sequence[Any], start: int) -> str:
     """Say which of the inputs is no text at all, or one that no encoding can hold."""
-    for row, item in enumerate(inputs, start=1):
+    for row, item in enumerate(inputs, start + 1):
         for text in item if isinstance(item, tuple) else (item,):
             try:
                 text.encode()
             except (AttributeError, UnicodeError):
                 return f"Row {row} is not a text that can be tokenised: {text!r}."
     return "The texts cannot be tokenised."
-
-
-def _second_text_offsets(encoding: Encoding) -> np.ndarray:
-    second = np.array([sequence == 1 for sequence in encoding.sequence_ids])
-    return np.where(second[:, None], np.array(encoding.offsets), -1)
 
 
 def _word_piece(folder: Path) -> tuple[Tokenizer, Any]:

@@ -168,7 +168,8 @@ def infer_task(
     if kind == "regression":
         for row in rows:
             number_at(table, columns.label, row)
-    return Task(name, kind, columns.text, columns.label, names, metric or DEFAULT_METRIC[kind])
+    threshold = 0.0 if kind == "span" and any(has_no_answer(value) for value in values) else None
+    return Task(name, kind, columns.text, columns.label, names, metric or DEFAULT_METRIC[kind], threshold)
 
 
 def _check_kind(kind: str | None) -> None:
@@ -221,6 +222,12 @@ def is_missing(value: Any) -> bool:
     if isinstance(value, str):
         return not value.strip()
     return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def has_no_answer(value: Any) -> bool:
+    """Tell whether a span cell says that its question has no answer: an empty list, as in SQuAD 2.0."""
+    texts = value.get("text") if isinstance(value, dict) else value
+    return isinstance(texts, (list, tuple)) and len(texts) == 0
 
 
 def as_number(value: Any) -> float | None:

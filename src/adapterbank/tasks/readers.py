@@ -120,7 +120,7 @@ def _ending(path: Path) -> str:
 
 
 def _decoded(path: Path) -> str:
-    data = _bytes(path)
+    data = unpacked(path)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -141,7 +141,8 @@ def _decoded(path: Path) -> str:
     return text
 
 
-def _bytes(path: Path) -> bytes:
+def unpacked(path: Path) -> bytes:
+    """Read a file's bytes, out of gzip where its name ends so."""
     try:
         data = path.read_bytes()
         return gzip.decompress(data) if path.suffix.lower() == ".gz" else data

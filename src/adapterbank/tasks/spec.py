@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from adapterbank.errors import InputError, UnknownName
@@ -31,6 +31,8 @@ class Task:
     """The names of the labels, in the order of the head's outputs; none for regression and span."""
     metric: str
     """A name in `adapterbank.metrics.METRICS` that fits the kind."""
+    threshold: float | None = None
+    """Span: by how much "no answer" must score above the best answer to be given; None: it never is."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -60,10 +62,13 @@ class Task:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Task:
         """Return the task that `to_json` wrote; other keys are left to those who know them."""
-        missing = [field.name for field in fields(cls) if field.name not in data]
+        missing = [f.name for f in fields(cls) if f.name not in data and f.default is MISSING]
         if missing:
             raise InputError(f"A stored task lacks {', '.join(missing)}; it has: {', '.join(data)}.")
-        known = {field.name: data[field.name] for field in fields(cls)}
+        known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        threshold = known.get("threshold")
+        if threshold is not None and (isinstance(threshold, bool) or not isinstance(threshold, (int, float))):
+            raise InputError(f"A stored task has the threshold {threshold!r}, which must be a number.")
         for name in ("text", "labels"):
             if not isinstance(known[name], (list, tuple)):
                 raise InputError(f"A stored task has {name} {known[name]!r}, which must be a list of names.")
@@ -79,7 +84,8 @@ class Examples:
     """The second texts, where the task has two; for span the contexts."""
     targets: list[Any] | None = None
     """Classification: index into the labels; multilabel: tuple of indices; regression: float;
-    span: (start, end, tuple of all acceptable answer texts), counted in characters of the context."""
+    span: (start, end, tuple of all acceptable answer texts), counted in characters of the context, and
+    (-1, -1, ("",)) for a question without an answer."""
 
     def __post_init__(self) -> None:
         for name, column in (("pairs", self.pairs), ("targets", self.targets)):

@@ -13,6 +13,7 @@ from adapterbank.tasks.columns import (
     class_name,
     find_columns,
     find_texts,
+    has_no_answer,
     is_missing,
     label_names,
     number_at,
@@ -207,8 +208,11 @@ def _number_targets(table: Table, task: Task, keep: Sequence[int]) -> tuple[list
 
 def _span_targets(table: Table, task: Task, keep: Sequence[int]) -> tuple[list[Any], list[str]]:
     contexts, moved = _texts(table, task.text[1]), 0
-    targets = []
+    targets: list[Any] = []
     for row in keep:
+        if has_no_answer(table.columns[task.label][row]):
+            targets.append((-1, -1, ("",)))
+            continue
         answers, hints = _answers(table, task, row)
         found = [
             (place, place + len(answer), hint is not None and place != hint)
@@ -237,7 +241,8 @@ def _answers(table: Table, task: Task, row: int) -> tuple[list[str], list[int | 
     answers = ["" if is_missing(text) else str(text).strip() for text in texts]
     if not answers or not all(answers):
         raise DataError(
-            f"{table.at(row)}: the question has no answer; unanswerable questions are not supported, so remove the row."
+            f"{table.at(row)}: the answer is empty; write an empty list for a question without an answer, as SQuAD 2.0 "
+            f"does, or remove the row."
         )
     numbers = [as_number(hint) for hint in hints]
     if len(numbers) != len(answers) or any(

@@ -1,0 +1,282 @@
+"""The engine: rows of any tasks by name, in any order, through one encoder. Knows no files, no HTTP and no training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from adapterbank import spans
+from adapterbank.batches import Rows, make_rows
+from adapterbank.encoder.checkpoint import Backbone
+from adapterbank.encoder.packed import Tokens
+from adapterbank.encoder.windows import STRIDE
+from adapterbank.errors import BackboneMismatch, InputError, PackageDamaged, UnknownName
+from adapterbank.evaluate import outputs, place
+from adapterbank.methods import ACTIVATIONS, POOLINGS, Plan, trained
+from adapterbank.mixed import Mixed
+from adapterbank.package import RESTORE, Package
+from adapterbank.program import Programs
+from adapterbank.residency import Residency
+from adapterbank.runtime import find_device, find_dtype
+from adapterbank.slots import bottleneck, heads
+from adapterbank.slots.stack import Stacks
+from adapterbank.tasks.spec import Examples, Task
+
+_WORTH = 32
+"""Calls from which on an engine on a GPU runs programs: a few rows are answered sooner than one is compiled."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a task says of one row; the fields that its kind has are set."""
+
+    label: str | None = None
+    """Classification: the likeliest label."""
+    labels: tuple[str, ...] | None = None
+    """Multi-label: every label more likely than not."""
+    value: float | None = None
+    """Regression."""
+    answer: str | None = None
+    """Span: the answer's text, with its first and last-plus-one character in the context."""
+    start: int | None = None
+    end: int | None = None
+    null_odds: float | None = None
+    """Span with questions that may have no answer: by how much "no answer" scores above the best answer."""
+    best: tuple[dict[str, Any], ...] | None = None
+    """Span, when asked for: the best answers with places, scores and probabilities."""
+    probabilities: dict[str, float] | None = None
+    embedding: np.ndarray | None = field(default=None, repr=False, compare=False)
+    """Bare backbone: the mean of the last hidden states."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the fields that are set."""
+        found: dict[str, Any] = {name: value for name, value in vars(self).items() if value is not None}
+        if self.probabilities is not None:  # more digits than these are rounding, and differ between machines
+            found["probabilities"] = {name: round(p, 6) for name, p in self.probabilities.items()}
+        return found | ({"embedding": self.embedding.tolist()} if self.embedding is not None else {})
+
+
+@dataclass(frozen=True)
+class Resident:
+    """A task that the engine knows."""
+
+    task: Task
+    plan: Plan
+    max_length: int
+    stride: int = STRIDE
+
+
+class Engine:
+    """One encoder on one device, and any number of tasks by name."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        device: str = "auto",
+        precision: str = "auto",
+        budget: int | None = None,
+        programs: bool = True,
+    ) -> None:
+        """Put the encoder on the device; tasks are added with `put` and `load`.
+
+        Slots take at most `budget` bytes: beyond, the least recently used are dropped and loaded again on demand.
+        Without `programs`, a GPU computes each batch afresh, so that the same rows always give the same bits.
+        """
+        self.backbone = backbone
+        self.device = find_device(device)
+        self.dtype = find_dtype(precision, self.device)
+        self.stacks = Stacks(place(backbone, self.device, self.dtype), dtype=self.dtype)
+        self.slots = Residency(self.stacks, budget)
+        self.residents: dict[str, Resident] = {}
+        self._mixed: Mixed | None = None
+        self._calls_left = _WORTH if programs and self.device.type == "cuda" else None
+
+    def prepare(self) -> None:
+        """Run programs from the next call on: for an engine that is going to answer many."""
+        if self._calls_left is not None:
+            self._calls_left = None
+            self._mixed = Mixed(self.backbone.anatomy, self.stacks, Programs(self.device))
+
+    def put(
+        self,
+        name: str,
+        task: Task,
+        plan: Plan,
+        tensors: Mapping[str, np.ndarray],
+        max_length: int,
+        stride: int = STRIDE,
+        source: Callable[[], Mapping[str, np.ndarray]] | None = None,
+    ) -> None:
+        """Add a task, or replace the one of that name; `source` gives its tensors again after they were dropped."""
+        self.slots.put(name, plan, tensors, source)
+        self.residents[name] = Resident(task, plan, max_length, stride)
+
+    def load(self, package: Package, name: str = "") -> str:
+        """Add a task from its package, under its own `name@version` unless another is given; gives that name."""
+        manifest = package.manifest
+        if manifest.backbone["sha256"] != self.backbone.sha256:
+            raise BackboneMismatch(
+                f"{package.ref} was trained on backbone {manifest.backbone['name']!r} "
+                f"({manifest.backbone['sha256'][:12]}), not on {self.backbone.name!r} ({self.backbone.sha256[:12]})."
+            )
+        tensors = package.tensors()
+        try:
+            task, plan = Task.from_json(manifest.task), Plan.from_json(manifest.method)
+            max_length = int(manifest.recipe["max_length"])
+            stride = max(1, int(manifest.recipe.get("doc_stride", STRIDE)))
+            self._check_plan(plan, tensors, max_length)
+        except (KeyError, TypeError, ValueError, AttributeError, InputError) as error:
+            raise PackageDamaged(f"{package.ref} does not hold what its manifest says ({error}); {RESTORE}.") from error
+        self.put(name or package.ref, task, plan, tensors, max_length, stride, package.tensors)
+        return name or package.ref
+
+    def _check_plan(self, plan: Plan, tensors: Mapping[str, np.ndarray], max_length: int) -> None:
+        """Refuse a plan that the pass cannot run, or tensors that are not the plan's; checksums prove neither."""
+        anatomy = self.backbone.anatomy
+        known = {"kind": heads.KINDS, "pooling": POOLINGS, "activation": ACTIVATIONS}
+        said = {"kind": plan.head.kind, "pooling": plan.head.pooling}
+        expected = heads.shapes(plan.head, anatomy.hidden)
+        if plan.adapter:
+            said["activation"] = plan.adapter.activation
+            expected |= bottleneck.shapes(plan.adapter, anatomy.hidden)
+        wrong = [f"{key} {value!r}" for key, value in said.items() if value not in known[key]]
+        if not 0 < max_length <= anatomy.max_length:
+            wrong.append(f"max_length {max_length}")
+        frozen = anatomy.shapes(self.backbone.has_pooler)
+        expected |= {name: frozen[name] for name in trained(frozen, plan)}
+        if {name: tuple(array.shape) for name, array in tensors.items()} != expected:
+            wrong.append("other tensors than its plan's")
+        if wrong:
+            raise ValueError(", ".join(wrong))
+
+    def remove(self, name: str) -> None:
+        """Drop a task; its place is used again."""
+        self._find(name)
+        self.slots.remove(name)
+        del self.residents[name]
+
+    def rows(self, name: str | None, examples: Examples, keep: bool = False) -> Rows:
+        """Tokenise rows as a task was trained on them, kept in the cache if asked; None is the bare backbone."""
+        if name is None:
+            return Rows(self.backbone.tokenize(examples.texts, examples.pairs), None)
+        held, bare = self._find(name), replace(examples, targets=None)
+        return make_rows(
+            self.backbone, bare, kind=held.task.kind, max_length=held.max_length, stride=held.stride, keep=keep
+        )
+
+    def tokens(self, name: str | None, examples: Examples) -> list[Tokens]:
+        """Give the tokens of `rows`."""
+        return self.rows(name, examples).tokens
+
+    def outputs(self, tokens: Sequence[Tokens], names: Sequence[str | None]) -> list[np.ndarray]:
+        """Give each row's head outputs; see `outputs` of this module."""
+        if self._calls_left is not None:
+            self._calls_left -= 1
+            if self._calls_left < 0:
+                self.prepare()
+        wanted = list(dict.fromkeys(name for name in names if name is not None))
+        for name in wanted:
+            self._find(name)
+        found: dict[int, np.ndarray] = {}
+        for part in self.slots.within_budget(wanted) if wanted else [[]]:
+            here = {*part, None}  # rows of no task go with the first part
+            mine = [i for i, name in enumerate(names) if name in here and i not in found]
+            with self.slots.using(part) as numbers, self.slots.lock:
+                slots = [numbers[name] if name is not None else None for name in (names[i] for i in mine)]
+                rows = [tokens[i] for i in mine]
+                given = outputs(self.backbone.anatomy, self.stacks, rows, slots, mixed=self._mixed)
+            found |= zip(mine, given, strict=True)
+        return [found[i] for i in range(len(tokens))]
+
+    def predict(self, requests: Sequence[tuple[str | None, Examples]], best: int = 0) -> list[list[Prediction]]:
+        """Answer requests (task or None, rows) of any tasks in one go, each in the order of its rows.
+
+        With `best` span tasks also list as many of their best answers.
+        """
+        return [
+            self._predictions(name, examples, rows, given, best)
+            for (name, examples), (rows, given) in zip(requests, self._run(requests), strict=True)
+        ]
+
+    def decide(self, requests: Sequence[tuple[str, Examples]], keep: bool = False) -> list[list[Any]]:
+        """Give what a metric compares: class numbers, sets of them, numbers, or answer texts; as `predict` does."""
+        return [
+            decide(self._find(name).task, examples, rows, given)
+            for (name, examples), (rows, given) in zip(requests, self._run(requests, keep), strict=True)
+        ]
+
+    def read(self, name: str, examples: Examples, count: int = 1, keep: bool = False) -> list[spans.Reading]:
+        """Give all that a span task makes of each row: its best answers and the score of "no answer"."""
+        ((rows, given),) = self._run([(name, examples)], keep)
+        return readings(examples, rows, given, count)
+
+    def _run(
+        self, requests: Sequence[tuple[str | None, Examples]], keep: bool = False
+    ) -> list[tuple[Rows, list[np.ndarray]]]:
+        """Send the rows of all requests through the encoder together; give each its own back."""
+        rows = [self.rows(name, examples, keep) for name, examples in requests]
+        names = [name for (name, _), mine in zip(requests, rows, strict=True) for _ in mine.tokens]
+        given = iter(self.outputs([row for mine in rows for row in mine.tokens], names))
+        return [(mine, [next(given) for _ in mine.tokens]) for mine in rows]
+
+    def _predictions(
+        self, name: str | None, examples: Examples, rows: Rows, given: list[np.ndarray], best: int
+    ) -> list[Prediction]:
+        if name is None:
+            return [Prediction(embedding=out) for out in given]
+        task = self._find(name).task
+        if task.kind == "span":
+            return [_answered(task, one, best) for one in readings(examples, rows, given, max(1, best))]
+        return [_decided(task, out) for out in given]
+
+    def _find(self, name: str) -> Resident:
+        if name not in self.residents:
+            raise UnknownName(name, "a task in this engine", self.residents)
+        return self.residents[name]
+
+
+def decide(task: Task, examples: Examples, rows: Rows, given: Sequence[np.ndarray]) -> list[Any]:
+    """Turn the outputs of a task's rows into what a metric compares, one for each example."""
+    if task.kind == "span":
+        return [one.choose(task.threshold).text for one in readings(examples, rows, given)]
+    return [heads.KINDS[task.kind].decide(out) for out in given]
+
+
+def readings(examples: Examples, rows: Rows, given: Sequence[np.ndarray], count: int = 1) -> list[spans.Reading]:
+    """Read the answers of each example off the outputs of all its windows."""
+    contexts = examples.pairs or []
+    return [
+        spans.read([given[row] for row in mine], [rows.tokens[row] for row in mine], text, count)
+        for mine, text in zip(rows.by_example(len(examples)), contexts, strict=True)
+    ]
+
+
+def _answered(task: Task, one: spans.Reading, best: int) -> Prediction:
+    answer = one.choose(task.threshold)
+    odds = one.null_odds if task.threshold is not None else None
+    listed = tuple(one.listed(task.threshold)[:best]) if best else None
+    return Prediction(answer=answer.text, start=answer.start, end=answer.end, null_odds=odds, best=listed)
+
+
+def _decided(task: Task, out: np.ndarray) -> Prediction:
+    decision = heads.KINDS[task.kind].decide(out)
+    if task.kind == "classification":
+        return Prediction(label=task.labels[decision], probabilities=_named(task, _softmax(out)))
+    if task.kind == "multilabel":
+        chosen = tuple(task.labels[k] for k in decision)
+        likely = 0.5 * (1 + np.tanh(0.5 * out.astype(np.float64)))  # the sigmoid, without overflow
+        return Prediction(labels=chosen, probabilities=_named(task, likely))
+    return Prediction(value=decision)
+
+
+def _softmax(out: np.ndarray) -> np.ndarray:
+    shifted = np.exp(out.astype(np.float64) - out.max())
+    return np.asarray(shifted / shifted.sum())
+
+
+def _named(task: Task, probabilities: np.ndarray) -> dict[str, float]:
+    return {label: float(p) for label, p in zip(task.labels, probabilities, strict=True)}

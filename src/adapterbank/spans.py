@@ -1,0 +1,99 @@
+"""Answers: a span head's outputs on the windows of a document -> the characters of the text. Knows no tensors.
+
+The score of an answer is its start's output plus its end's. "No answer" has a score too, that of the first token; over
+several windows the lowest counts, as each has to find nothing (BERT's SQuAD code does the same).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from adapterbank.encoder.packed import Tokens
+from adapterbank.metrics import answer_scores
+from adapterbank.tasks import squad
+
+LONGEST_ANSWER = 30
+"""Tokens of the longest answer, as in BERT's SQuAD code."""
+_CANDIDATES = 20
+"""Answers of each window that are looked at for a list of the best, as there."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A stretch of the document."""
+
+    text: str
+    start: int
+    end: int
+    """First and last-plus-one character; 0 and 0 for no answer."""
+    score: float
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a span head makes of one document."""
+
+    answers: tuple[Answer, ...]
+    """The best first, each text once; at least one."""
+    null: float
+    """The score of "no answer"."""
+
+    @property
+    def null_odds(self) -> float:
+        """By how much "no answer" scores above the best answer."""
+        return self.null - self.answers[0].score
+
+    def choose(self, threshold: float | None) -> Answer:
+        """Give the best answer; the empty one where "no answer" beats it by more than the threshold."""
+        silent = threshold is not None and self.null_odds > threshold
+        return Answer("", 0, 0, self.null) if silent else self.answers[0]
+
+    def listed(self, threshold: float | None) -> list[dict[str, Any]]:
+        """Give the answers with the share that each has of them all, "no answer" among them if it may be given."""
+        every = [*self.answers, *([Answer("", 0, 0, self.null)] if threshold is not None else [])]
+        every.sort(key=lambda answer: -answer.score)
+        weights = np.exp(np.array([answer.score for answer in every]) - every[0].score)
+        shares = weights / weights.sum()
+        return [{**vars(answer), "probability": float(share)} for answer, share in zip(every, shares, strict=True)]
+
+
+def read(outputs: Sequence[np.ndarray], rows: Sequence[Tokens], context: str, count: int = 1) -> Reading:
+    """Find the `count` best answers over all windows of a document, from `[tokens, 2]` outputs of each."""
+    found: list[Answer] = []
+    null = min(float(out[0].sum()) for out in outputs)
+    for out, row in zip(outputs, rows, strict=True):
+        assert row.offsets is not None
+        inside = np.flatnonzero(row.offsets[:, 0] >= 0)
+        if len(inside):
+            places = row.offsets[inside]
+            for score, first, last in best_spans(out[inside], 1 if count == 1 else max(count, _CANDIDATES)):
+                start, end = int(places[first, 0]), int(places[last, 1])
+                found.append(Answer(context[start:end], start, end, score))
+    found.sort(key=lambda answer: -answer.score)  # stable: among equals the earlier window's
+    once = {answer.text: answer for answer in reversed(found)}
+    best = [answer for answer in found if once[answer.text] is answer][:count]
+    return Reading(tuple(best) or (Answer("", 0, 0, null),), null)
+
+
+def best_spans(x: np.ndarray, count: int) -> list[tuple[float, int, int]]:
+    """Give the best (score, first, last) of `[tokens, 2]` outputs, none longer than `LONGEST_ANSWER`."""
+    width = min(LONGEST_ANSWER, len(x))
+    ends = np.concatenate([x[:, 1], np.full(width - 1, -np.inf, x.dtype)])
+    sums = x[:, :1] + np.lib.stride_tricks.sliding_window_view(ends, width)  # [first, length - 1]
+    flat = sums.ravel()
+    order = [flat.argmax()] if count == 1 else np.argsort(-flat, kind="stable")[:count]
+    found = [(float(flat[i]), int(i // width), int(i // width + i % width)) for i in order]
+    return [span for span in found if span[2] < len(x)]
+
+
+def tune(found: Sequence[Reading], targets: Sequence[Any]) -> float:
+    """Find the threshold of "no answer" that gives the best F1 on these rows, as SQuAD 2.0 finds it."""
+    gold = {str(i): list(target[2]) if target[0] >= 0 else [] for i, target in enumerate(targets)}
+    said = {str(i): one.answers[0].text for i, one in enumerate(found)}
+    odds = {str(i): one.null_odds for i, one in enumerate(found)}
+    f1 = {key: answer_scores(said[key], gold[key], silence=True)[1] for key in gold}
+    return squad.best_threshold(f1, gold, said, odds).threshold

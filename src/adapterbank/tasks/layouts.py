@@ -1,0 +1,376 @@
+"""How public data sets lie on disk, and their files as tables of like columns. It knows no catalog and no tasks.
+
+A layout says which files it is made of (`find`) and reads them (`read`). All of them give the same: for each split a
+table whose columns are the texts as the caller names them, `label`, and `index` or `id` where the file numbers its
+rows. A split named `all` is a data set that was never cut. Labels stay words as the file spells them unless a layout
+carries `names`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from adapterbank.errors import DataError
+from adapterbank.tasks.readers import Table, listed, read_table, unpacked
+
+WHOLE = "all"
+"""The name of a split that holds everything."""
+
+_PARENTS = (".", "glue_data", "GLUE", "glue", "squad", "SQuAD", "squad_v1", "squad_v2")
+"""Folders of a data root in which official downloads are looked for."""
+
+Files = Mapping[str, Sequence[Path]]
+"""The files of each split."""
+
+
+class Layout(Protocol):
+    """One way in which a data set is handed out."""
+
+    def find(self, root: Path, folder: str) -> Files:
+        """Give the files that are there; nothing where the data set is not laid out this way."""
+
+    def read(self, files: Files, text: Sequence[str]) -> dict[str, Table]:
+        """Read them, the texts under these column names."""
+
+
+def _first(root: Path, folder: str, choices: Sequence[str]) -> Path | None:
+    bases = [root / parent for parent in (*_PARENTS, folder)]
+    tries = (base / name for base in bases for choice in choices for name in (choice, f"{choice}.gz"))
+    return next((path for path in tries if path.exists()), None)
+
+
+def _present(root: Path, folder: str, files: Mapping[str, Sequence[str]]) -> dict[str, list[Path]]:
+    found = {split: _first(root, folder, choices) for split, choices in files.items()}
+    return {split: [path] for split, path in found.items() if path is not None}
+
+
+def decoded(path: Path) -> str:
+    """Read a text file of another time: UTF-8, or else Latin-1, which no byte offends."""
+    data = unpacked(path)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = data.decode("latin-1")
+    return text.replace("\0", "")
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(decoded(path))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read as JSON ({error}); fetch it again.") from None
+
+
+def renamed(labels: Sequence[Any], names: Mapping[str, str | None]) -> list[str | None]:
+    """Give each label the name of the first key that it starts with; None for one that no key, or None, stands for."""
+    known: dict[Any, str | None] = {}
+    for label in labels:
+        if label not in known:
+            known[label] = next((name for key, name in names.items() if str(label).startswith(key)), None)
+    return [known[label] for label in labels]
+
+
+def _table(columns: dict[str, list[Any]], names: Mapping[str, str | None], source: str) -> Table:
+    if names and "label" in columns:
+        found, columns["label"] = columns["label"], renamed(columns["label"], names)
+        keep = [row for row, label in enumerate(columns["label"]) if label is not None]
+        if not keep:
+            raise DataError(f"{source}: no label is one of {listed(names)}; it has {listed(dict.fromkeys(found))}.")
+        columns = {name: [column[row] for row in keep] for name, column in columns.items()}
+    return Table(columns, source)
+
+
+# --- Parquet ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Parquet:
+    """A folder of `<split>.parquet`, texts and `label` by name, label names in `labels.json`."""
+
+    def find(self, root: Path, folder: str) -> Files:
+        """See `Layout`."""
+        other = {"validation": "dev", "validation_matched": "dev", "validation_mismatched": "dev_mismatched"}
+        paths = sorted((root / folder).glob("*.parquet")) if folder else []
+        return {other.get(path.stem, path.stem): [path] for path in paths}
+
+    def read(self, files: Files, text: Sequence[str]) -> dict[str, Table]:
+        """See `Layout`; the texts are all columns but the label, in their order."""
+        found = {}
+        for split, (path,) in files.items():
+            table = read_table(path)
+            mine = [name for name in table.columns if name not in ("label", "index", "idx", "id")]
+            if len(mine) != len(text):
+                raise DataError(f"{path} has the text columns {listed(mine)}; this data set has {listed(text)}.")
+            columns = {name: table.columns[own] for name, own in zip(text, mine, strict=True)}
+            found[split] = Table(columns | {"label": _places_named(path, table)}, str(path))
+        return found
+
+
+def _places_named(path: Path, table: Table) -> list[Any]:
+    names = path.with_name("labels.json")
+    labels: list[Any] = table.columns.get("label", [None] * table.rows)
+    if not names.is_file() or not all(isinstance(label, int) for label in labels):
+        return labels
+    words = _json(names)
+    if not isinstance(words, list):
+        raise DataError(f"{names} is no list of label names; write one, in the order of the numbers.")
+    # -1 is how Parquet copies of GLUE say that the answer is kept by the server.
+    return [words[label] if 0 <= label < len(words) else None for label in labels]
+
+
+# --- tables -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Tables with commas, quoted, or with tabs, never quoted: GLUE's own files, and what Kaggle and others give."""
+
+    files: Mapping[str, Sequence[str]]
+    """The names a split's file may have, below the data root or the data set's folder."""
+    text: tuple[str | int, ...]
+    """Columns by name, or by place in a file without a header."""
+    label: str | int | None = "label"
+    mark: str = ","
+    header: bool = True
+    names: Mapping[str, str | None] = field(default_factory=dict)
+    """Labels by what they start with; those that no key fits are left out, and so are those of None."""
+    headed: Mapping[str, Sequence[str | int]] = field(default_factory=dict)
+    """Splits whose file has a header of its own kind, with their text columns: GLUE's test sets."""
+    joined: bool = False
+    """Whether all text columns make one text."""
+
+    def find(self, root: Path, folder: str) -> Files:
+        """See `Layout`."""
+        return _present(root, folder, self.files)
+
+    def read(self, files: Files, text: Sequence[str]) -> dict[str, Table]:
+        """See `Layout`."""
+        return {split: self._read(split, path, text) for split, (path,) in files.items()}
+
+    def _read(self, split: str, path: Path, text: Sequence[str]) -> Table:
+        header, rows = _rows(path, self.mark, self.header or split in self.headed)
+        places = [_column(header, name, path) for name in self.headed.get(split, self.text)]
+        label = (
+            _column(header, self.label, path, need=not split.startswith("test")) if split not in self.headed else None
+        )
+        numbered = ("index", "id") if split.startswith("test") else ()
+        number = next((header[name] for name in numbered if name in header), None)
+        last = max([*places, *([label] if label is not None else [])])
+        # A few rows of the official QQP have lost a field; a test row without one would shift all that follow.
+        whole = [row for row in rows if len(row) > last]
+        if not whole:
+            raise DataError(f"{path} has no row of {last + 1} fields or more; is it the file as handed out?")
+        if split.startswith("test") and len(whole) < len(rows):
+            raise DataError(f"{path} has a row with too few fields, so its rows cannot be numbered; fetch it again.")
+        parts = [[row[place] for row in whole] for place in places]
+        if self.joined:
+            parts = [[" ".join(row) for row in zip(*parts, strict=True)]]
+        columns: dict[str, list[Any]] = dict(zip(text, parts, strict=True))
+        if label is not None:
+            columns["label"] = [row[label] for row in whole]
+        if number is not None:
+            columns["index"] = [row[number] for row in whole]
+        return _table(columns, self.names, str(path))
+
+
+def _rows(path: Path, mark: str, header: bool) -> tuple[dict[str, int], list[list[str]]]:
+    if mark == "\t":
+        text = decoded(path).replace("\r\n", "\n").removesuffix("\n")
+        rows = [line.split("\t") for line in text.split("\n")]
+    else:
+        csv.field_size_limit(2**31 - 1)
+        try:
+            rows = [row for row in csv.reader(io.StringIO(decoded(path), newline="")) if row]
+        except csv.Error as error:
+            raise DataError(f"{path} cannot be read as CSV ({error}); fetch it again.") from None
+    if not rows:
+        raise DataError(f"{path} is empty; fetch it again.")
+    if not header:
+        return {}, rows
+    return {name.strip().lower(): place for place, name in enumerate(rows[0])}, rows[1:]
+
+
+def _column(header: Mapping[str, int], name: Any, path: Path, need: bool = True) -> Any:
+    if isinstance(name, int) or (name is None and not need):
+        return name
+    place = next((place for known, place in header.items() if known.startswith(str(name).lower())), None)
+    place = header.get(str(name).lower(), place)
+    if place is None and need:
+        raise DataError(f"{path} has no column {name!r}; its columns: {listed(header)}. Is it the file as handed out?")
+    return place
+
+
+# --- a label and a text a line, a file a class, a folder a class --------------------------------------------
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A label, a blank and a text on each line."""
+
+    files: Mapping[str, Sequence[str]]
+    names: Mapping[str, str | None] = field(default_factory=dict)
+
+    def find(self, root: Path, folder: str) -> Files:
+        """See `Layout`."""
+        return _present(root, folder, self.files)
+
+    def read(self, files: Files, text: Sequence[str]) -> dict[str, Table]:
+        """See `Layout`."""
+        found = {}
+        for split, (path,) in files.items():
+            pairs = [line.split(" ", 1) for line in _lines(path) if " " in line]
+            columns: dict[str, list[Any]] = {text[0]: [line for _, line in pairs], "label": [name for name, _ in pairs]}
+            found[split] = _table(columns, self.names, str(path))
+        return found
+
+
+@dataclass(frozen=True)
+class ClassFiles:
+    """A file for each class, a text a line; never cut."""
+
+    files: Mapping[str, Sequence[str]]
+    """The names a class's file may have."""
+
+    def find(self, root: Path, folder: str) -> Files:
+        """See `Layout`."""
+        found = [_first(root, folder, choices) for choices in self.files.values()]
+        return {WHOLE: [path for path in found if path is not None]} if all(found) else {}
+
+    def read(self, files: Files, text: Sequence[str]) -> dict[str, Table]:
+        """See `Layout`."""
+        rows = [(line, label) for label, path in zip(self.files, files[WHOLE], strict=True) for line in _lines(path)]
+        columns: dict[str, list[Any]] = {text[0]: [line for line, _ in rows], "label": [label for _, label in rows]}
+        return {WHOLE: Table(columns, str(files[WHOLE][0].parent))}
+
+
+@dataclass(frozen=True)
+class Folders:
+    """A folder for each class, a text a file."""
+
+    files: Mapping[str, Sequence[str]]
+    """The names a split's folder may have."""
+    names: Mapping[str, str | None] = field(default_factory=dict)
+
+    def find(self, root: Path, folder: str) -> Files:
+        """See `Layout`."""
+        return {split: [path] for split, (path,) in _present(root, folder, self.files).items() if path.is_dir()}
+
+    def read(self, files: Files, text: Sequence[str]) -> dict[str, Table]:
+        """See `Layout`."""
+        found = {}
+        for split, (path,) in files.items():
+            rows = [file for file in sorted(path.glob("*/*")) if file.is_file()]
+            columns: dict[str, list[Any]] = {
+                text[0]: [decoded(file) for file in rows],
+                "label": [file.parent.name for file in rows],
+            }
+            found[split] = _table(columns, self.names, str(path))
+        return found
+
+
+def _lines(path: Path) -> Iterator[str]:
+    # Not splitlines: old files hold control characters at which it would break a text in two.
+    return (line for line in re.split(r"\r?\n", decoded(path)) if line.strip())
+
+
+# --- JSON ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PairsJson:
+    """One JSON object of splits, each a list of [text, label]: CLINC150."""
+
+    file: str
+    splits: Mapping[str, str]
+    """Our names of its splits."""
+
+    def find(self, root: Path, folder: str) -> Files:
+        """See `Layout`."""
+        path = _first(root, folder, (self.file,))
+        return dict.fromkeys(self.splits.values(), (path,)) if path else {}
+
+    def read(self, files: Files, text: Sequence[str]) -> dict[str, Table]:
+        """See `Layout`."""
+        path = next(iter(files.values()))[0]
+        content = _json(path)
+        rows = {ours: content[theirs] for theirs, ours in self.splits.items() if theirs in content}
+        odd = [row for mine in rows.values() for row in mine if not isinstance(row, list) or len(row) != 2]
+        if odd or not rows:
+            raise DataError(f"{path} does not hold lists of [text, label] by split; is it the file as handed out?")
+        return {
+            split: Table({text[0]: [row[0] for row in mine], "label": [row[1] for row in mine]}, f"{path}, {split}")
+            for split, mine in rows.items()
+        }
+
+
+@dataclass(frozen=True)
+class SquadJson:
+    """SQuAD's own files; `articles` names a file that divides one of them by article."""
+
+    files: Mapping[str, Sequence[str]]
+    articles: str = ""
+
+    def find(self, root: Path, folder: str) -> Files:
+        """See `Layout`."""
+        found = _present(root, folder, self.files)
+        if not self.articles or not found:
+            return found
+        division = _first(root, folder, (self.articles,))
+        return {split: [*paths, division] for split, paths in found.items()} if division else {}
+
+    def read(self, files: Files, text: Sequence[str]) -> dict[str, Table]:
+        """See `Layout`; `label` holds the answers as {text: […], answer_start: […]}."""
+        tables = {paths[0]: read_table(paths[0]) for paths in files.values()}
+        found = {}
+        for split, (path, *division) in files.items():
+            columns = tables[path].columns
+            titles = set(columns["title"])
+            if division:
+                titles &= set(_json(division[0]).get(split, []))
+            keep = [row for row, title in enumerate(columns["title"]) if title in titles]
+            source = f"{path}, {split} articles" if division else str(path)
+            own = {"id": "id", "question": text[0], "context": text[1], "answers": "label"}
+            found[split] = Table({ours: [columns[name][row] for row in keep] for name, ours in own.items()}, source)
+        return found
+
+
+# --- one data set cut in three ------------------------------------------------------------------------------
+
+
+def cut(table: Table, seed: int = 0) -> dict[str, Table]:
+    """Cut rows into train, dev and test of 80, 10 and 10 per cent, each with the same mix of labels.
+
+    Sizes are those of the paper's Table 2: the whole part of 0.8 n, 0.1 n rounded, and the rest. Rows are shuffled
+    within each label and then taken by their rank in it.
+    """
+    # RandomState, as its stream is frozen for good.
+    from numpy.random import RandomState
+
+    draw, groups = RandomState(seed), dict[Any, list[int]]()
+    for row, label in enumerate(table.columns["label"]):
+        groups.setdefault(label, []).append(row)
+    ranked: list[tuple[float, int]] = []
+    for label in sorted(groups, key=str):
+        order = draw.permutation(len(groups[label]))
+        ranked += [((rank + 0.5) / len(order), groups[label][place]) for rank, place in enumerate(order)]
+    rows = [row for _, row in sorted(ranked)]
+    train, dev = 8 * len(rows) // 10, round(len(rows) / 10)
+    parts = {"train": rows[:train], "dev": rows[train : train + dev], "test": rows[train + dev :]}
+    return {
+        split: Table({name: [column[row] for row in mine] for name, column in table.columns.items()}, table.source)
+        for split, mine in parts.items()
+    }
+
+
+def joined(tables: Mapping[str, Table]) -> Table:
+    """Put the rows of all splits one after the other."""
+    first = next(iter(tables.values()))
+    columns = {name: [value for table in tables.values() for value in table.columns[name]] for name in first.columns}
+    return Table(columns, first.source)

@@ -1,0 +1,9 @@
+"""Where tests look for real data sets: ADAPTERBANK_DATA, or a folder beside the project."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+DATA = Path(os.environ.get("ADAPTERBANK_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+"""Read before any test runs: a fixture takes the variable away, so that no other test depends on it."""
