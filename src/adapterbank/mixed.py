@@ -89,7 +89,7 @@ class Mixed:
             program.run = self._programs.capture(lambda: self._body(program, stage, plan, shape))
         program.run()
         assert program.out is not None
-        return _split(program.out.cpu().numpy(), tokens, held)
+        return _split(program.out.to("cpu", copy=True).numpy(), tokens, held)
 
     def _stage(self, layouts: tuple[Layout, ...], places: int) -> _Stage:
         return self._stages.setdefault(
