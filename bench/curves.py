@@ -40,6 +40,8 @@ class Range:
     """Rows of the curve over lengths."""
     length: int
     """Tokens a row where they are not what varies."""
+    task_lengths: tuple[int, ...]
+    """Tokens a row of the curve over tasks."""
     seconds: float
     """How long a point is measured, at least."""
     warm: int
@@ -59,6 +61,7 @@ RANGES = {
         rows=32,
         length_rows=32,
         length=128,
+        task_lengths=(128,),
         seconds=0.3,
         warm=2,
         block=5,
@@ -73,6 +76,7 @@ RANGES = {
         rows=32,
         length_rows=8,
         length=32,
+        task_lengths=(16, 128),
         seconds=1.0,
         warm=2,
         block=1,
@@ -87,6 +91,7 @@ RANGES = {
         rows=8,
         length_rows=8,
         length=16,
+        task_lengths=(16,),
         seconds=0.02,
         warm=1,
         block=1,
@@ -108,6 +113,7 @@ class Curves:
         shapes = {(span.rows, span.length)}
         shapes |= {(span.length_rows, length) for length in span.lengths}
         shapes |= {(rows, span.length) for rows in span.batches}
+        shapes |= {(span.rows, length) for length in span.task_lengths}
         vocabulary = SHAPES[span.shape].vocabulary
         self.cases = {f"{rows} x {length}": batches(rows, length, vocabulary) for rows, length in sorted(shapes)}
 
@@ -158,11 +164,12 @@ class Curves:
                     if numbers * (2 if self.device.type == "cuda" else 4) > 0.8 * free_memory(self.device):
                         self.skipped.append(f"{slots} tasks of size {size}: more than 0.8 of the free memory")
                         continue
-                    self.tasks_point(field, size, slots)
+                    for length in self.span.task_lengths:
+                        self.tasks_point(field, size, slots, length)
 
-    def tasks_point(self, field: Field, size: int, slots: int) -> None:
+    def tasks_point(self, field: Field, size: int, slots: int, length: int) -> None:
         """Measure one number of tasks: rows of different tasks, and of one, in turns."""
-        order = {"do": "infer", "case": f"{self.span.rows} x {self.span.length}", "slots": slots, "blocks": 3}
+        order = {"do": "infer", "case": f"{self.span.rows} x {length}", "slots": slots, "blocks": 3}
         found: dict[str, list[float]] = {"mixed": [], "one": []}
         for tasks in found:
             field.warm_up({**order, "tasks": tasks})
@@ -175,7 +182,7 @@ class Curves:
             if contestant.last["resident"] < slots:
                 self.skipped.append(f"{slots} tasks of size {size}: the engine held {contestant.last['resident']}")
             for tasks, contestant.seconds in found.items():
-                self.keep(contestant, "tasks", f"size {size}, {LABELS[tasks]}", slots, order)
+                self.keep(contestant, "tasks", f"{length} tokens, size {size}, {LABELS[tasks]}", slots, order)
 
     def over_runs(self) -> None:
         """Measure a training step per run, of several runs at once."""
@@ -198,12 +205,17 @@ class Curves:
                 self.point(field, curve, "training", x, {"do": "train", "case": case, "block": self.span.block})
 
 
-def measure(work: Path, device: torch.device, peers: Peers, out: Path, *, tiny: bool = False) -> None:
+PARTS = ("shapes", "runs", "tasks")
+
+
+def measure(
+    work: Path, device: torch.device, peers: Peers, out: Path, *, tiny: bool = False, only: tuple[str, ...] = PARTS
+) -> None:
     """Measure all curves, writing JSON after each."""
     span = RANGES["tiny" if tiny else device.type]
     curves = Curves(save(SHAPES[span.shape], work / span.shape), device, span, peers)
-    for part in (curves.over_shapes, curves.over_runs, curves.over_tasks):
-        part()
+    for part in only:
+        {"shapes": curves.over_shapes, "runs": curves.over_runs, "tasks": curves.over_tasks}[part]()
         write(out, {**machine(device), "settings": vars(span), "skipped": curves.skipped, "points": curves.points})
 
 
@@ -214,10 +226,12 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--tiny", action="store_true", help="a rehearsal in small")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", choices=PARTS, action="append", help="this part; may be given again")
     options = parser.parse_args()
     device = torch.device(options.device)
     with tempfile.TemporaryDirectory() as work:
-        measure(Path(work), device, Peers(options), options.out, tiny=options.tiny)
+        only = tuple(options.only or PARTS)
+        measure(Path(work), device, Peers(options), options.out, tiny=options.tiny, only=only)
 
 
 if __name__ == "__main__":

@@ -172,8 +172,9 @@ def test_probabilities_are_the_softmax_or_sigmoid_of_the_outputs(engine_of):
 def certain(engine, name, bias):
     """Put a task again with a head that says the same of everything."""
     held = engine.residents[name]
-    with engine.slots.using([name]) as slots:
-        tensors = {key: tensor.numpy() for key, tensor in engine.stacks.take(slots[name]).items()}
+    with engine.slots.using([engine.slots.find(name)]) as slots:
+        (slot,) = slots.values()
+        tensors = {key: tensor.numpy() for key, tensor in engine.stacks.take(slot).items()}
     tensors["head.weight"] = np.zeros_like(tensors["head.weight"])
     tensors["head.bias"] = np.array(bias, dtype=np.float32)
     engine.put(name, held.task, held.plan, tensors, held.max_length)

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+import warnings
+
 import numpy as np
 import pytest
 import torch
 
+from adapterbank import engine as engines
+from adapterbank import train as training
 from adapterbank.api import open_bank
+from adapterbank.encoder.checkpoint import load
+from adapterbank.encoder.packed import Tokens
+from adapterbank.engine import Engine
+from adapterbank.errors import SlowerWarning
+from adapterbank.methods import Head, Options, make_plan
+from adapterbank.tasks.spec import Task
+from families import save_random
+from lessons import GPU, lesson_on, three_runs
 from small_data import reviews
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
+    # Compilers have advice of their own, TF32 for one; that something runs slower than it could is an error here.
+    pytest.mark.filterwarnings("ignore", "error::adapterbank.errors.SlowerWarning"),
+]
 
+NEVER = 10**9
 TEXTS = ["the big dog ran", "why", "a good film on the mat , was it ?"] * 7
 
 
@@ -60,3 +80,215 @@ def test_rows_of_no_task_give_the_bare_encoders_mean(bert, tmp_path):
     bank = open_bank(tmp_path / "bank", bert, device="cuda", precision="fp32")
     for found, hidden in zip(bank.predict(None, TEXTS), bert.encode(TEXTS), strict=True):
         np.testing.assert_allclose(found.embedding, hidden.mean(0), atol=1e-4)
+
+
+# --- steps and batches as programs
+
+
+@pytest.fixture(scope="module")
+def backbones(tmp_path_factory):
+    """Give an encoder whose heads the attention kernel is made for, and one whose are too narrow for it."""
+    found = {}
+    for name, heads in (("kernel", 2), ("composed", 4)):
+        folder = tmp_path_factory.mktemp(name)
+        save_random("bert", folder, num_attention_heads=heads)
+        found[name] = load(str(folder))
+    return found
+
+
+@pytest.fixture
+def replays(monkeypatch):
+    """Note the graph of each replay."""
+    seen, original = [], torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: seen.append(graph) or original(graph))
+    return seen
+
+
+@pytest.fixture
+def learn(monkeypatch):
+    """Train on the GPU, as programs if a few steps are worth one; gives states, and the loss of each run and step."""
+
+    def run(backbone, *lessons, worth=0, dtype=torch.float32, dropout=0.1):
+        losses, read = {}, training._School._read_losses
+
+        def noted(school):
+            for found, who in school.unread:
+                losses.update({(learner.number, step): float(found[k]) for learner, k, step in who})
+            read(school)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(training, "_WORTH", worth)
+            patch.setattr(training._School, "_read_losses", noted)
+            states = training.train(backbone, lessons, device=GPU, dtype=dtype, dropout=dropout)
+        assert len(losses) == sum(state.step for state in states)
+        return states, losses
+
+    return run
+
+
+def assert_same_losses(found, expected, tolerance):
+    assert found.keys() == expected.keys()
+    for key in sorted(expected):
+        assert found[key] == pytest.approx(expected[key], abs=tolerance), f"run and step {key}"
+
+
+@pytest.mark.parametrize("name", ["kernel", "composed"])
+def test_a_captured_run_takes_the_steps_of_an_eager_one(name, backbones, new_slot, learn, replays):
+    """Three runs at once with seeds, rates, sizes and ends of their own, dropout, and rows of any length."""
+    lessons = three_runs(backbones[name], new_slot)
+    assert len({len(row) for lesson in lessons for row in lesson.train.tokens}) > 4
+    _, expected = learn(backbones[name], *lessons, worth=NEVER)
+    assert not replays
+    states, found = learn(backbones[name], *lessons)
+    assert len(replays) == max(state.step for state in states)
+    assert_same_losses(found, expected, 1e-4)
+
+
+@pytest.mark.parametrize("method", ["layernorm", "feature", "top", "full"])
+def test_every_method_is_captured(method, backbones, new_slot, learn, replays):
+    head = Head("classification", 2, "pooler" if method in ("top", "full") else "mean")
+    lesson = lesson_on(backbones["kernel"], new_slot, Options(method=method), head=head, rate=1e-4, epochs=1)
+    _, expected = learn(backbones["kernel"], lesson, worth=NEVER)
+    _, found = learn(backbones["kernel"], lesson)
+    assert len(replays) == len(found)
+    assert_same_losses(found, expected, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["kernel", "composed"])
+def test_captured_steps_in_bf16_learn_from_the_first_on(name, backbones, new_slot, learn, replays):
+    backbone = backbones[name]
+    common = {"rows": 120, "rate": 3e-3, "epochs": 12, "batch": 16}
+    lessons = [lesson_on(backbone, new_slot, Options(size=8), seed=seed, **common) for seed in range(3)]
+    states, found = learn(backbone, *lessons, dtype=torch.bfloat16, dropout=0.0)
+    _, exact = learn(backbone, *lessons, worth=NEVER, dropout=0.0)
+    assert len(replays) == 12 * 8
+    first = [(run, step) for run in range(3) for step in range(3)]
+    assert_same_losses({key: found[key] for key in first}, {key: exact[key] for key in first}, 5e-2)
+    for state in states:
+        assert state.history[-1]["loss"] < 0.3 < state.history[0]["loss"]
+        assert state.best_score > 0.8
+
+
+def test_the_same_seed_gives_the_same_bits_twice_as_a_program_too(backbones, new_slot, learn, replays):
+    lessons = three_runs(backbones["kernel"], new_slot)
+    (states, losses), (again, others) = (learn(backbones["kernel"], *lessons, dtype=torch.bfloat16) for _ in range(2))
+    assert replays
+    assert losses == others
+    for mine, wanted in zip(again, states, strict=True):
+        assert all(torch.equal(t, wanted.tensors["weights"][key]) for key, t in mine.tensors["weights"].items())
+
+
+def broken(function, **options):
+    """Stand in for `torch.compile` on a machine without a compiler."""
+
+    def call(*arguments, **more):
+        raise RuntimeError("no compiler here")
+
+    return call
+
+
+def test_a_compiler_that_fails_costs_speed_and_one_warning(backbones, new_slot, learn, replays, monkeypatch):
+    lessons = three_runs(backbones["kernel"], new_slot)
+    _, expected = learn(backbones["kernel"], *lessons, worth=NEVER)
+    monkeypatch.setattr(torch, "compile", broken)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        states, found = learn(backbones["kernel"], *lessons)
+    slower = [str(one.message) for one in said if issubclass(one.category, SlowerWarning)]
+    assert len(slower) == 1
+    assert "no compiler here" in slower[0]
+    assert len(replays) == max(state.step for state in states)  # captured all the same
+    assert_same_losses(found, expected, 1e-4)
+
+
+KINDS = [
+    Head("classification", 2),
+    Head("multilabel", 9),
+    Head("regression", 1, shift=3.0, scale=2.5),
+    Head("span", 2),
+]
+METRICS = {"classification": "accuracy", "multilabel": "micro_f1", "regression": "spearman", "span": "span_f1"}
+FORMS = [
+    *({"size": size} for size in (3, 64)),
+    {"size": 8, "depth": 2, "inner_norm": True, "placement": "parallel", "combine": "multiply"},
+    {"method": "layernorm"},
+    {"method": "feature"},
+    {"method": "full"},
+]
+
+
+def engine_on(backbone, new_slot, **options):
+    """Give an engine with a task of every kind and form."""
+    engine = Engine(backbone, device="cuda", **options)
+    for seed, (head, form) in enumerate(itertools.product(KINDS, FORMS)):
+        plan = make_plan(Options(**form), depth=backbone.anatomy.layers, head=head)
+        labels = tuple("abcdefghi"[: head.outputs]) if head.kind in ("classification", "multilabel") else ()
+        columns = ("text", "other") if head.kind == "span" else ("text",)
+        task = Task(f"t{seed}", head.kind, columns, "label", labels, METRICS[head.kind])
+        tensors = {name: t.numpy() for name, t in new_slot(backbone, plan, seed=seed, sigma=0.1).items()}
+        engine.put(task.name, task, plan, tensors, 64)
+    return engine
+
+
+def rows_of(count, seed):
+    numbers = np.random.default_rng(seed)
+    sizes = numbers.choice([1, 3, 8, 9, 17, 40, 64], count)
+    return [Tokens(numbers.integers(5, 100, n), np.sort(numbers.integers(0, 2, n))) for n in sizes]
+
+
+def assert_same_outputs(engine, plain, seed, tolerance):
+    """Ask both engines for rows of any tasks, of a few, and of one."""
+    chance = random.Random(seed)
+    names = [*plain.residents, None]
+    for count, choice in ((37, names), (13, chance.sample(names, 3)), (5, chance.sample(names, 1))):
+        tokens, asked = rows_of(count, seed), chance.choices(choice, k=count)
+        for mine, wanted, name in zip(engine.outputs(tokens, asked), plain.outputs(tokens, asked), asked, strict=True):
+            scale = plain.residents[name].plan.head.scale if name else 1.0
+            np.testing.assert_allclose(mine, wanted, atol=tolerance * max(1.0, scale), rtol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 5e-2)])
+def test_captured_batches_give_what_eager_ones_give(precision, tolerance, backbones, new_slot, replays):
+    engine = engine_on(backbones["kernel"], new_slot, precision=precision)
+    plain = engine_on(backbones["kernel"], new_slot, precision=precision, programs=False)
+    engine.prepare()
+    for seed in range(3):
+        assert_same_outputs(engine, plain, seed, tolerance)
+    assert plain._mixed is None
+    assert replays
+    captured, before = set(replays), len(replays)
+    assert_same_outputs(engine, plain, 0, tolerance)
+    assert len(replays) > before
+    assert set(replays) == captured  # what was asked before is asked of the same programs
+
+
+def test_captured_batches_within_a_budget_are_answered_with_what_was_loaded_last(backbones, new_slot, replays):
+    engine = engine_on(backbones["composed"], new_slot, precision="fp32", budget=200_000)
+    plain = engine_on(backbones["composed"], new_slot, precision="fp32", programs=False)
+    engine.prepare()
+    for seed in range(3):
+        assert_same_outputs(engine, plain, seed, 1e-4)
+    assert replays
+    assert engine.slots.evictions > len(plain.residents)
+
+
+def test_an_engine_runs_programs_from_the_call_on_that_is_worth_it(bert, monkeypatch, replays):
+    monkeypatch.setattr(engines, "_WORTH", 3)
+    engine, plain = (Engine(bert, device="cuda", precision="fp32", programs=programs) for programs in (True, False))
+    for call in range(6):
+        tokens = rows_of(4, seed=0)
+        for mine, wanted in zip(*(each.outputs(tokens, [None] * 4) for each in (engine, plain)), strict=True):
+            np.testing.assert_allclose(mine, wanted, atol=1e-4, rtol=1e-4)
+        assert bool(replays) == (call >= 3)
+
+
+def test_an_engine_whose_compiler_fails_answers_with_one_warning(backbones, new_slot, monkeypatch, replays):
+    monkeypatch.setattr(torch, "compile", broken)
+    engine = engine_on(backbones["kernel"], new_slot, precision="fp32")
+    plain = engine_on(backbones["kernel"], new_slot, precision="fp32", programs=False)
+    engine.prepare()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert_same_outputs(engine, plain, 0, 1e-4)
+    assert sum(issubclass(one.category, SlowerWarning) for one in said) == 1
+    assert replays

@@ -19,7 +19,7 @@ from adapterbank.methods import ACTIVATIONS, POOLINGS, Plan, trained
 from adapterbank.mixed import Mixed
 from adapterbank.package import RESTORE, Package
 from adapterbank.program import Programs
-from adapterbank.residency import Residency
+from adapterbank.residency import Known, Residency
 from adapterbank.runtime import find_device, find_dtype
 from adapterbank.slots import bottleneck, heads
 from adapterbank.slots.stack import Stacks
@@ -112,8 +112,10 @@ class Engine:
         source: Callable[[], Mapping[str, np.ndarray]] | None = None,
     ) -> None:
         """Add a task, or replace the one of that name; `source` gives its tensors again after they were dropped."""
-        self.slots.put(name, plan, tensors, source)
-        self.residents[name] = Resident(task, plan, max_length, stride)
+        resident = Resident(task, plan, max_length, stride)
+        with self.slots.lock:
+            self.slots.put(name, plan, tensors, source, resident)
+            self.residents[name] = resident
 
     def load(self, package: Package, name: str = "") -> str:
         """Add a task from its package, under its own `name@version` unless another is given; gives that name."""
@@ -154,89 +156,98 @@ class Engine:
             raise ValueError(", ".join(wrong))
 
     def remove(self, name: str) -> None:
-        """Drop a task; its place is used again."""
-        self._find(name)
-        self.slots.remove(name)
-        del self.residents[name]
+        """Drop a task; its place is used again. Calls that have begun are still answered by it."""
+        with self.slots.lock:
+            self._find(name)
+            self.slots.remove(name)
+            del self.residents[name]
 
     def rows(self, name: str | None, examples: Examples, keep: bool = False) -> Rows:
         """Tokenise rows as a task was trained on them, kept in the cache if asked; None is the bare backbone."""
-        if name is None:
-            return Rows(self.backbone.tokenize(examples.texts, examples.pairs), None)
-        held, bare = self._find(name), replace(examples, targets=None)
-        return make_rows(
-            self.backbone, bare, kind=held.task.kind, max_length=held.max_length, stride=held.stride, keep=keep
-        )
+        return self._rows(self._find(name), examples, keep)
 
     def tokens(self, name: str | None, examples: Examples) -> list[Tokens]:
         """Give the tokens of `rows`."""
         return self.rows(name, examples).tokens
 
     def outputs(self, tokens: Sequence[Tokens], names: Sequence[str | None]) -> list[np.ndarray]:
-        """Give each row's head outputs; see `outputs` of this module."""
-        if self._calls_left is not None:
-            self._calls_left -= 1
-            if self._calls_left < 0:
-                self.prepare()
-        wanted = list(dict.fromkeys(name for name in names if name is not None))
-        for name in wanted:
-            self._find(name)
-        found: dict[int, np.ndarray] = {}
-        for part in self.slots.within_budget(wanted) if wanted else [[]]:
-            here = {*part, None}  # rows of no task go with the first part
-            mine = [i for i, name in enumerate(names) if name in here and i not in found]
-            with self.slots.using(part) as numbers, self.slots.lock:
-                slots = [numbers[name] if name is not None else None for name in (names[i] for i in mine)]
-                rows = [tokens[i] for i in mine]
-                given = outputs(self.backbone.anatomy, self.stacks, rows, slots, mixed=self._mixed)
-            found |= zip(mine, given, strict=True)
-        return [found[i] for i in range(len(tokens))]
+        """Give each row's head outputs; see `evaluate.outputs`."""
+        found = {name: self._find(name) for name in dict.fromkeys(names)}
+        return self._outputs(tokens, [found[name] for name in names])
 
     def predict(self, requests: Sequence[tuple[str | None, Examples]], best: int = 0) -> list[list[Prediction]]:
         """Answer requests (task or None, rows) of any tasks in one go, each in the order of its rows.
 
         With `best` span tasks also list as many of their best answers.
         """
-        return [
-            self._predictions(name, examples, rows, given, best)
-            for (name, examples), (rows, given) in zip(requests, self._run(requests), strict=True)
-        ]
+        found = []
+        for (known, rows, given), (_, examples) in zip(self._run(requests), requests, strict=True):
+            if known is None:
+                found.append([Prediction(embedding=out) for out in given])
+            elif known.about.task.kind == "span":
+                task, listed = known.about.task, readings(examples, rows, given, max(1, best))
+                found.append([_answered(task, one, best) for one in listed])
+            else:
+                found.append([_decided(known.about.task, out) for out in given])
+        return found
 
     def decide(self, requests: Sequence[tuple[str, Examples]], keep: bool = False) -> list[list[Any]]:
         """Give what a metric compares: class numbers, sets of them, numbers, or answer texts; as `predict` does."""
         return [
-            decide(self._find(name).task, examples, rows, given)
-            for (name, examples), (rows, given) in zip(requests, self._run(requests, keep), strict=True)
+            decide(known.about.task, examples, rows, given)
+            for (known, rows, given), (_, examples) in zip(self._run(requests, keep), requests, strict=True)
+            if known
         ]
 
     def read(self, name: str, examples: Examples, count: int = 1, keep: bool = False) -> list[spans.Reading]:
         """Give all that a span task makes of each row: its best answers and the score of "no answer"."""
-        ((rows, given),) = self._run([(name, examples)], keep)
+        ((_, rows, given),) = self._run([(name, examples)], keep)
         return readings(examples, rows, given, count)
 
     def _run(
         self, requests: Sequence[tuple[str | None, Examples]], keep: bool = False
-    ) -> list[tuple[Rows, list[np.ndarray]]]:
-        """Send the rows of all requests through the encoder together; give each its own back."""
-        rows = [self.rows(name, examples, keep) for name, examples in requests]
-        names = [name for (name, _), mine in zip(requests, rows, strict=True) for _ in mine.tokens]
-        given = iter(self.outputs([row for mine in rows for row in mine.tokens], names))
-        return [(mine, [next(given) for _ in mine.tokens]) for mine in rows]
+    ) -> list[tuple[Known | None, Rows, list[np.ndarray]]]:
+        """Send the rows of all requests through the encoder together; give each its own back.
 
-    def _predictions(
-        self, name: str | None, examples: Examples, rows: Rows, given: list[np.ndarray], best: int
-    ) -> list[Prediction]:
+        Each task is looked up once: one that is replaced meanwhile answers as it was.
+        """
+        tasks = [self._find(name) for name, _ in requests]
+        rows = [self._rows(known, examples, keep) for known, (_, examples) in zip(tasks, requests, strict=True)]
+        each = [known for known, mine in zip(tasks, rows, strict=True) for _ in mine.tokens]
+        given = iter(self._outputs([row for mine in rows for row in mine.tokens], each))
+        return [(known, mine, [next(given) for _ in mine.tokens]) for known, mine in zip(tasks, rows, strict=True)]
+
+    def _rows(self, known: Known | None, examples: Examples, keep: bool) -> Rows:
+        if known is None:
+            return Rows(self.backbone.tokenize(examples.texts, examples.pairs), None)
+        held, bare = known.about, replace(examples, targets=None)
+        return make_rows(
+            self.backbone, bare, kind=held.task.kind, max_length=held.max_length, stride=held.stride, keep=keep
+        )
+
+    def _outputs(self, tokens: Sequence[Tokens], tasks: Sequence[Known | None]) -> list[np.ndarray]:
+        if self._calls_left is not None:
+            self._calls_left -= 1
+            if self._calls_left < 0:
+                self.prepare()
+        found: dict[int, np.ndarray] = {}
+        for part in self.slots.within_budget(dict.fromkeys(known for known in tasks if known)) if any(tasks) else [[]]:
+            here = {*part, None}  # rows of no task go with the first part
+            mine = [i for i, known in enumerate(tasks) if known in here and i not in found]
+            with self.slots.using(part) as numbers, self.slots.lock:
+                slots = [numbers[known] if known else None for known in (tasks[i] for i in mine)]
+                rows = [tokens[i] for i in mine]
+                given = outputs(self.backbone.anatomy, self.stacks, rows, slots, mixed=self._mixed)
+            found |= zip(mine, given, strict=True)
+        return [found[i] for i in range(len(tokens))]
+
+    def _find(self, name: str | None) -> Known | None:
         if name is None:
-            return [Prediction(embedding=out) for out in given]
-        task = self._find(name).task
-        if task.kind == "span":
-            return [_answered(task, one, best) for one in readings(examples, rows, given, max(1, best))]
-        return [_decided(task, out) for out in given]
-
-    def _find(self, name: str) -> Resident:
-        if name not in self.residents:
-            raise UnknownName(name, "a task in this engine", self.residents)
-        return self.residents[name]
+            return None
+        known = self.slots.find(name)
+        if known is None:
+            raise UnknownName(name, "a task in this engine", list(self.residents))
+        return known
 
 
 def decide(task: Task, examples: Examples, rows: Rows, given: Sequence[np.ndarray]) -> list[Any]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
@@ -17,7 +18,7 @@ from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.encoder.forward import forward, join_projections
 from adapterbank.encoder.packed import Tokens, by_length, pack
 from adapterbank.encoder.prefix import Prefix
-from adapterbank.mixed import Mixed
+from adapterbank.mixed import ROWS, Mixed
 from adapterbank.slots import heads
 from adapterbank.slots.route import Route, Segment
 from adapterbank.slots.stack import Stacks
@@ -49,12 +50,13 @@ def outputs(
     found: dict[int, np.ndarray] = {}
     groups = _groups(stacks, slots, mixed)
     with torch.inference_mode():
-        for chosen in by_length(tokens, _GPU_TOKENS if mixed else TOKENS_AT_ONCE, groups):
+        for chosen in by_length(tokens, _GPU_TOKENS if mixed else TOKENS_AT_ONCE, groups, ROWS if mixed else None):
             order = sorted(chosen, key=lambda i: _number(slots[i]))
             mine, theirs = [tokens[i] for i in order], [slots[i] for i in order]
             if mixed and not prefix and not _alone(stacks, theirs[0]):
-                found |= zip(order, mixed.outputs(mine, theirs), strict=True)
-                continue
+                with contextlib.suppress(torch.OutOfMemoryError):  # then as any other batch
+                    found |= zip(order, mixed.outputs(mine, theirs), strict=True)
+                    continue
             batch = pack(mine, stacks.device)
             route = Route(stacks, segments([(slots[i], len(tokens[i])) for i in order]))
             known = prefix.rows(order, batch) if prefix else None

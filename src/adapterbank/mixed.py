@@ -7,6 +7,7 @@ with zeros on the way. A batch of one slot has a stage of one. Counts of rows an
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,11 @@ from adapterbank.slots import heads
 from adapterbank.slots.stack import Layout, Slot, Stacks
 from adapterbank.slots.uniform import Uniform
 
+_STAGED = 2 << 30
+"""Bytes that all stages together may take; the one in use may be larger."""
+ROWS = 256
+"""Rows of one batch at most: each may need a place in the stage."""
+
 _BARE = Head("classification", 1, "mean")
 
 
@@ -35,6 +41,8 @@ class _Stage:
         self.own = {name: view for layout, found in rows.items() for name, view in layout.views(found).items()}
         self.rows = {_part(layout): (layout, found.unbind(0)) for layout, found in rows.items()}
         self.holds: list[int | None] = [None] * places  # the slot that lies in each row now
+        self.bytes = sum(found.numel() * found.element_size() for found in rows.values())
+        self.programs: dict[_Shape, _Program] = {}
 
 
 @dataclass
@@ -67,8 +75,7 @@ class Mixed:
         self._anatomy, self._stacks, self._programs = anatomy, stacks, programs
         self._runs = compiled_runs(programs.compiled)
         self._fused = fused_attention(anatomy, stacks.device)
-        self._stages: dict[tuple[tuple[Layout, ...], int], _Stage] = {}
-        self._made: dict[_Shape, _Program] = {}
+        self._stages: OrderedDict[tuple[tuple[Layout, ...], int], _Stage] = OrderedDict()
         self._maps: dict[tuple[Layout, Layout], Tensor] = {}
 
     def outputs(self, tokens: Sequence[Tokens], slots: Sequence[int | None]) -> list[np.ndarray]:
@@ -79,33 +86,51 @@ class Mixed:
         layouts = _widest([mine for mine in held if mine])
         places = (1 if len(set(slots)) == 1 else rows) if layouts else 0
         shape = _Shape(held[0].family if held[0] else None, layouts, places, rows, longest)
-        stage = self._stages.get((layouts, places)) or self._stage(layouts, places)
-        self._fill(stage, slots[:places])  # the device copies while the host lays out the tokens
-        program = self._made.get(shape) or self._program(shape)
-        _write(program.host.numpy(), tokens, shape)
+        stage = self._stage(layouts, places)
+        seats = self._fill(stage, slots)  # the device copies while the host lays out the tokens
+        program = stage.programs.get(shape) or self._program(stage, shape)
+        _write(program.host.numpy(), tokens, seats, shape)
         program.rows.copy_(program.host, non_blocking=True)
         if program.run is None:
             plan = held[0].plan if held[0] else None
             program.run = self._programs.capture(lambda: self._body(program, stage, plan, shape))
         program.run()
         assert program.out is not None
-        return _split(program.out.to("cpu", copy=True).numpy(), tokens, held)
+        return _split(program.out.to("cpu", copy=True).numpy()[seats], tokens, held)
 
     def _stage(self, layouts: tuple[Layout, ...], places: int) -> _Stage:
-        return self._stages.setdefault(
-            (layouts, places), _Stage(layouts, places, self._stacks.dtype, self._stacks.device)
-        )
+        """Give the stage for some layouts; the longest unused go, with their programs, when all take too much."""
+        key = (layouts, places)
+        if key not in self._stages:
+            self._stages[key] = _Stage(layouts, places, self._stacks.dtype, self._stacks.device)
+        self._stages.move_to_end(key)
+        while len(self._stages) > 1 and sum(stage.bytes for stage in self._stages.values()) > _STAGED:
+            self._stages.popitem(last=False)
+        return self._stages[key]
 
-    def _program(self, shape: _Shape) -> _Program:
+    def _program(self, stage: _Stage, shape: _Shape) -> _Program:
         size, device = shape.rows * (2 * shape.longest + 1), self._stacks.device
         host = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
-        return self._made.setdefault(shape, _Program(host, host.to(device, copy=True)))
+        return stage.programs.setdefault(shape, _Program(host, host.to(device, copy=True)))
 
-    def _fill(self, stage: _Stage, slots: Sequence[int | None]) -> None:
-        """Copy slots into the stage, where they do not lie there already."""
+    def _fill(self, stage: _Stage, slots: Sequence[int | None]) -> list[int]:
+        """Give each row a seat, where its slot lies in the stage already if it does, and copy in what is missing."""
+        if len(stage.holds) <= 1:  # one slot for all rows, or none
+            self._copy(stage, [(0, number) for number in slots[: len(stage.holds)] if number is not None])
+            return list(range(len(slots)))
+        free: dict[int | None, list[int]] = {}
+        for place, number in enumerate(stage.holds):
+            free.setdefault(number, []).append(place)
+        seats = [free[number].pop() if free.get(number) else -1 for number in slots]
+        left = iter(sorted(set(range(len(stage.holds))).difference(seats)))
+        seats = [seat if seat >= 0 else next(left) for seat in seats]
+        self._copy(stage, [(seat, number) for seat, number in zip(seats, slots, strict=True) if number is not None])
+        return seats
+
+    def _copy(self, stage: _Stage, wanted: Sequence[tuple[int, int]]) -> None:
         pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-        for place, number in enumerate(slots):
-            if number is None or stage.holds[place] == number:
+        for place, number in wanted:
+            if stage.holds[place] == number:
                 continue
             stage.holds[place] = number
             for block, row in self._stacks.slot(number).rows:
@@ -149,14 +174,14 @@ class Mixed:
         program.out.copy_(x)
 
 
-def _write(into: np.ndarray, tokens: Sequence[Tokens], shape: _Shape) -> None:
+def _write(into: np.ndarray, tokens: Sequence[Tokens], seats: Sequence[int], shape: _Shape) -> None:
     """Lay rows out side by side, ids, then types, then lengths; rows that are not there have one token."""
     cells = shape.rows * shape.longest
     ids, types = into[: 2 * cells].reshape(2, shape.rows, shape.longest)
     lengths = into[2 * cells :]
     into[: 2 * cells] = 0
     lengths[:] = 1
-    for i, row in enumerate(tokens):
+    for i, row in zip(seats, tokens, strict=True):
         size = len(row.ids)
         ids[i, :size], types[i, :size], lengths[i] = row.ids, row.types, size
 

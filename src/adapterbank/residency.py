@@ -11,7 +11,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,13 +24,19 @@ Tensors = Mapping[str, np.ndarray]
 
 
 @dataclass(eq=False)
-class _Known:
+class Known:
+    """A task as it was put in; who has found one keeps to it, whatever is put in or removed meanwhile."""
+
     plan: Plan
-    source: Callable[[], Tensors]
+    about: Any
+    """What the owner wants to know of it."""
+    source: Callable[[], Tensors] = field(repr=False)
+    """Gives its tensors again."""
     slot: int | None = None
     bytes: int = 0
     users: int = 0
-    gone: bool = False  # removed or replaced; its slot goes with its last user
+    gone: bool = False
+    """Removed or replaced: its slot goes with its last user."""
 
 
 class Residency:
@@ -41,12 +48,14 @@ class Residency:
         self.lock = threading.RLock()
         """Held while stacks are changed or read."""
         self.loads = self.evictions = 0
-        self._known: OrderedDict[str, _Known] = OrderedDict()  # least recently used first
+        self._known: OrderedDict[str, Known] = OrderedDict()  # least recently used first
+        self._names: dict[Known, str] = {}
 
     @property
     def bytes(self) -> int:
         """Give the bytes of all resident slots."""
-        return sum(known.bytes for known in self._known.values())
+        with self.lock:
+            return sum(known.bytes for known in self._known.values() if known.slot is not None)
 
     @property
     def resident(self) -> list[str]:
@@ -54,12 +63,19 @@ class Residency:
         with self.lock:
             return [name for name, known in self._known.items() if known.slot is not None]
 
-    def put(self, name: str, plan: Plan, tensors: Tensors, source: Callable[[], Tensors] | None = None) -> None:
+    def find(self, name: str) -> Known | None:
+        """Give the task of a name."""
+        return self._known.get(name)
+
+    def put(
+        self, name: str, plan: Plan, tensors: Tensors, source: Callable[[], Tensors] | None = None, about: Any = None
+    ) -> None:
         """Add a task, or replace the one of that name; `source` gives its tensors again, else they are kept."""
-        known = _Known(plan, source or (lambda: tensors))
+        known = Known(plan, about, source or (lambda: tensors))
         with self.lock:
             self._enter(known, tensors)
             old, self._known[name] = self._known.get(name), known
+            self._names[known] = name
             self._known.move_to_end(name)
             if old:
                 self._let_go(old)
@@ -71,47 +87,49 @@ class Residency:
             self._let_go(self._known.pop(name))
 
     @contextmanager
-    def using(self, names: Iterable[str]) -> Iterator[dict[str, int]]:
+    def using(self, tasks: Iterable[Known]) -> Iterator[dict[Known, int]]:
         """Hold the slots of these tasks in memory, and give their numbers."""
-        held: dict[str, _Known] = {}
+        held: list[Known] = []
         try:
-            for name in dict.fromkeys(names):
-                with self.lock:
-                    held[name] = self._known[name]
-                    held[name].users += 1
-                    self._known.move_to_end(name)
-                if held[name].slot is None:
-                    self._load(held[name])
-            yield {name: known.slot for name, known in held.items() if known.slot is not None}
+            with self.lock:
+                for known in dict.fromkeys(tasks):
+                    known.users += 1
+                    held.append(known)
+                    if not known.gone:
+                        self._known.move_to_end(self._names[known])
+            for known in held:
+                if known.slot is None:
+                    self._load(known)
+            yield {known: known.slot for known in held if known.slot is not None}
         finally:
             with self.lock:
-                for known in held.values():
+                for known in held:
                     known.users -= 1
                     if known.gone and not known.users:
                         self._free(known)
                 self._make_room(0)
 
-    def within_budget(self, names: Iterable[str]) -> Iterator[list[str]]:
+    def within_budget(self, tasks: Iterable[Known]) -> Iterator[list[Known]]:
         """Cut a list of tasks into parts that fit into memory together."""
-        part: list[str] = []
+        part: list[Known] = []
         size = 0
-        for name in names:
-            if part and self.budget is not None and size + self._known[name].bytes > self.budget:
+        for known in tasks:
+            if part and self.budget is not None and size + known.bytes > self.budget:
                 yield part
                 part, size = [], 0
-            part.append(name)
-            size += self._known[name].bytes
+            part.append(known)
+            size += known.bytes
         if part:
             yield part
 
-    def _load(self, known: _Known) -> None:
+    def _load(self, known: Known) -> None:
         tensors = known.source()
         with self.lock:
             if known.slot is None:  # else another thread was quicker
                 self._enter(known, tensors)
                 self.loads += 1
 
-    def _enter(self, known: _Known, tensors: Tensors) -> None:
+    def _enter(self, known: Known, tensors: Tensors) -> None:
         """Copy a slot in, after making room for it."""
         if not known.bytes:
             known.bytes = self.stacks.size(known.plan, {name: array.shape for name, array in tensors.items()})
@@ -122,7 +140,7 @@ class Residency:
         """Take slots out that nobody uses, until `need` more bytes fit."""
         if self.budget is None:
             return
-        used = sum(known.bytes for known in self._known.values() if known.slot is not None)
+        used = self.bytes
         for known in self._known.values():
             if used + need <= self.budget:
                 break
@@ -131,12 +149,13 @@ class Residency:
                 used -= known.bytes
                 self.evictions += 1
 
-    def _let_go(self, known: _Known) -> None:
+    def _let_go(self, known: Known) -> None:
         known.gone = True
+        self._names.pop(known, None)
         if not known.users:
             self._free(known)
 
-    def _free(self, known: _Known) -> None:
+    def _free(self, known: Known) -> None:
         if known.slot is not None:
             self.stacks.remove(known.slot)
             known.slot = None

@@ -281,12 +281,18 @@ def pack(rows: Sequence[Tokens], device: torch.device | None = None) -> Packed:
     )
 
 
-def by_length(rows: Sequence[Tokens], budget: int, groups: Sequence[Any] | None = None) -> Iterator[list[int]]:
-    """Cut rows into batches of one group and near lengths, at most `budget` padded tokens each; gives row numbers."""
+def by_length(
+    rows: Sequence[Tokens], budget: int, groups: Sequence[Any] | None = None, most: int | None = None
+) -> Iterator[list[int]]:
+    """Cut rows into batches of one group and near lengths, at most `budget` padded tokens each; gives row numbers.
+
+    A batch has at most `most` rows.
+    """
     group = groups if groups is not None else [0] * len(rows)
     chosen: list[int] = []
     for i in sorted(range(len(rows)), key=lambda i: (group[i], -len(rows[i]), i)):
-        if chosen and (group[i] != group[chosen[0]] or (len(chosen) + 1) * len(rows[chosen[0]]) > budget):
+        full = chosen and ((len(chosen) + 1) * len(rows[chosen[0]]) > budget or len(chosen) == most)
+        if chosen and (full or group[i] != group[chosen[0]]):
             yield chosen
             chosen = []
         chosen.append(i)

@@ -157,20 +157,23 @@ class Stacks:
     def put(self, plan: Plan, tensors: Mapping[str, Tensor]) -> int:
         """Copy a slot's tensors in and give its number."""
         slot, self._next = self._next, self._next + 1
-        places: dict[str, tuple[Block, int]] = {}
-        rows = []
-        for layout in self.layouts(plan, {name: tuple(tensor.shape) for name, tensor in tensors.items()}):
-            row = torch.zeros(layout.width)
-            layout.fill(row, tensors)
-            block, entry = self._free_row(layout)
-            with torch.no_grad():
-                block.tensor[entry].copy_(row)
-                block.refresh()
-            block.owners[entry] = slot
-            places |= dict.fromkeys(layout.shapes, (block, entry))
-            rows.append((block, entry))
-        sites = frozenset(site_names(plan.adapter)) if plan.adapter else frozenset()
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        rows: list[tuple[Block, int]] = []
+        try:
+            for layout in self.layouts(plan, shapes):
+                numbers = torch.zeros(layout.width)
+                layout.fill(numbers, tensors)
+                block, row = self._free_row(layout)
+                block.owners[row] = slot
+                rows.append((block, row))
+                with torch.no_grad():
+                    block.tensor[row].copy_(numbers)
+                    block.refresh()
+        except BaseException:
+            self._release(rows)
+            raise
+        places = {name: place for place in rows for name in place[0].layout.shapes}
+        sites = frozenset(site_names(plan.adapter)) if plan.adapter else frozenset()
         family = self._families.setdefault(_family(plan, tensors), len(self._families))
         self._slots[slot] = Slot(plan, {name: places[name] for name in tensors}, shapes, sites, tuple(rows), family)
         return slot
@@ -217,9 +220,7 @@ class Stacks:
 
     def remove(self, slot: int) -> None:
         """Free a slot's rows for the next one."""
-        for block, entry in self._slots.pop(slot).rows:
-            block.owners[entry] = None
-            self._free.setdefault(block.layout, []).append((block, entry))
+        self._release(self._slots.pop(slot).rows)
 
     def trim(self) -> None:
         """Give the memory of blocks back that nobody is in any more."""
@@ -237,6 +238,11 @@ class Stacks:
             block.tensor = block.tensor[: len(block.owners)].clone()
             same = block.layout.head or compute == self.dtype
             block.show(block.tensor if same else block.tensor.to(compute), leaves=True)
+
+    def _release(self, rows: Iterable[tuple[Block, int]]) -> None:
+        for block, row in rows:
+            block.owners[row] = None
+            self._free.setdefault(block.layout, []).append((block, row))
 
     def _free_row(self, layout: Layout) -> tuple[Block, int]:
         """Find a free row, or make one: in the last block of the layout, which grows by doubling, or in a new one."""
