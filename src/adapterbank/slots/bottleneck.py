@@ -9,7 +9,8 @@ All are near the identity at the start, and exactly the identity with `up` at ze
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -58,8 +59,18 @@ def initial(adapter: Adapter, hidden: int, sigma: float, generator: torch.Genera
     return found
 
 
-def bottleneck(y: Tensor, x: Tensor, adapter: Adapter, tensors: Mapping[str, Tensor]) -> Tensor:
+@dataclass(frozen=True)
+class Each:
+    """One tensor for each of several runs of rows, which stand end to end."""
+
+    tensors: Sequence[Tensor]
+    sizes: Sequence[int]
+
+
+def bottleneck(y: Tensor, x: Tensor, adapter: Adapter, tensors: Mapping[str, Any]) -> Tensor:
     """Apply an adapter to `[n, hidden]`, or one to each part of `[parts, n, hidden]`; `tensors` by part, stacked alike.
+
+    Without gradients and norms inside, tensors may also be `Each`, for rows of several adapters end to end.
 
     Widths may be padded with zeros, which stay zero through the arithmetic.
     """
@@ -75,8 +86,10 @@ def bottleneck(y: Tensor, x: Tensor, adapter: Adapter, tensors: Mapping[str, Ten
     return y + v if adapter.combine == "add" else y + y * v
 
 
-def linear(v: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def linear(v: Tensor, weight: Tensor | Each, bias: Tensor | Each) -> Tensor:
     """Give `v W' + b` for `[n, in]`, or for each part of `[parts, n, in]` with weights and biases stacked."""
+    if isinstance(weight, Each) or isinstance(bias, Each):
+        return _each(v, weight, bias)  # type: ignore[arg-type]
     if weight.dim() == 2:
         return F.linear(v, weight, bias)
     if not v.is_cuda:
@@ -106,5 +119,14 @@ class _Linears(torch.autograd.Function):
         return dv, torch.bmm(grads[0].transpose(1, 2), v), torch.bmm(ones, grads[0]).squeeze(1)
 
 
-def _module(tensors: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
+def _each(v: Tensor, weight: Each, bias: Each) -> Tensor:
+    """Multiply each run of rows by its own weight where it stands: no copy of weights, none of rows."""
+    out = v.new_empty(len(v), len(weight.tensors[0]))
+    parts = zip(v.split(weight.sizes), out.split(weight.sizes), weight.tensors, bias.tensors, strict=True)
+    for rows, into, w, b in parts:
+        torch.addmm(b, rows, w.t(), out=into)
+    return out
+
+
+def _module(tensors: Mapping[str, Any], name: str) -> tuple[Any, Any]:
     return tensors[f"{name}.weight"], tensors[f"{name}.bias"]

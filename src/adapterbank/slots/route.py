@@ -19,7 +19,7 @@ from torch import Tensor
 from adapterbank.encoder.forward import PROJECTIONS, Frozen, Within
 from adapterbank.encoder.packed import Grid
 from adapterbank.methods import Adapter, Plan, roles
-from adapterbank.slots.bottleneck import bottleneck, parts
+from adapterbank.slots.bottleneck import Each, bottleneck, parts
 from adapterbank.slots.stack import Block, Slot, Stacks, size_class
 
 _WASTE = 2.0
@@ -146,6 +146,10 @@ class Route:
         """Run the adapters of several segments as one batched product."""
         assert party.grid is not None
         each = [self._parts(i, site, party.adapter) for i in party.members]
+        if not (y.is_cuda or torch.is_grad_enabled() or party.adapter.inner_norm):
+            sizes = [self._sizes[i] for i in party.members]
+            ragged = {part: Each([one[part] for one in each], sizes) for part in each[0]}
+            return bottleneck(y, x, party.adapter, ragged)
         tensors = {part: torch.stack([one[part] for one in each]) for part in each[0]}
         return party.grid.to_packed(bottleneck(party.grid.to_grid(y), party.grid.to_grid(x), party.adapter, tensors))
 
