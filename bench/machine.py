@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from adapterbank.runtime import find_dtype, stamp, total_memory
 def machine(device: torch.device) -> dict[str, Any]:
     """Say on what this was measured."""
     found = {"stamp": stamp(device, find_dtype("auto", device)), "cuda": torch.version.cuda}
+    found["clock"] = os.environ.get("BENCH_CLOCK", "wall")
     if device.type == "cuda":
         command = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
         try:
