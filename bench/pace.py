@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-
 BUSY = os.environ.get("BENCH_CLOCK") == "processor"
 """Count the process's own processor time instead: on a busy machine, with one thread, that is what can be compared."""
 
