@@ -26,6 +26,8 @@ from adapterbank.slots.uniform import Uniform
 
 _STAGED = 2 << 30
 """Bytes that all stages together may take; the one in use may be larger."""
+_LARGE = 1 << 18
+"""Numbers of a row from which on it is copied by itself, at the speed of the memory; smaller ones share a kernel."""
 ROWS = 256
 """Rows of one batch at most: each may need a place in the stage."""
 
@@ -135,7 +137,9 @@ class Mixed:
             stage.holds[place] = number
             for block, row in self._stacks.slot(number).rows:
                 layout, into = stage.rows[_part(block.layout)]
-                if layout is block.layout:
+                if layout is block.layout and layout.width > _LARGE:
+                    into[place].copy_(block.each[row])
+                elif layout is block.layout:
                     wide, mine = pairs.setdefault(block.used.dtype, ([], []))
                     wide.append(into[place])
                     mine.append(block.each[row])
