@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adapterbank import evaluate
+from adapterbank import evaluate, mixed
 from adapterbank.encoder.checkpoint import load
 from adapterbank.encoder.packed import Tokens
 from adapterbank.engine import Engine
@@ -123,6 +123,13 @@ def test_slots_of_any_size_kind_and_number_of_labels_share_a_batch(method, reads
     for count in (len(slots), 6):
         tokens = rows_of(count, seed=count)
         bench.check(tokens, [chance.choice(slots) for _ in tokens] if count == 6 else slots)
+
+
+def test_large_rows_are_copied_one_by_one_to_the_same_effect(bench, monkeypatch):
+    monkeypatch.setattr(mixed, "_LARGE", 0)
+    slots = family_of_slots(bench, METHODS["adapter"], READS[next(iter(READS))])
+    for seed in range(3):
+        bench.check(rows_of(6, seed=seed), random.Random(seed).sample(slots, 6))
 
 
 @pytest.mark.parametrize("hidden", [0, 5])
