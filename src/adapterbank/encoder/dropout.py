@@ -150,4 +150,7 @@ def _drop(x: Tensor, keys: Tensor, columns: Tensor, rate: float) -> Tensor:
     numbers.mul_(FIRST)
     numbers.bitwise_xor_(numbers >> 15).mul_(SECOND)
     keep = numbers >= threshold(rate)
-    return torch.where(keep, x * (1.0 / (1.0 - rate)), 0.0)
+    scale = 1.0 / (1.0 - rate)
+    if x.dtype == torch.float32:
+        return x * keep.to(x.dtype).mul_(scale)  # one product each way
+    return torch.where(keep, x * scale, 0.0)  # a bf16 mask would round the scale
