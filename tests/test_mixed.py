@@ -389,3 +389,18 @@ def test_on_the_cpu_an_engine_never_runs_programs(bert):
     for _ in range(40):
         engine.outputs(rows_of(1, lengths=[3]), [None])
     assert engine._mixed is None
+
+
+def test_a_copy_that_fails_for_lack_of_memory_leaves_nothing_half_staged(bench, monkeypatch):
+    slots = family_of_slots(bench, METHODS["adapter"], READS[next(iter(READS))])
+    tokens = rows_of(len(slots), seed=1)
+    whole = bench.mixed._map
+
+    def fail(*layouts):
+        monkeypatch.setattr(bench.mixed, "_map", whole)
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(bench.mixed, "_map", fail)
+    with torch.inference_mode(), pytest.raises(torch.OutOfMemoryError):
+        bench.mixed.outputs(tokens, slots)
+    bench.check(tokens, slots)

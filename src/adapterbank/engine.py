@@ -97,7 +97,9 @@ class Engine:
 
     def prepare(self) -> None:
         """Run programs from the next call on: for an engine that is going to answer many."""
-        if self._calls_left is not None:
+        if self._calls_left is None:
+            return
+        with self.slots.lock:
             self._calls_left = None
             self._mixed = Mixed(self.backbone.anatomy, self.stacks, Programs(self.device))
 
@@ -226,10 +228,11 @@ class Engine:
         )
 
     def _outputs(self, tokens: Sequence[Tokens], tasks: Sequence[Known | None]) -> list[np.ndarray]:
-        if self._calls_left is not None:
-            self._calls_left -= 1
-            if self._calls_left < 0:
-                self.prepare()
+        with self.slots.lock:
+            if self._calls_left is not None:
+                self._calls_left -= 1
+                if self._calls_left < 0:
+                    self.prepare()
         found: dict[int, np.ndarray] = {}
         for part in self.slots.within_budget(dict.fromkeys(known for known in tasks if known)) if any(tasks) else [[]]:
             here = {*part, None}  # rows of no task go with the first part

@@ -134,7 +134,7 @@ class Mixed:
         for place, number in wanted:
             if stage.holds[place] == number:
                 continue
-            stage.holds[place] = number
+            stage.holds[place] = None  # until it is whole: a copy may fail for lack of memory
             for block, row in self._stacks.slot(number).rows:
                 layout, into = stage.rows[_part(block.layout)]
                 if layout is block.layout and layout.width > _LARGE:
@@ -147,6 +147,8 @@ class Mixed:
                     torch.index_select(block.each[row], 0, self._map(block.layout, layout), out=into[place])
         for wide, mine in pairs.values():
             torch._foreach_copy_(wide, mine)
+        for place, number in wanted:
+            stage.holds[place] = number
 
     def _map(self, narrow: Layout, wide: Layout) -> Tensor:
         """Say where each number of a wide row stands in a narrow one; the narrow one's last number is always 0."""
