@@ -148,6 +148,8 @@ class Engine:
         if plan.lora:
             expected |= lora.shapes(plan.lora, anatomy)
         wrong = [f"{key} {value!r}" for key, value in said.items() if value not in known[key]]
+        if plan.lora and not (plan.lora.rank > 0 and plan.lora.scale > 0):
+            wrong.append(f"rank {plan.lora.rank!r} and alpha {plan.lora.alpha!r}")
         if not 0 < max_length <= anatomy.max_length:
             wrong.append(f"max_length {max_length}")
         frozen = anatomy.shapes(self.backbone.has_pooler)

@@ -104,8 +104,7 @@ def run(
     ready = read_data(config, data)
     if not find_method(config.method).slot:
         about, bank = _search(config, backbone, ready, bank_path, tell, stage)
-        made = stamp(torch.device("cpu"), torch.float32)
-        record = {"config": _whole(config, backbone, ready), **about, "stamp": made, "notes": notes}
+        record = {"config": _whole(config, backbone, ready), **about, "notes": notes}
         return Result(record, records.write(bank.records_path, record), None, tuple(notes))
     early = list(ready.notes)  # told once nothing can be refused any more: a mistake is one sentence
     plan = make_run_plan(config, backbone, ready)
@@ -173,7 +172,8 @@ def _search(
     if found.stopped:
         tell(f"Stopped after {len(found.history)} of {config.trials} models; the best of them is kept.")
     about = found.about(data.task, data.splits, backbone.parameters)
-    return {**about, "package": None, "bytes": 0, "seconds": time.perf_counter() - began}, bank
+    rest = {"package": None, "bytes": 0, "stamp": stamp(torch.device("cpu"), torch.float32)}
+    return {**about, **rest, "seconds": time.perf_counter() - began}, bank
 
 
 def _whole(config: Config, backbone: Backbone, data: Data) -> dict[str, Any]:

@@ -46,6 +46,8 @@ class Row:
     """The same for numbers, where there is one."""
     dense: bool = False
     """Whether it wants a few dense columns."""
+    balances: bool = False
+    """Whether its classifier can weigh classes equally however rare."""
 
 
 def _network(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,14 +61,16 @@ def _network(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 MODELS: Mapping[str, Row] = {
     "linear": Row(
-        lambda d: {"strength": d.suggest_float("linear.strength", 1e-2, 1e2, log=True), **_balance(d)},
+        lambda d: {"strength": d.suggest_float("linear.strength", 1e-2, 1e2, log=True)},
         lambda s, seed: LogisticRegression(C=s["strength"], class_weight=s["balance"], max_iter=300, random_state=seed),
         lambda s, seed: Ridge(alpha=1 / s["strength"], random_state=seed),
+        balances=True,
     ),
     "svm": Row(
-        lambda d: {"decay": d.suggest_float("svm.decay", 1e-6, 1e-2, log=True), **_balance(d)},
+        lambda d: {"decay": d.suggest_float("svm.decay", 1e-6, 1e-2, log=True)},
         lambda s, seed: SGDClassifier(loss="hinge", alpha=s["decay"], class_weight=s["balance"], random_state=seed),
         lambda s, seed: SGDRegressor(loss="epsilon_insensitive", alpha=s["decay"], random_state=seed),
+        balances=True,
     ),
     "bayes": Row(
         lambda d: {
@@ -100,10 +104,6 @@ MODELS: Mapping[str, Row] = {
 }
 
 
-def _balance(draws: Draws) -> dict[str, Any]:
-    return {"balance": draws.suggest_categorical("balance", (None, "balanced"))}
-
-
 def _boosted(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"learning_rate": settings["rate"], "max_leaf_nodes": settings["leaves"], "max_iter": settings["rounds"]}
 
@@ -124,6 +124,8 @@ def draw(draws: Draws, kind: str) -> dict[str, Any]:
         }
     if MODELS[model].dense:
         found["components"] = draws.suggest_categorical("components", (50, 100, 200))
+    if MODELS[model].balances and kind != "regression":
+        found["balance"] = draws.suggest_categorical("balance", (None, "balanced"))
     return found | MODELS[model].draw(draws)
 
 

@@ -78,7 +78,10 @@ def search(
     """
     import optuna
 
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would tell of every study it makes
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
+    optuna.logging.set_verbosity(level)
     history: list[dict[str, Any]] = []
     kept: tuple[float, int, TextModel] | None = None
     stopped, ends = False, time.perf_counter() + 60 * minutes
