@@ -93,7 +93,8 @@ class Uniform:
         touched = {tuple(name.rsplit(".", 2)[::2]) for name in own if name.rsplit(".", 2)[-2] in PROJECTIONS}
         for attention, leaf in sorted(touched, reverse=True):  # weights first
             if leaf == "weight":
-                self._tensors.pop(f"{attention}.joined.weight", None)
+                for gone in ("weight", "bias"):
+                    self._tensors.pop(f"{attention}.joined.{gone}", None)
             elif f"{attention}.joined.weight" in self._tensors:
                 self._tensors[f"{attention}.joined.bias"] = self._biases(attention)
         self._whole = UniformLayer(self._tensors, adapter, lora)
