@@ -21,7 +21,7 @@ from adapterbank.package import RESTORE, Package
 from adapterbank.program import Programs
 from adapterbank.residency import Known, Residency
 from adapterbank.runtime import find_device, find_dtype
-from adapterbank.slots import bottleneck, heads
+from adapterbank.slots import bottleneck, heads, lora
 from adapterbank.slots.stack import Stacks
 from adapterbank.tasks.spec import Examples, Task
 
@@ -147,7 +147,11 @@ class Engine:
         if plan.adapter:
             said["activation"] = plan.adapter.activation
             expected |= bottleneck.shapes(plan.adapter, anatomy.hidden)
+        if plan.lora:
+            expected |= lora.shapes(plan.lora, anatomy)
         wrong = [f"{key} {value!r}" for key, value in said.items() if value not in known[key]]
+        if plan.lora and not (plan.lora.rank > 0 and plan.lora.scale > 0):
+            wrong.append(f"rank {plan.lora.rank!r} and alpha {plan.lora.alpha!r}")
         if not 0 < max_length <= anatomy.max_length:
             wrong.append(f"max_length {max_length}")
         frozen = anatomy.shapes(self.backbone.has_pooler)

@@ -169,7 +169,8 @@ class Mixed:
         cells = shape.rows * shape.longest
         ids, types = program.rows[: 2 * cells].view(2, -1).unbind(0)
         batch = Padded.of(ids, types, program.rows[2 * cells :], self._fused)
-        uniform = Uniform(self._stacks.frozen, stage.own, plan.adapter if plan else None)
+        added = (plan.adapter, plan.lora) if plan else (None, None)
+        uniform = Uniform(self._stacks.frozen, stage.own, *added)
         hidden = forward(self._anatomy, uniform, batch, runs=self._runs)
         x = heads.reads(hidden, batch, head, uniform.linear)
         if plan:
