@@ -20,7 +20,7 @@ from adapterbank.encoder.checkpoint import Backbone, load
 from adapterbank.encoder.packed import Tokens
 from adapterbank.engine import Engine
 from adapterbank.methods import Head, Options, Plan, make_plan
-from adapterbank.run import initial_tensors
+from adapterbank.prepare import initial_tensors
 from adapterbank.runtime import find_dtype
 from adapterbank.tasks.spec import Task
 from adapterbank.train import Lesson, Progress, train

@@ -138,6 +138,9 @@ def test_every_option_named_is_an_option():
         "method",
         "help",
         "output",
+        "dry-run",
+        "keep",
+        "engine",
     }
     for name in re.findall(r"--([a-z][a-z-]+)", README):
         assert name.removeprefix("no-") in known or name in known, name

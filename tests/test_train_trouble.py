@@ -222,3 +222,45 @@ def test_a_score_that_is_no_number_still_leaves_weights_to_give_back(bert, new_s
     (state,) = learn(bert, lesson_on(bert, new_slot, score=scored(float("nan"), float("nan"))))
     assert state.best_epoch in (1, 2)
     assert state.tensors["best"].keys() == state.tensors["weights"].keys()
+
+
+# --- failing beside others ---
+
+
+@pytest.mark.parametrize("steady", [False, True])
+def test_a_run_that_fails_leaves_its_place_to_the_next_and_its_neighbours_notice_nothing(
+    steady, bert, new_slot, steadily
+):
+    way = steadily if steady else learn
+    lessons = [lesson_on(bert, new_slot, seed=k, rate=1e30 if k in (1, 2) else 1e-3, epochs=3) for k in range(5)]
+    ended = {}
+    way(bert, *lessons, at_once=2, end=lambda number, state: ended.setdefault(number, state))
+    assert set(ended) == set(range(5))
+    assert [number for number, state in sorted(ended.items()) if state.failure] == [1, 2]
+    assert "The learning rate 1e+30 is most likely too high" in ended[1].failure
+    for number in (0, 3, 4):
+        assert_close(ended[number], way(bert, lessons[number])[0])
+
+
+def test_a_run_that_has_ended_is_handed_over_at_once_and_not_kept(bert, new_slot):
+    lessons = [lesson_on(bert, new_slot, seed=k, epochs=k + 1) for k in range(3)]
+    order, steps = [], []
+    states = learn(
+        bert,
+        *lessons,
+        watch=lambda progress: steps.append(progress.run),
+        end=lambda number, state: order.append((number, len(steps), set(state.tensors))),
+    )
+    assert [number for number, _, _ in order] == [0, 1, 2]
+    assert order[0][1] < order[1][1] < order[2][1]
+    assert all(held == {"weights", "best", "first", "second"} for _, _, held in order)
+    assert [state.tensors for state in states] == [{}, {}, {}]
+
+
+def test_memory_for_not_even_one_row_fails_the_runs_there_are(bert, new_slot, monkeypatch):
+    Scarce(monkeypatch, lambda number, batch: True)
+    failures = []
+    lessons = [lesson_on(bert, new_slot, seed=k) for k in range(3)]
+    learn(bert, *lessons, at_once=2, end=lambda number, state: failures.append(state.failure))
+    assert len(failures) == 3
+    assert all("Not even one row" in one for one in failures)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from adapterbank import audit as audits
-from adapterbank import benchmarks, metrics, records
+from adapterbank import benchmarks, grid, metrics, records
 from adapterbank import config as configs
 from adapterbank.bank import Bank, Removed
 from adapterbank.data import defaults, scored_table
@@ -18,11 +18,13 @@ from adapterbank.errors import InputError, UnknownName
 from adapterbank.package import Manifest, Package
 from adapterbank.run import Result, run
 from adapterbank.spans import Reading
+from adapterbank.sweep import Outcome, make_means, sweep
+from adapterbank.tally import Tally
 from adapterbank.tasks.catalog import bank_name
 from adapterbank.tasks.readers import table_from
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.tasks.splits import labelled_as, read_examples
-from adapterbank.train import Progress
+from adapterbank.train import AT_ONCE, Progress
 
 
 def load_backbone(name: str) -> Backbone:
@@ -137,6 +139,43 @@ class OpenBank:
         if options.get("backbone", config.backbone) != config.backbone:
             raise InputError(f"This bank is open with {config.backbone!r}; open another for {options['backbone']!r}.")
         return run(config, self.backbone, self.path, data=given, watch=watch, stage=stage, note=note, resuming=resume)
+
+    def sweep(
+        self,
+        study: str | Path | Mapping[str, Any],
+        *,
+        records: str | Path | None = None,
+        keep: str = "none",
+        limit: int | None = None,
+        retry: bool = False,
+        jobs: int = AT_ONCE,
+        ray: str | bool = False,
+        cpus_per_worker: int = 1,
+        watch: Callable[[Tally], None] = lambda tally: None,
+    ) -> Outcome:
+        """Run all of a study that has no record yet, together where that is faster; see docs/studies.md.
+
+        Args:
+            study: A YAML file, or what such a file holds.
+            records: Folder or URL of the records; the bank's own without it.
+            keep: Which packages go into the bank: none, best (on dev, by task), all.
+            limit: How many new runs are begun at most.
+            retry: Run again what failed.
+            jobs: How many runs share a batch at most.
+            ray: True, or the address of a Ray cluster, to run there.
+            cpus_per_worker: On Ray: CPUs, and threads, of each worker.
+            watch: Called with the sweep's standing whenever it changes.
+        """
+        own = {"device": self._device, "precision": self._precision, "data_root": self.data_root}
+        name = {"backbone": self._backbone.name if self._backbone else self._name}
+        made = grid.make(study, name, own) if isinstance(study, Mapping) else grid.read(study, name, own)
+        engine = None
+        if ray is not False:
+            from adapterbank.cluster import ray_engine
+
+            engine = ray_engine(None if ray is True else ray, cpus=cpus_per_worker)
+        means = make_means(self.path, records, keep=keep, at_once=jobs)
+        return sweep(made, means, engine=engine, watch=watch, limit=limit, retry=retry)
 
     def predict(
         self,

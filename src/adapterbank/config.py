@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 import re
 import types
@@ -154,7 +155,7 @@ class Config:
 
 def parse(values: Mapping[str, Any]) -> Config:
     """Make a config of values by field name: strings from a shell or numbers from YAML. Every mistake at once."""
-    hints, mistakes, found = typing.get_type_hints(Config), [], {}
+    hints, mistakes, found = _hints(), [], {}
     for name, value in values.items():
         key = str(name).replace("-", "_")
         if key not in hints:
@@ -171,6 +172,11 @@ def parse(values: Mapping[str, Any]) -> Config:
     if mistakes:
         raise ConfigError(mistakes)
     return config
+
+
+@functools.cache
+def _hints() -> dict[str, Any]:
+    return typing.get_type_hints(Config)
 
 
 def read(path: str | Path, overrides: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> Config:
@@ -223,18 +229,22 @@ def resolve(config: Config) -> Config:
     return dataclasses.replace(config, **missing)
 
 
+def unused_options(method: str) -> set[str]:
+    """Give the options that other methods have a use for and this one has not."""
+    special = {name for row in METHODS.values() for name in row.uses} | {"sigma"}
+    row = METHODS[method]
+    special |= set() if row.slot else {*_OF_SLOTS}
+    return special - {*row.uses, *(("sigma",) if row.adapters else ())}
+
+
 def _idle_options(config: Config) -> list[str]:
     """An option that the chosen method would ignore is a mistake, never a silence."""
-    method = METHODS.get(config.method)
-    if method is None:
+    if config.method not in METHODS:
         return []
-    special = {name for row in METHODS.values() for name in row.uses} | {"sigma"}
-    used = {*method.uses, *(("sigma",) if method.adapters else ())}
-    special |= set() if method.slot else {*_OF_SLOTS}
     defaults = {f.name: f.default for f in fields(config)}
     return [
         f"{name} is {getattr(config, name)!r}, but method {config.method!r} has no use for it; leave it out."
-        for name in sorted(special - used)
+        for name in sorted(unused_options(config.method))
         if getattr(config, name) != defaults[name]
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from adapterbank.config import Config
@@ -17,6 +18,8 @@ from adapterbank.tasks.splits import read_examples, split
 
 _DEV_SHARE = 0.1
 """Of the training data, when no dev data is given."""
+SOURCE = ("task", "train", "dev", "test", "data_root", "text", "text_pair", "label", "kind", "labels", "metric")
+"""The options that say which examples there are; `limit` and `seed` only choose among them."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,11 @@ class Data:
 
     def about(self) -> dict[str, Any]:
         """Give each split's rows and fingerprint."""
-        return {name: {"rows": len(e), "sha256": e.fingerprint()} for name, e in self.splits.items()}
+        return {name: {"rows": rows, "sha256": sha256} for name, (rows, sha256) in self._fingerprints.items()}
+
+    @cached_property
+    def _fingerprints(self) -> dict[str, tuple[int, str]]:
+        return {name: (len(e), e.fingerprint()) for name, e in self.splits.items()}
 
 
 def named(config: Config, given: Mapping[str, Any] | None = None) -> Config:
@@ -44,14 +51,47 @@ def named(config: Config, given: Mapping[str, Any] | None = None) -> Config:
 
 def read_data(config: Config, given: Mapping[str, Any] | None = None) -> Data:
     """Read the splits that a config names; `given` has them as Python data instead of files."""
-    config, given = named(config, given), given or {}
-    check_name(config.task)
+    return Reader().read(config, given)
+
+
+class Reader:
+    """Reads each data set once, however many runs name it; runs on the same rows get the very same object."""
+
+    def __init__(self) -> None:
+        """Begin with nothing read."""
+        self._whole: dict[tuple[Any, ...], Data] = {}
+        self._cut: dict[tuple[Any, ...], Data] = {}
+
+    def read(self, config: Config, given: Mapping[str, Any] | None = None) -> Data:
+        """See `read_data`; `given` must be the same in every call."""
+        config, given = named(config, given), given or {}
+        check_name(config.task)
+        source = tuple(getattr(config, name) for name in SOURCE)
+        if source not in self._whole:
+            self._whole[source] = _read(config, given)
+        whole = self._whole[source]
+        if "dev" in whole.splits and not 0 < config.limit < len(whole.splits["train"]):
+            return whole
+        key = (source, config.limit, config.seed)
+        if key not in self._cut:
+            self._cut[key] = _cut(config, whole)
+        return self._cut[key]
+
+
+def _read(config: Config, given: Mapping[str, Any]) -> Data:
+    """Read all labelled rows, as they are."""
     task, tables = _tables(config, given)
     found: dict[str, Examples] = {}
     notes: list[str] = []
     for name, table in tables.items():
         found[name], report = read_examples(table, task)
         notes += report.notes
+    return Data(task, found, tuple(notes))
+
+
+def _cut(config: Config, whole: Data) -> Data:
+    """Hold out dev rows where there are none, and draw as many training rows as are wanted."""
+    task, found, notes = whole.task, dict(whole.splits), list(whole.notes)
     if "dev" not in found:
         usable = len(found["train"])
         found["train"], found["dev"] = split(found["train"], task=task, fraction=_DEV_SHARE, seed=config.seed)

@@ -36,6 +36,8 @@ from adapterbank.slots.route import Route
 from adapterbank.slots.stack import LARGEST, Stacks
 from adapterbank.steady import Data, Steady, Turn, form
 
+AT_ONCE = 8
+"""Runs that share a batch unless somebody says otherwise."""
 _WORTH = 500
 """Steps a run from which on a program pays for its compilation."""
 _READ_EVERY = 0.2
@@ -79,6 +81,8 @@ class State:
     """The epoch, from 1, whose weights are kept; 0 before the first."""
     tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
     """`weights`, `best`, and the optimiser's `first` and `second` moments, each by tensor name."""
+    failure: str = ""
+    """Why the run cannot go on, in a sentence."""
 
     def copy(self) -> State:
         """Give a state that later epochs leave as it is; tensors are replaced, never written."""
@@ -122,7 +126,7 @@ class _Learner:
     def done(self) -> bool:
         stale = self.state.epoch - self.state.best_epoch
         stopped = 0 < self.lesson.patience <= stale and self.state.epoch > 0
-        return stopped or self.state.epoch >= self.lesson.epochs
+        return bool(self.state.failure) or stopped or self.state.epoch >= self.lesson.epochs
 
     def next_batch(self) -> np.ndarray:
         if not self.order:
@@ -156,12 +160,15 @@ def train(
     watch: Callable[[Progress], None] = lambda progress: None,
     keep: Callable[[int, State], None] = lambda run, state: None,
     resume: Mapping[int, State] | None = None,
-    at_once: int = 8,
+    at_once: int = AT_ONCE,
+    end: Callable[[int, State], None] | None = None,
 ) -> list[State]:
     """Train all lessons and give each one's end state, the best epoch's weights among its tensors.
 
     At most `at_once` share a batch; when one ends, the next of the queue takes its place. `watch` hears of each step
-    and epoch, `keep` gets each run's state after an epoch, `resume` has such states.
+    and epoch, `keep` gets each run's state after an epoch, `resume` has such states. `end` gets each run's end state
+    as soon as there is one, a failed run's with its `failure` while its neighbours go on, and the tensors are let go
+    after that; without `end` the first failure is raised.
     """
     states = {i: (resume or {}).get(i, State()).copy() for i in range(len(lessons))}
     frozen = place(backbone, device, dtype)
@@ -170,16 +177,38 @@ def train(
     for (first, alone, *_), group in _groups(backbone.anatomy, lessons, device).items():
         school = _School(backbone.anatomy, frozen, prefixes, dtype, dropout, first, programs)
         waiting = deque(_Learner(i, lessons[i], states[i]) for i in group)
+        for learner in [learner for learner in waiting if learner.done]:  # resumed after its last epoch
+            _leave(learner, end)
         school.prepare([learner for learner in waiting if not learner.done], 1 if alone else at_once)
         while school.fill(waiting):
-            if not school.step():
-                continue
+            try:
+                if not school.step():
+                    continue
+            except TrainingError as error:  # not even one row fits
+                if not end:
+                    raise
+                for learner in school.learners:
+                    learner.state.failure = str(error)
             for learner in list(school.learners):
-                watch(learner.progress())
-                if learner.state.step % learner.per_epoch == 0:
-                    watch(learner.progress(school.end_epoch(learner)))
-                    keep(learner.number, learner.state.copy())
+                if not learner.state.failure:
+                    watch(learner.progress())
+                if not learner.state.failure and learner.state.step % learner.per_epoch == 0:
+                    score = school.end_epoch(learner)
+                    if score is not None:
+                        watch(learner.progress(score))
+                        keep(learner.number, learner.state.copy())
+                if learner.done:
+                    _leave(learner, end)
     return list(states.values())
+
+
+def _leave(learner: _Learner, end: Callable[[int, State], None] | None) -> None:
+    """Hand a run's end state over; what has been handed over need not stay in memory."""
+    if end:
+        end(learner.number, learner.state.copy())
+        learner.state.tensors = {}
+    elif learner.state.failure:
+        raise TrainingError(learner.state.failure)
 
 
 def _groups(anatomy: Anatomy, lessons: Sequence[Lesson], device: torch.device) -> dict[tuple[Any, ...], list[int]]:
@@ -323,8 +352,10 @@ class _School:
             return
         for (_, who), losses in zip(unread, torch.stack([found for found, _ in unread]).tolist(), strict=True):
             for learner, k, step in who:
+                if learner.state.failure:
+                    continue
                 if not np.isfinite(losses[k]):
-                    raise TrainingError(_diverged(learner, f"the loss became {losses[k]}", step))
+                    learner.state.failure = _diverged(learner, f"the loss became {losses[k]}", step)
                 learner.losses.append(losses[k])
 
     def _steady_step(self, chosen: Sequence[tuple[_Learner, np.ndarray]], rates: Mapping[int, float]) -> Tensor | None:
@@ -357,19 +388,21 @@ class _School:
                 self._halve(error, chosen)
             if losses is None and torch.cuda.is_available():
                 torch.cuda.empty_cache()  # only here: while the error lives it holds on to the activations
-        if not losses.isfinite().all():  # before the optimiser spreads it
-            self.unread.append((losses, [(learner, k, learner.state.step) for k, (learner, _) in enumerate(chosen)]))
-            self._read_losses()
         return losses
 
-    def end_epoch(self, learner: _Learner) -> float:
-        """Score the dev rows, keep the weights if they are the best so far, and note where the run stands."""
+    def end_epoch(self, learner: _Learner) -> float | None:
+        """Score the dev rows, keep the weights if they are the best so far, and note where the run stands.
+
+        None, and the run has failed, where there is nothing to score.
+        """
         lesson, state = learner.lesson, learner.state
         prefix = self.prefixes.get(lesson.dev.tokens, self.first) if self.first else None
         slots = [learner.slot] * len(lesson.dev)
         given = outputs(self.anatomy, self.stacks, lesson.dev.tokens, slots, prefix)
         if not all(np.isfinite(out).all() for out in given):
-            raise TrainingError(_diverged(learner, "the outputs on the dev rows are not finite", learner.state.step))
+            what = "the outputs on the dev rows are not finite"
+            state.failure = _diverged(learner, what, learner.state.step)
+            return None
         score = lesson.score(given)
         better = not state.best_epoch or score > state.best_score
         state.epoch += 1

@@ -24,6 +24,7 @@ from adapterbank.cli import (
     rollback,
     show,
     squad,
+    sweep,
     tasks,
     train,
 )
@@ -37,7 +38,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _BANK = (train, predict, evaluate, tasks, show, remove, rollback, audit, gc, backbones)
-for module in (*_BANK, catalog, data, squad, glue_score, glue_submission, cache):
+for module in (*_BANK, catalog, data, sweep, squad, glue_score, glue_submission, cache):
     name = module.__name__.rsplit(".", 1)[1].replace("_", "-")
     app.command(name, help=module.HELP, epilog=None)(guarded(module.command))
 

@@ -1,0 +1,209 @@
+"""A study as a YAML file: blocks of options, lists multiply -> its runs. Knows no torch and no records.
+
+    epochs: 10                      # options common to all blocks
+    blocks:
+      - name: adapters
+        task: [glue/cola, {task: glue/sst2, limit: 20000}]
+        size: [8, 64, 256]
+        lr: [3e-4, 1e-3]
+        seeds: 2                    # seeds 0 and 1; a list names them
+        select:                     # afterwards: for each task the best setting on dev,
+          per: [task]
+          seeds: 5                  # with these seeds
+
+A file without `blocks` is one block.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from adapterbank import config as configs
+from adapterbank.config import Config, resolve, unused_options
+from adapterbank.data import defaults, named
+from adapterbank.errors import ConfigError, InputError
+from adapterbank.methods import METHODS
+
+_FIELDS = tuple(f.name for f in fields(Config))
+BY = ("best", "mean")
+"""How a setting is chosen: by its best run on dev, as in the paper, or by the mean over its seeds."""
+
+
+@dataclass(frozen=True)
+class Select:
+    """What happens once a block's runs have ended: the best setting of each group is run with further seeds."""
+
+    per: tuple[str, ...] = ("task",)
+    """The options whose values make a group."""
+    by: str = "best"
+    seeds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some runs of a study, and what is chosen among them."""
+
+    name: str
+    runs: tuple[Config, ...]
+    select: Select | None = None
+
+    @property
+    def further(self) -> int:
+        """How many runs `select` asks for at most, beyond those of the grid."""
+        if self.select is None:
+            return 0
+        groups: dict[tuple[Any, ...], set[int]] = {}
+        for run in self.runs:
+            key = tuple(getattr(run, name) for name in self.select.per)
+            groups.setdefault(key, set()).add(run.seed)
+        # A setting may have been run with any of its group's seeds; only those of none are surely new.
+        return sum(len(set(self.select.seeds) - seeds) for seeds in groups.values())
+
+
+@dataclass(frozen=True)
+class Study:
+    """All blocks of a file."""
+
+    blocks: tuple[Block, ...]
+
+    @property
+    def runs(self) -> tuple[Config, ...]:
+        """The runs of all grids; what several blocks ask for is run once."""
+        return tuple(dict.fromkeys(run for block in self.blocks for run in block.runs))
+
+    @property
+    def further(self) -> int:
+        """How many runs are asked for once the grids are done."""
+        return sum(block.further for block in self.blocks)
+
+
+def read(path: str | Path, overrides: Mapping[str, Any] | None = None, base: Mapping[str, Any] | None = None) -> Study:
+    """Read a study from a YAML file; its options win over `base`, and `overrides` over its in every run."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"There is no file {path}; name a study such as configs/table1.yaml.") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}.") from error
+    return make(values, overrides, base)
+
+
+def make(values: Any, overrides: Mapping[str, Any] | None = None, base: Mapping[str, Any] | None = None) -> Study:
+    """Make a study of what a YAML file holds; see `read`. Every mistake at once."""
+    if not isinstance(values, Mapping):
+        raise InputError("A study is 'name: value' lines; see docs/studies.md.")
+    common = {_key(name): value for name, value in values.items() if name not in ("blocks", "name")}
+    blocks = values.get("blocks", [{}])
+    if not isinstance(blocks, list) or not blocks or not all(isinstance(block, Mapping) for block in blocks):
+        raise InputError("'blocks' must be a list of blocks, each with options; see docs/studies.md.")
+    mistakes: dict[str, None] = {}
+    found = []
+    for number, block in enumerate(blocks, 1):
+        own = {_key(name): value for name, value in block.items()}
+        name = str(own.pop("name", values.get("name", f"block {number}")))
+        try:
+            found.append(_block(name, {**common, **own}, overrides or {}, base or {}))
+        except ConfigError as error:
+            mistakes |= dict.fromkeys(f"{name}: {mistake}" for mistake in error.mistakes)
+    if mistakes:
+        raise ConfigError(mistakes)
+    return Study(tuple(found))
+
+
+def differing(runs: Sequence[Config]) -> tuple[str, ...]:
+    """Give the options in which runs differ."""
+    return tuple(name for name in _FIELDS if len({getattr(run, name) for run in runs}) > 1)
+
+
+def describe(config: Config, differs: Sequence[str] = ()) -> str:
+    """Name a run for people: its task and method, the usual options, and those in which it differs from the others."""
+    usual = ("task", "method", "size", "top", "lr", "epochs", "seed")
+    idle = unused_options(config.method) | {"train", "data_root"}
+    names = [name for name in dict.fromkeys([*usual, *differs]) if name not in idle]
+    return " ".join([config.task, config.method, *(f"{n} {_short(getattr(config, n))}" for n in names[2:])])
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _key(name: Any) -> str:
+    return str(name).replace("-", "_")
+
+
+def _block(name: str, values: dict[str, Any], overrides: Mapping[str, Any], base: Mapping[str, Any]) -> Block:
+    select = _select(values.pop("select", None))
+    if "seeds" in values:
+        values["seed"] = _seeds(values.pop("seeds"), "seeds")
+    mistakes: dict[str, None] = {}
+    runs: dict[Config, None] = {}
+    for chosen in _combinations(values):
+        given = {**chosen, **overrides}
+        own = defaults(str(given.get("task", "")), given.get("train"))
+        try:
+            runs[resolve(named(configs.parse({**base, **own, **given})))] = None
+        except ConfigError as error:
+            mistakes |= dict.fromkeys(error.mistakes)
+    if any(not run.task for run in runs):
+        mistakes["task is missing; name one, or a list of them."] = None
+    elif any(not run.train for run in runs):
+        lost = next(run.task for run in runs if not run.train)
+        mistakes[f"{lost!r} is no task of the catalog, so it needs 'train': a file of training data."] = None
+    if mistakes:
+        raise ConfigError(mistakes)
+    return Block(name, tuple(runs), select)
+
+
+def _combinations(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Multiply the lists out; where methods are in a list, each takes the options that it has a use for."""
+    lists = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
+    several = len(lists.get("method", ())) > 1
+    for combination in itertools.product(*lists.values()):
+        chosen: dict[str, Any] = {}
+        for name, value in zip(lists, combination, strict=True):
+            chosen |= {_key(k): v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
+        method = chosen.get("method")
+        if several and isinstance(method, str) and method in METHODS:
+            chosen = {name: value for name, value in chosen.items() if name not in unused_options(method)}
+        yield chosen
+
+
+def _select(value: Any) -> Select | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or set(value) - {"per", "by", "seeds"}:
+        raise ConfigError([f"select is {value!r}; it takes per, by and seeds."])
+    per = value.get("per", ["task"])
+    per = tuple(_key(name) for name in (per if isinstance(per, list) else [per]))
+    if unknown := set(per) - set(_FIELDS):
+        raise ConfigError([f"select: {sorted(unknown)[0]!r} is not an option of a run, so nothing is chosen per it."])
+    by = value.get("by", "best")
+    if by not in BY:
+        raise ConfigError([f"select: by is {by!r}; it must be one of {', '.join(BY)}."])
+    return Select(per, by, tuple(_seeds(value.get("seeds", []), "select: seeds")))
+
+
+def _seeds(value: Any, what: str) -> list[int]:
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return list(range(value))
+    if isinstance(value, list) and all(isinstance(seed, int) and not isinstance(seed, bool) for seed in value):
+        return value
+    raise ConfigError([f"{what} is {value!r}; it must be a number of seeds, or a list of them."])
+
+
+def options(record: Mapping[str, Any]) -> Config | None:
+    """Give the options that a recorded run was run with; None where it is of another version's options."""
+    config = record["config"]
+    return Config(**{name: config[name] for name in _FIELDS}) if config.keys() >= set(_FIELDS) else None
+
+
+def with_seeds(chosen: Mapping[str, Any], seeds: Sequence[int]) -> list[Config]:
+    """Give a recorded config again, a run for each seed."""
+    base = Config(**{name: chosen[name] for name in _FIELDS})
+    return [replace(base, seed=seed) for seed in seeds]

@@ -1,0 +1,102 @@
+"""Claims about `adapterbank.cluster`: a sweep on a real Ray cluster, some of which dies; records of each run once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from adapterbank import records
+from adapterbank.cluster import ray_engine
+from adapterbank.errors import ConfigError, InputError
+from adapterbank.grid import make
+from adapterbank.ledger import Folder
+from adapterbank.sweep import Means, units
+from small_data import FAST, reviews, shell, write
+
+SWEEP = """
+import json, sys, threading, time
+from pathlib import Path
+
+import ray
+from ray.cluster_utils import Cluster
+
+from adapterbank import grid, sweep
+from adapterbank.cluster import ray_engine
+
+study, folder = grid.read("study.yaml"), Path("records")
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+doomed = cluster.add_node(num_cpus=1)
+ray.init(address=cluster.address, log_to_driver=False)
+cluster.wait_for_nodes()
+killed = []
+
+def kill():  # in the middle: some runs have ended, others are on their way
+    while len(list(folder.glob("[!.]*.json"))) < 2:
+        time.sleep(0.05)
+    killed.append(len(list(folder.glob("[!.]*.json"))))
+    cluster.remove_node(doomed, allow_graceful=False)
+
+thread = threading.Thread(target=kill, daemon=True)
+thread.start()
+outcome = sweep.sweep(study, sweep.make_means(None, "records"), engine=ray_engine())
+thread.join(30)
+ray.shutdown()
+cluster.shutdown()
+print(json.dumps({**outcome.to_json(), "killed": killed}))
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, checkpoint):
+    """Be in a folder with data and a study of eight runs."""
+    write(tmp_path / "a.csv", reviews())
+    study = {"task": "a", "train": "a.csv", "dev": "a.csv", **FAST, "epochs": 40, "seeds": 4, "layers": ["all", "1"]}
+    study |= {"backbone": str(checkpoint("bert")[0]), "device": "cpu"}
+    (tmp_path / "study.yaml").write_text(json.dumps(study))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_node_that_is_killed_loses_nothing_and_nothing_is_recorded_twice(here):
+    pytest.importorskip("ray")
+    (here / "sweep.py").write_text(textwrap.dedent(SWEEP))
+    quiet = {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(
+        [sys.executable, "sweep.py"], capture_output=True, text=True, timeout=240, env={**os.environ, **quiet}
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    said = json.loads(found.stdout.splitlines()[-1])
+    assert 2 <= said["killed"][0] < 8
+    assert (said["total"], said["known"] + said["done"], said["failed"]) == (8, 8, 0)
+    held = records.read_all(here / "records")
+    assert len(held) == len({records.config_hash(record["config"]) for record in held}) == 8
+    alone = shell("sweep", "study.yaml", "--records", "alone", "--json")
+    assert alone.json["done"] == 8
+    for mine, expected in zip(held, records.read_all(here / "alone"), strict=True):
+        assert mine["config"] == expected["config"]
+        assert mine["metrics"]["dev"]["accuracy"] == pytest.approx(expected["metrics"]["dev"]["accuracy"], abs=1e-5)
+
+
+def test_without_ray_the_engine_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"pip install 'adapterbank\[ray\]'"):
+        ray_engine()
+
+
+def test_a_sweep_without_ray_does_not_import_it(here):
+    code = "import sys, adapterbank.sweep, adapterbank.api, adapterbank.cluster; print('ray' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert found.stdout == "False\n"
+
+
+def test_the_best_package_cannot_be_told_by_workers_apart(tmp_path):
+    pytest.importorskip("ray")
+    runs = units(make({"task": "mr"}).runs)
+    with pytest.raises(ConfigError, match="use none or all with the engine ray"):
+        ray_engine()(runs, Means(Folder(tmp_path), keep="best"))

@@ -1,0 +1,62 @@
+"""Claims about configs/: each file is the study that its first line says, and has the runs of the paper's grid."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from adapterbank import grid
+from adapterbank.tasks.catalog import CATALOG
+from small_data import shell
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / "configs").glob("*.yaml"))
+COUNTS = {
+    "table1": (8 * 3 * 2 * 5 * (1 + 3), 0),
+    "table1-minilm": (6 * (3 * 3 * 5 + 3 + 5 * 3 + 3 + 3), 6 * 4 * 4),
+    "table2": (17 * 4 * 3 * (1 + 8 + 6), 17 * 3 * 2),
+    "table2-minilm": (11 * (2 + 4 * 2 + 2 * 2), 11 * 3 * 2),
+    "fig1": (8 * 2 * 2 * (1 + 7 + 8), 0),
+    "fig3": (17 * 4 * (1 + 8 + 6), 0),
+    "fig4": (2 * 3 * (10 + 12 + 1 + 1), 0),
+    "fig5": (9 + 4 * 4 * 3, 2 + 4 * 2),
+    "fig6": (2 * 3 * 10, 0),
+    "fig7": (2 * 3 * 6 * (1 + 3 + 1), 0),
+}
+"""Runs of the grids, and those that come after the selection."""
+
+
+def test_there_is_a_file_for_each_table_and_figure():
+    assert {path.stem for path in FILES} == set(COUNTS)
+    assert {"table1", "table2", *(f"fig{n}" for n in (1, 3, 4, 5, 6, 7))} <= set(COUNTS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_first_line_is_a_command_that_lists_as_many_runs_as_the_paper_has(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    words = shlex.split(first.removeprefix("# "))
+    assert words[:3] == ["adapterbank", "sweep", f"configs/{path.name}"]
+    found = shell(*words[1:], "--dry-run", "--json")
+    assert found.code == 0, found.err
+    assert (len(found.json["runs"]), found.json["further"]) == COUNTS[path.stem]
+    assert {run["state"] for run in found.json["runs"]} == {"to run"}
+    assert not (tmp_path / "bank").exists()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_its_tasks_are_in_the_catalog_and_no_run_is_named_twice(path):
+    study = grid.read(path)
+    assert {run.train for run in study.runs} <= set(CATALOG)
+    assert len(set(study.runs)) == len(study.runs)
+    differs = grid.differing(study.runs)
+    named = [grid.describe(run, differs) for run in study.runs]
+    assert len(set(named)) == len(named)
+
+
+def test_the_runs_of_figure_3_are_among_those_of_table_2():
+    of_figure, of_table = (set(grid.read(ROOT / "configs" / name).runs) for name in ("fig3.yaml", "table2.yaml"))
+    assert of_figure < of_table
