@@ -135,6 +135,9 @@ def test_every_option_named_is_an_option():
         "method",
         "help",
         "output",
+        "out",
+        "records",
+        "tolerance",
     }
     for name in re.findall(r"--([a-z][a-z-]+)", README):
         assert name.removeprefix("no-") in known or name in known, name

@@ -84,11 +84,14 @@ def run(
     note: Callable[[str], None] = lambda text: None,
     stage: Callable[[str, int, int], None] = lambda what, done, total: None,
     resuming: bool = False,
+    reached: State | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> Result:
     """Train one task and put it into the bank, which is made if it is not there.
 
     `data` has splits as Python values; `watch` hears of steps and epochs, `stage` of the work before (what, done, of
-    how many), `note` of what the user should know.
+    how many), `note` of what the user should know. `reached` is where this very run stands already, `about` what its
+    record should say beside the rest.
     """
     began = time.perf_counter()
     config = resolve(named(config, data))
@@ -103,7 +106,7 @@ def run(
     plan = make_run_plan(config, backbone, ready)
     device = find_device(config.device)
     dtype = find_dtype(config.precision, device)
-    lesson = _lesson(config, backbone, ready, plan, early.append, stage)
+    lesson = make_lesson(config, backbone, ready, plan, early.append, stage)
     identity = {"name": backbone.name, "sha256": backbone.sha256}
     whole = {**config.to_json(), "backbone_sha256": backbone.sha256, "data": ready.about()}
     bank = Bank.open(bank_path, identity, create=True)
@@ -118,7 +121,7 @@ def run(
             dropout=config.dropout,
             watch=watch,
             keep=lambda _, state: resume.save(kept, state),
-            resume=_resumed(kept, resuming, tell),
+            resume={0: reached} if reached else _resumed(kept, resuming, tell),
         )[0]
         package, scores = _finish(config, backbone, ready, plan, bank, state, tell)
         record = {
@@ -127,6 +130,7 @@ def run(
             **_speed(state, len(lesson.train), time.perf_counter() - began),
             "stamp": stamp(device, dtype),
             "notes": notes,
+            **(about or {}),
         }
         path = records.write(bank.records_path, record)
         resume.forget(kept)
@@ -155,7 +159,7 @@ def _finish(
     return bank.put(draft, best), scores
 
 
-def _lesson(
+def make_lesson(
     config: Config,
     backbone: Backbone,
     data: Data,
