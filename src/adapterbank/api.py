@@ -148,7 +148,7 @@ class OpenBank:
         way: Callable[..., Result] = partial(run_auto, tolerance=tolerance) if auto else run
         told = {"watch": watch, "stage": stage, "note": note}
         result = way(config, self.backbone, self.path, data=given, resuming=resume, **told)
-        return pruning.follow(self.engine, result, config, given, tolerance, note) if prune else result
+        return pruning.follow(self._lone_engine(), result, config, given, tolerance, note) if prune else result
 
     def ablate(
         self,
@@ -183,7 +183,11 @@ class OpenBank:
         """
         package = self.bank.get(task)
         rows = {"dev": self._examples(package, data, split)}
-        return pruning.prune(self.engine, self.bank, package, rows, tolerance=tolerance, watch=watch)
+        return pruning.prune(self._lone_engine(), self.bank, package, rows, tolerance=tolerance, watch=watch)
+
+    def _lone_engine(self) -> Engine:
+        """Give an engine of its own, as an audit has."""
+        return Engine(self.backbone, device=self._device, precision=self._precision, programs=False)
 
     def _examples(self, package: Package, data: Any, split: str) -> Examples:
         """Read the labelled rows that a task is scored on."""

@@ -59,7 +59,8 @@ def prune(
 ) -> tuple[dict[str, Any], Result | None]:
     """Remove a package's idle adapters as dev shows them; give what was found, and the new version with its record.
 
-    All `splits` are scored anew. Where no adapter is idle there is no new version.
+    The engine should have no other task and run no programs: the new package's fingerprint is taken with it. All
+    `splits` are scored anew. Where no adapter is idle there is no new version.
     """
     if not tolerance >= 0:
         raise ConfigError([f"tolerance is {tolerance!r}; it must be at least 0, in points of the metric."])
@@ -77,12 +78,13 @@ def prune(
         return found
 
     found = {"from": package.ref, "metric": held.task.metric, **find_idle(score, layers, tolerance)}
-    result = None
-    if found["removed"]:
-        rest = _put(engine, held, tensors, tuple(found["removed"]))
-        result = _publish(engine, bank, package, splits, rest, found, began)
     for name in (_TRIAL, f"{package.ref} whole"):
         engine.remove(name)
+    if not found["removed"]:
+        return found, None
+    rest = _put(engine, held, tensors, tuple(found["removed"]))  # the only one there, as in an audit
+    result = _publish(engine, bank, package, splits, rest, found, began)
+    engine.remove(_TRIAL)
     return found, result
 
 

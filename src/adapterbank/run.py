@@ -107,9 +107,8 @@ def run(
     device = find_device(config.device)
     dtype = find_dtype(config.precision, device)
     lesson = make_lesson(config, backbone, ready, plan, early.append, stage)
-    identity = {"name": backbone.name, "sha256": backbone.sha256}
     whole = {**config.to_json(), "backbone_sha256": backbone.sha256, "data": ready.about()}
-    bank = Bank.open(bank_path, identity, create=True)
+    bank = Bank.open(bank_path, {"name": backbone.name, "sha256": backbone.sha256}, create=True)
     for text in early:
         tell(text)
     with resume.own_folder(bank.runs_path, records.config_hash(whole)) as kept:

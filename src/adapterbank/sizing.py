@@ -8,6 +8,7 @@ the tolerance of the best on dev is taken.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -91,6 +92,7 @@ def run_auto(
         raise ConfigError(["size is 'auto', which cannot be resumed; leave --resume out."])
     if not tolerance >= 0:
         raise ConfigError([f"tolerance is {tolerance!r}; it must be at least 0, in points of the metric."])
+    began = time.perf_counter()
     rates = (config.lr,) if config.lr is not None else RATES
     config = resolve(named(config, data))
     trials, state = _halve(config, backbone, read_data(config, data), rates, tolerance, note, stage)
@@ -98,7 +100,12 @@ def run_auto(
     chosen = choose(last, tolerance)
     why = reason(chosen, last, tolerance)
     note(why)
-    about = {"tolerance": tolerance, "reason": why, "trials": [asdict(trial) for trial in trials]}
+    about = {
+        "tolerance": tolerance,
+        "reason": why,
+        "trials": [asdict(trial) for trial in trials],
+        "seconds": time.perf_counter() - began,
+    }
     config = replace(config, size=chosen.size, lr=chosen.lr)
     return run(
         config,

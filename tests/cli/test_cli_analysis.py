@@ -78,3 +78,9 @@ def test_mistakes_of_automatic_size_are_one_sentence(here, words, told):
     assert found.code == 2
     assert told in found.err
     assert len(found.err.strip().splitlines()) == 1
+
+
+def test_show_tells_what_was_pruned(here):
+    on_s("prune", "--tolerance", 100)
+    line = next(line for line in shell("show", "--bank", "bank", "--task", "s").out.splitlines() if "pruned" in line)
+    assert "s@1 without the adapters of layers 0, 1, 2: accuracy" in line

@@ -298,7 +298,7 @@ def _with_legend(figure: Figure, axes: Sequence[Axes]) -> Figure:
     """Put one legend below all panels, where it hides no point."""
     found = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     columns = max(1, min(len(found), int(figure.get_figwidth() / 1.9)))  # inches of the longest name
-    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False)  # type: ignore[arg-type]
+    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False)
     return figure
 
 

@@ -85,7 +85,8 @@ def _run(
                 engine = Engine(encoder, device=parsed.device, precision=parsed.precision, programs=False)
                 result = follow(engine, result, parsed, None, points, display.note)
     except KeyboardInterrupt:
-        say(f"adapterbank: stopped {display.where}; the bank's tasks are as they were. To go on:\n  {_again()}")
+        again = "" if auto else f" To go on:\n  {_again()}"
+        say(f"adapterbank: stopped {display.where}; the bank's tasks are as they were.{again}")
         raise typer.Exit(130) from None
     if json:
         print_json(result.record)
