@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import itertools
 import json
 import re
 import sys
@@ -15,7 +16,8 @@ from xml.etree import ElementTree
 import pytest
 from made import ablation, record, write
 
-from adapterbank.analysis import figures, series
+from adapterbank import config as configs
+from adapterbank.analysis import figures, report, series
 from adapterbank.analysis.rows import load
 from small_data import shell
 
@@ -108,7 +110,7 @@ def test_the_page_holds_every_record_and_fetches_nothing(folder, tmp_path):
     assert page.depth == []
     assert all(source.startswith(("data:", "#")) for source in page.sources)
     assert page.details == len(RICH) + 2
-    embedded = [json.loads(unescape(part)) for part in re.findall(r"</summary><pre>(.*?)</pre>", text, re.DOTALL)]
+    embedded = [json.loads(unescape(part)) for part in re.findall(r"<pre>(\{.*?)</pre>", text, re.DOTALL)]
     assert all(one in embedded for one in RICH)
     assert all(f'id="{source[1:]}"' in text for source in page.sources if source.startswith("#"))
     assert "broken.json is left out" in text
@@ -138,3 +140,18 @@ def test_a_missing_folder_and_a_missing_library_are_told(folder, tmp_path, monke
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     found = shell("report", "--records", folder, "--out", tmp_path / "report.html")
     assert (found.code, "pip install 'adapterbank[plot]'" in found.err) == (2, True)
+
+
+def test_the_command_of_a_record_gives_its_config_again():
+    config = record(lr=3e-4, size=8, inner_norm=True, train_norms=False, dropout=0.2)["config"]
+    words = report.command(config).split()
+    assert words[:6] == ["adapterbank", "train", "--bank", "bank", "--task", "glue-cola"]
+    assert {"--inner-norm", "--no-train-norms"} <= set(words)
+    told = dict(itertools.pairwise(words))
+    again = {name.removeprefix("--").replace("-", "_"): value for name, value in told.items() if name.startswith("--")}
+    again = {name: value for name, value in again.items() if not value.startswith("--") and name != "bank"}
+    again |= {"inner_norm": True, "train_norms": False}
+    again.pop("no_train_norms", None)
+    assert configs.resolve(configs.parse(again)).to_json() == {
+        name: config[name] for name in configs.Config().to_json()
+    }

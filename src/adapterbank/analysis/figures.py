@@ -47,6 +47,7 @@ _STYLE = {
     "lines.linewidth": 1.4,
     "svg.hashsalt": "adapterbank",
     "figure.constrained_layout.use": True,
+    "figure.constrained_layout.h_pad": 0.1,
 }
 _PANELS = 6
 """Tasks drawn side by side at most; the CSV has all."""
@@ -297,8 +298,10 @@ def _level(axis: Axes, method: str, scores: Sequence[float]) -> None:
 def _with_legend(figure: Figure, axes: Sequence[Axes]) -> Figure:
     """Put one legend below all panels, where it hides no point."""
     found = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    names = [look[2] for look in _LOOKS.values()]
+    order = sorted(found, key=lambda label: next((k for k, name in enumerate(names) if label.startswith(name)), 99))
     columns = max(1, min(len(found), int(figure.get_figwidth() / 1.9)))  # inches of the longest name
-    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False)
+    figure.legend([found[label] for label in order], order, loc="outside lower center", ncols=columns, frameon=False)
     return figure
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from html import escape
 from string import Template
+from typing import Any
 
 from adapterbank import __version__
 from adapterbank.analysis import tables
 from adapterbank.analysis.figures import Drawing
 from adapterbank.analysis.rows import Study
 from adapterbank.analysis.tables import Table
+from adapterbank.config import Config
 
 _PAGE = Template("""<!doctype html>
 <html lang="en">
@@ -112,17 +116,34 @@ def _repeat(study: Study, folders: Sequence[str]) -> str:
 
 def _runs(study: Study) -> str:
     """List the runs and embed every record and ablation whole."""
-    found = [(row.path.stem, f"{row.task}, {row.label}, seed {row.seed}", row.record) for row in study.rows]
-    found += [(one["package"], "ablation", one) for one in study.ablations]
+    found = [
+        _details(row.path.stem, f"{row.task}, {row.label}, seed {row.seed}", row.record, command(row.record["config"]))
+        for row in study.rows
+    ]
+    found += [_details(one["package"], "ablation", one) for one in study.ablations]
+    return _table(tables.runs(study), linked=True) + "<h3>Records</h3>\n" + "".join(found)
+
+
+def _details(name: str, what: str, value: Mapping[str, Any], again: str = "") -> str:
+    how = f"<p><code>{escape(again)}</code></p>" if again else ""
     return (
-        _table(tables.runs(study), linked=True)
-        + "<h3>Records</h3>\n"
-        + "".join(
-            f'<details id="{escape(_anchor(name))}"><summary>{escape(name)}: {escape(what)}</summary>'
-            f"<pre>{escape(json.dumps(record, indent=1, ensure_ascii=False))}</pre></details>\n"
-            for name, what, record in found
-        )
+        f'<details id="{escape(_anchor(name))}"><summary>{escape(name)}: {escape(what)}</summary>{how}'
+        f"<pre>{escape(json.dumps(value, indent=1, ensure_ascii=False))}</pre></details>\n"
     )
+
+
+def command(config: Mapping[str, Any]) -> str:
+    """Write the command that trains a config again; data that came from Python is left to the reader."""
+    words = ["adapterbank", "train", "--bank", "bank"]
+    for field in fields(Config):
+        value, flag = config.get(field.name), field.name.replace("_", "-")
+        if value is None or (value == field.default and field.name != "backbone") or field.name not in config:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", str(value)]
+    return shlex.join(words)
 
 
 def _anchor(name: str) -> str:
