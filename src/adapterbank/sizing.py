@@ -20,7 +20,7 @@ from adapterbank.data import Data, named, read_data
 from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.errors import ConfigError, TrainingError
 from adapterbank.methods import METHODS
-from adapterbank.run import Result, make_lesson, make_run_plan, run
+from adapterbank.run import Result, initial_tensors, make_lesson, make_run_plan, run
 from adapterbank.runtime import find_device, find_dtype
 from adapterbank.train import Lesson, Progress, State, train
 
@@ -156,13 +156,13 @@ def _rung(
 ) -> dict[tuple[int, float], State]:
     """Train some sizes and rates together; where the highest rate blows up, without it."""
     device = find_device(config.device)
+    plan = make_run_plan(config, backbone, data)
+    common = make_lesson(config, backbone, data, plan, lambda text: None, lambda what, done, total: None)
     lessons: list[Lesson] = []
-    for size, rate in going:
-        mine = replace(config, size=size, lr=rate)
-        plan = make_run_plan(mine, backbone, data)
-        made = make_lesson(mine, backbone, data, plan, lambda text: None, lambda what, done, total: None)
-        # The same rows for all, so that what is computed of rows alone is shared.
-        lessons.append(replace(made, train=lessons[0].train, dev=lessons[0].dev) if lessons else made)
+    for size, rate in going:  # on the same rows, tokenised once
+        plan = make_run_plan(replace(config, size=size), backbone, data)
+        first = initial_tensors(plan, backbone, sigma=config.sigma, seed=config.seed)
+        lessons.append(replace(common, plan=plan, initial=first, rate=rate))
     steps = [0] * len(lessons)
     total = sum(lesson.epochs * -(-len(lesson.train) // lesson.batch) for lesson in lessons)
 
