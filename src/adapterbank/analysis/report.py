@@ -58,7 +58,7 @@ def page(study: Study, drawings: Sequence[Drawing], folders: Sequence[str]) -> s
     body = "".join(f'<h2 id="{key}">{title}</h2>\n{text or _none()}' for key, title, text in parts)
     tasks = {row.task for row in study.rows}
     summary = (
-        f"{len(study.rows)} runs of {len(tasks)} tasks on {', '.join(backbones) or 'no encoder'}, "
+        f"{len(study.rows)} runs, {len(tasks)} tasks, on {', '.join(backbones) or 'no encoder'}, "
         f"{len(study.ablations)} ablations. Every number is computed from the records below. "
         f"Written by adapterbank {__version__}."
     )
