@@ -137,7 +137,9 @@ def test_every_link_to_a_file_leads_to_one(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_option_of_a_command_in_the_documents_is_one(document):
-    known = {name.replace("_", "-") for name in OPTIONS} | {"bank", "resume", "json", "config", "help"}
+    known = {name.replace("_", "-") for name in OPTIONS} | {
+        *("bank", "resume", "json", "config", "help", "prune", "tolerance")
+    }
     text = document.read_text(encoding="utf-8").replace("\\\n", " ")
     for line in re.findall(r"adapterbank train .*", text):
         for name in re.findall(r" --([a-z-]+)", line):

@@ -26,21 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "adapterbank"
 
 NO_TORCH = (
-    *(
-        "automl",
-        "bank",
-        "cache",
-        "config",
-        "data",
-        "errors",
-        "grid",
-        "ledger",
-        "methods",
-        "metrics",
-        "records",
-        "selection",
-    ),
-    *("storage", "tally", "tasks"),
+    *("analysis", "automl", "bank", "cache", "config", "data", "errors", "grid", "ledger", "methods", "metrics"),
+    *("records", "selection", "storage", "tally", "tasks"),
 )
 """The modules of the import contract in pyproject.toml that work without torch."""
 
@@ -224,7 +211,8 @@ def imports(file: Path) -> Iterator[tuple[int, str]]:
 
 def test_every_import_in_the_source_is_declared_by_name(wheel: Path) -> None:
     """Also inside functions, and also where the package would come along with another by chance."""
-    needs = [need for extra in ("", "automl", "data", "ray") for need in requirements(wheel, extra=extra)]
+    extras = ("", "automl", "data", "plot", "ray")
+    needs = [need for extra in extras for need in requirements(wheel, extra=extra)]
     declared = {canonicalize_name(need.name) for need in needs}
     owners = packages_distributions()
     undeclared = [

@@ -37,8 +37,8 @@ def test_another_name_is_an_attribute_error():
 def test_every_public_method_explains_itself():
     methods = {name: value for name, value in vars(adapterbank.OpenBank).items() if not name.startswith("_")}
     assert set(methods) == {
-        *("audit", "backbone", "bank", "engine", "evaluate", "gc", "glue_score", "glue_submission", "predict"),
-        *("read", "remove", "rollback", "show", "squad", "sweep", "tasks", "train"),
+        *("ablate", "audit", "backbone", "bank", "engine", "evaluate", "gc", "glue_score", "glue_submission"),
+        *("predict", "prune", "read", "remove", "rollback", "show", "squad", "sweep", "tasks", "train"),
     }
     assert all(inspect.getdoc(value) for value in methods.values())
 

@@ -141,6 +141,9 @@ def test_every_option_named_is_an_option():
         "dry-run",
         "keep",
         "engine",
+        "out",
+        "records",
+        "tolerance",
     }
     for name in re.findall(r"--([a-z][a-z-]+)", README):
         assert name.removeprefix("no-") in known or name in known, name

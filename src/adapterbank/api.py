@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from adapterbank import ablation, benchmarks, grid, metrics, pruning, records
 from adapterbank import audit as audits
-from adapterbank import benchmarks, grid, metrics, records
 from adapterbank import config as configs
 from adapterbank.bank import Bank, Removed
 from adapterbank.data import defaults, scored_table
@@ -17,6 +18,7 @@ from adapterbank.engine import Engine, Prediction
 from adapterbank.errors import InputError, UnknownName
 from adapterbank.package import Manifest, Package
 from adapterbank.run import Result, run
+from adapterbank.sizing import run_auto
 from adapterbank.spans import Reading
 from adapterbank.sweep import Outcome, make_means, sweep
 from adapterbank.tally import Tally
@@ -110,6 +112,8 @@ class OpenBank:
         test: Any = None,
         *,
         resume: bool = False,
+        prune: bool = False,
+        tolerance: float = pruning.TOLERANCE,
         watch: Callable[[Progress], None] = lambda progress: None,
         stage: Callable[[str, int, int], None] = lambda what, done, total: None,
         note: Callable[[str], None] = lambda text: None,
@@ -124,11 +128,16 @@ class OpenBank:
             dev: Likewise; a seeded stratified tenth of `train` without it.
             test: Likewise; scored once at the end.
             resume: Go on with an unfinished run of the same options and data.
+            prune: Remove idle adapters afterwards; see `prune`.
+            tolerance: Points of the metric that `size="auto"` and `prune` may cost, each.
             watch: Called with a `Progress` after each step and epoch.
             stage: Called before that with what is being done, how much of it is, and of how much.
             note: Called with what the user should know.
             options: Any field of `adapterbank.config.Config`: method, size, lr, epochs, seed, text, label, …
+                `size="auto"` finds the smallest that is as good as any.
         """
+        auto = options.get("size") == "auto"
+        options = {name: value for name, value in options.items() if not (auto and name == "size")}
         files = {"train": train, "dev": dev, "test": test}
         paths = {name: str(value) for name, value in files.items() if isinstance(value, str | Path)}
         loose = {name: value for name, value in files.items() if value is not None and name not in paths}
@@ -138,7 +147,54 @@ class OpenBank:
         config = configs.parse({**own, **options, "backbone": self.backbone.name, "task": task, **paths})
         if options.get("backbone", config.backbone) != config.backbone:
             raise InputError(f"This bank is open with {config.backbone!r}; open another for {options['backbone']!r}.")
-        return run(config, self.backbone, self.path, data=given, watch=watch, stage=stage, note=note, resuming=resume)
+        way: Callable[..., Result] = partial(run_auto, tolerance=tolerance) if auto else run
+        told = {"watch": watch, "stage": stage, "note": note}
+        result = way(config, self.backbone, self.path, data=given, resuming=resume, **told)
+        return pruning.follow(self._lone_engine(), result, config, given, tolerance, note) if prune else result
+
+    def ablate(
+        self,
+        task: str,
+        data: Any = None,
+        *,
+        split: str = "dev",
+        watch: Callable[[int, int], None] = lambda done, total: None,
+    ) -> dict[str, Any]:
+        """Score a task without the adapters of every span of layers, and keep that beside the bank's records.
+
+        `data` and `split` as in `evaluate`; `watch` hears how many rows of how many are done. The answer has the scores
+        of the `whole` model and of each of the `spans` (`first`, `last`, `scores`, `change` in per cent).
+        """
+        package = self.bank.get(task)
+        found = ablation.ablate(self.engine, package, self._examples(package, data, split), watch)
+        ablation.save(self.bank, found)
+        return found
+
+    def prune(
+        self,
+        task: str,
+        data: Any = None,
+        *,
+        split: str = "dev",
+        tolerance: float = pruning.TOLERANCE,
+        watch: Callable[[int, int], None] = lambda done, total: None,
+    ) -> tuple[dict[str, Any], Result | None]:
+        """Remove a task's idle adapters: those whose absence costs no more points of the metric than the tolerance.
+
+        Gives what was found, and the new version with its record; None where no adapter is idle.
+        """
+        package = self.bank.get(task)
+        rows = {"dev": self._examples(package, data, split)}
+        return pruning.prune(self._lone_engine(), self.bank, package, rows, tolerance=tolerance, watch=watch)
+
+    def _lone_engine(self) -> Engine:
+        """Give an engine of its own, as an audit has."""
+        return Engine(self.backbone, device=self._device, precision=self._precision, programs=False)
+
+    def _examples(self, package: Package, data: Any, split: str) -> Examples:
+        """Read the labelled rows that a task is scored on."""
+        table = scored_table(package.ref, data, split, self.data_root)
+        return read_examples(table, labelled_as(table, Task.from_json(package.manifest.task), None, None, None))[0]
 
     def sweep(
         self,

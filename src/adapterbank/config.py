@@ -84,7 +84,13 @@ class Config:
         group="Method",
     )
     method: str = option("adapter", "How to transfer.", group="Method", choices=tuple(METHODS))
-    size: int = option(64, "Adapter: width of the bottleneck.", group="Method", low=1, high=methods.MAX_SIZE)
+    size: int = option(
+        64,
+        "Adapter: width of the bottleneck; auto finds the smallest that is as good as any.",
+        group="Method",
+        low=1,
+        high=methods.MAX_SIZE,
+    )
     layers: str = option(
         "all", "Adapter, layernorm, lora, bitfit: which layers: all, upper, or such as 0,2,6-11.", group="Method"
     )

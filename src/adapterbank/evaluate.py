@@ -62,7 +62,7 @@ def outputs(
             known = prefix.rows(order, batch) if prefix else None
             hidden = forward(anatomy, route, batch, first=prefix.first if prefix else 0, prefix=known)
             given = heads.outputs(hidden, batch, route)
-            found |= zip(order, _by_row(given, route.segments, stacks, batch.lengths), strict=True)
+            found |= zip(order, by_row(given, route.segments, stacks, batch.lengths), strict=True)
     return [found[i] for i in range(len(tokens))]
 
 
@@ -97,9 +97,10 @@ def _groups(stacks: Stacks, slots: Sequence[int | None], mixed: Mixed | None) ->
     return found
 
 
-def _by_row(
+def by_row(
     given: Sequence[Tensor], parts: Sequence[Segment], stacks: Stacks, lengths: Sequence[int]
 ) -> list[np.ndarray]:
+    """Take the head outputs of segments apart, row by row."""
     rows: list[np.ndarray] = []
     for tensor, part in zip(given, parts, strict=True):
         array = tensor.float().cpu().numpy()

@@ -69,11 +69,14 @@ def run(
     note: Callable[[str], None] = lambda text: None,
     stage: Callable[[str, int, int], None] = lambda what, done, total: None,
     resuming: bool = False,
+    reached: State | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> Result:
     """Train one task and put it into the bank, which is made if it is not there.
 
     `data` has splits as Python values; `watch` hears of steps and epochs, `stage` of the work before (what, done, of
-    how many), `note` of what the user should know.
+    how many), `note` of what the user should know. `reached` is where this very run stands already, `about` what its
+    record should say beside the rest.
     """
     if not find_method(config.method).slot:
         return _search(resolve(named(config, data)), backbone, bank_path, data, note, stage)
@@ -91,7 +94,7 @@ def run(
 
     tell()  # only now: nothing can be refused any more, and a mistake is one sentence
     with resume.own_folder(bank.runs_path, prospect.hash) as kept:
-        resumed = _resumed(kept, resuming, ready.notes.append)
+        resumed = {0: reached} if reached else _resumed(kept, resuming, ready.notes.append)
         tell()
         ended: list[Ended] = []
         train_together(
@@ -107,9 +110,10 @@ def run(
         (one,) = ended
         if one.package is None:
             raise TrainingError(one.failure)
-        path = records.write(bank.records_path, one.record)
+        record = {**one.record, **(about or {})}
+        path = records.write(bank.records_path, record)
         resume.forget(kept)
-    return Result(one.record, path, one.package, tuple(ready.notes))
+    return Result(record, path, one.package, tuple(ready.notes))
 
 
 def _search(

@@ -69,7 +69,7 @@ def test_every_field_of_a_config_is_an_option_with_its_help_and_its_default(page
 
 
 def test_there_are_no_other_options_but_those_of_the_bank(page):
-    own = {"--bank", "--config", "--resume", "--json", "--help"}
+    own = {"--bank", "--config", "--resume", "--json", "--help", "--prune", "--tolerance"}
     assert set(page) == own | {f"--{f.name.replace('_', '-')}" for f in FIELDS}
 
 

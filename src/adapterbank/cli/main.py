@@ -10,17 +10,21 @@ import typer
 
 from adapterbank import __version__
 from adapterbank.cli import (
+    ablate,
     audit,
     backbones,
     cache,
     catalog,
     data,
     evaluate,
+    figures,
     gc,
     glue_score,
     glue_submission,
     predict,
+    prune,
     remove,
+    report,
     rollback,
     show,
     squad,
@@ -38,7 +42,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _BANK = (train, predict, evaluate, tasks, show, remove, rollback, audit, gc, backbones)
-for module in (*_BANK, catalog, data, sweep, squad, glue_score, glue_submission, cache):
+_STUDIES = (sweep, ablate, prune, figures, report)
+for module in (*_BANK, *_STUDIES, catalog, data, squad, glue_score, glue_submission, cache):
     name = module.__name__.rsplit(".", 1)[1].replace("_", "-")
     app.command(name, help=module.HELP, epilog=None)(guarded(module.command))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 from adapterbank.bank import Bank
@@ -38,7 +40,9 @@ def command(bank: BankPath, task: TaskName, json: AsJson = False) -> None:
         "trained": f"{m.params['trained']:,} parameters, {m.params['percent']:.2f} % of the encoder",
         "size": size(m.bytes),
         "backbone": f"{m.backbone['name']} ({m.backbone['sha256'][:12]})",
-        "recipe": ", ".join(f"{k} {v}" for k, v in m.recipe.items() if v is not None) + f", seed {m.seed}",
+        "recipe": ", ".join(f"{k} {v}" for k, v in m.recipe.items() if v is not None and k != "pruned")
+        + f", seed {m.seed}",
+        **_pruned(m.recipe.get("pruned")),
         "data": ", ".join(f"{s} {d['rows']} rows ({d['sha256'][:12]})" for s, d in m.data.items()),
         "made": f"{m.created} by adapterbank {m.library}, torch {m.fingerprint['stamp']['torch']}",
         "versions": ", ".join(versions),
@@ -46,3 +50,11 @@ def command(bank: BankPath, task: TaskName, json: AsJson = False) -> None:
     }
     for name, value in lines.items():
         typer.echo(f"{name:<12} {value}")
+
+
+def _pruned(found: dict[str, Any] | None) -> dict[str, str]:
+    if not found:
+        return {}
+    layers = ", ".join(map(str, found["removed"]))
+    scores = f"{found['metric']} {found['before']:.4f} before, {found['after']:.4f} after"
+    return {"pruned": f"{found['from']} without the adapters of layers {layers}: {scores}"}

@@ -9,6 +9,7 @@ import shlex
 import sys
 import types
 import typing
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,9 @@ from adapterbank.errors import ConfigError
 from adapterbank.methods import METHODS
 from adapterbank.tasks.catalog import CATALOG
 
+_TOLERANCE = 0.5
+_TOLERANCE_HELP = f"Points of the metric that --size auto and --prune may cost, each (default: {_TOLERANCE})."
+
 HELP = """Teach the bank a task.
 
 Trains what the method says on top of the frozen encoder, keeps the best epoch on dev, and puts it into the bank as a
@@ -32,12 +36,21 @@ Example: adapterbank train --bank bank --task sentiment --train reviews.csv --ep
 
 A task of the catalog brings its own data: adapterbank train --bank bank --task glue/mrpc --data-root data
 
+The smallest adapter that is as good as any: adapterbank train --bank bank --task glue/rte --size auto --prune
+
 Python: adapterbank.open_bank("bank", backbone="minilm").train("sentiment", "reviews.csv", epochs=5)
 """
 
 
-def _run(bank: str, config: str | None, resume: bool, json: bool, **given: Any) -> None:
+def _run(
+    bank: str, config: str | None, resume: bool, json: bool, prune: bool, tolerance: str | None, **given: Any
+) -> None:
     chosen = {name: value for name, value in given.items() if value is not None}
+    points = _points(tolerance)
+    if auto := chosen.get("size") == "auto":
+        del chosen["size"]
+    elif tolerance is not None and not prune:
+        raise ConfigError([f"tolerance is {tolerance}, but neither --size auto nor --prune is given; leave it out."])
     base = {"backbone": Bank.open(bank).backbone["name"]} if Path(bank, "bank.json").exists() else {}
     parsed = _parsed(config, chosen, base)
     missing = ["task is missing; give --task."] if not parsed.task else []
@@ -49,14 +62,17 @@ def _run(bank: str, config: str | None, resume: bool, json: bool, **given: Any) 
         raise ConfigError(missing)
     from adapterbank.cli.progress import Display
     from adapterbank.encoder.checkpoint import load
+    from adapterbank.engine import Engine
+    from adapterbank.pruning import follow
     from adapterbank.run import run
+    from adapterbank.sizing import run_auto
 
     read_data(parsed)  # the commonest mistakes lie in the data: find them before the encoder is loaded
     display = Display(quiet=json)
     try:
         with display:
             encoder = load(parsed.backbone)
-            result = run(
+            result = (partial(run_auto, tolerance=points) if auto else run)(
                 parsed,
                 encoder,
                 bank,
@@ -65,13 +81,28 @@ def _run(bank: str, config: str | None, resume: bool, json: bool, **given: Any) 
                 note=display.note,
                 resuming=resume,
             )
+            if prune:
+                engine = Engine(encoder, device=parsed.device, precision=parsed.precision, programs=False)
+                result = follow(engine, result, parsed, None, points, display.note)
     except KeyboardInterrupt:
-        say(f"adapterbank: stopped {display.where}; the bank's tasks are as they were. To go on:\n  {_again()}")
+        again = "" if auto else f" To go on:\n  {_again()}"
+        say(f"adapterbank: stopped {display.where}; the bank's tasks are as they were.{again}")
         raise typer.Exit(130) from None
     if json:
         print_json(result.record)
     else:
         _summary(result.record)
+
+
+def _points(tolerance: str | None) -> float:
+    """Read the tolerance, in points of the metric."""
+    try:
+        found = float(tolerance) if tolerance is not None else _TOLERANCE
+        if 0 <= found < float("inf"):
+            return found
+    except ValueError:
+        pass
+    raise ConfigError([f"tolerance is {tolerance!r}; it must be a number of at least 0, in points of the metric."])
 
 
 def _parsed(config: str | None, chosen: dict[str, Any], base: dict[str, Any]) -> Config:
@@ -116,6 +147,14 @@ def _options() -> list[inspect.Parameter]:
         *(_option(f.name, hints[f.name], _help(f), f.metadata["group"], None) for f in dataclasses.fields(Config)),
         _option("config", str | None, "A YAML file of these options; the shell's win.", "Bank", None),
         _option("resume", bool, "Go on with an unfinished run of the same options and data.", "Bank", False),
+        _option("prune", bool, "Remove the adapters that turn out idle, as a version of its own.", "Bank", False),
+        _option(
+            "tolerance",
+            float | None,
+            _TOLERANCE_HELP,
+            "Bank",
+            None,
+        ),
         _option("json", bool, "Print the record as JSON and nothing else on standard output.", "Bank", False),
     ]
     return found

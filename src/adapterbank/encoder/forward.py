@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -173,9 +173,13 @@ def forward(
 
 def lower(anatomy: Anatomy, slots: Slots, batch: Packed | Padded, first: int) -> Tensor:
     """Give the hidden states `[T, hidden]` that layer `first` reads, without dropout."""
-    x = _embed(anatomy, slots, batch, None, Runs())
+    return between(anatomy, slots, batch, _embed(anatomy, slots, batch, None, Runs()), range(first))
+
+
+def between(anatomy: Anatomy, slots: Slots, batch: Packed | Padded, x: Tensor, layers: Iterable[int]) -> Tensor:
+    """Run some layers, one after the other, on the hidden states `[T, hidden]` that the first reads; no dropout."""
     bias = _bias(anatomy, slots, batch, x.dtype)
-    for i in range(first):
+    for i in layers:
         layer = slots.layer(f"layers.{anatomy.groups[i]}", f"layers.{i}")
         x = run_layer(anatomy, layer, batch.grid, x, bias, None)
     return x

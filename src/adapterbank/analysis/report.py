@@ -1,0 +1,154 @@
+"""One HTML page of a study: tables, figures, every record, how to repeat it. Computes no number itself."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from html import escape
+from string import Template
+from typing import Any
+
+from adapterbank import __version__
+from adapterbank.analysis import tables
+from adapterbank.analysis.figures import Drawing
+from adapterbank.analysis.rows import Study
+from adapterbank.analysis.tables import Table
+from adapterbank.config import Config
+
+_PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>adapterbank: report</title>
+<style>
+body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; max-width: 76rem; margin: 2rem auto; padding: 0 1.2rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2.4rem; } h3 { font-size: 1.05rem; margin-top: 1.8rem; }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid #555; }
+tr.paper td { color: #555; background: #f6f6f6; }
+.wide { overflow-x: auto; } figure { margin: 1rem 0; } img { max-width: 100%; height: auto; }
+.note, figcaption { color: #555; font-size: 13px; } .missing { color: #7a4b00; }
+pre { background: #f6f6f6; padding: .7rem; overflow-x: auto; font-size: 12px; } summary { cursor: pointer; }
+nav a { margin-right: 1rem; } @media print { details { display: none; } }
+</style>
+</head>
+<body>
+<h1>adapterbank: report</h1>
+<p>$summary</p>
+<nav>$contents</nav>
+$body
+</body>
+</html>
+""")
+
+
+def page(study: Study, drawings: Sequence[Drawing], folders: Sequence[str]) -> str:
+    """Give the page of a study; what there are no records for is said in its place."""
+    backbones = study.backbones
+    several = len(backbones) > 1
+    parts = [("tables", "Tables", "".join(_tables(study.of(name), name if several else "") for name in backbones))]
+    parts.append(("figures", "Figures", "".join(map(_figure, drawings))))
+    parts.append(("repeat", "How to repeat", _repeat(study, folders)))
+    parts.append(("runs", "Runs", _table(tables.smaller(study)) + _runs(study)))
+    body = "".join(f'<h2 id="{key}">{title}</h2>\n{text or _none()}' for key, title, text in parts)
+    tasks = {row.task for row in study.rows}
+    summary = (
+        f"{len(study.rows)} runs, {len(tasks)} tasks, on {', '.join(backbones) or 'no encoder'}, "
+        f"{len(study.ablations)} ablations. Every number is computed from the records below. "
+        f"Written by adapterbank {__version__}."
+    )
+    contents = "".join(f'<a href="#{key}">{title}</a>' for key, title, _ in parts)
+    return _PAGE.substitute(summary=escape(summary), contents=contents, body=body)
+
+
+def _tables(study: Study, backbone: str) -> str:
+    heading = f"<h3>{escape(backbone)}</h3>\n" if backbone else ""
+    return heading + _table(tables.glue(study)) + _table(tables.further(study))
+
+
+def _table(table: Table, linked: bool = False) -> str:
+    """Write a table, the first cells as links to records if asked; nothing where it has no rows."""
+    if not table.rows:
+        return ""
+    head = "".join(f"<th>{escape(name)}</th>" for name in table.columns)
+    rows = "".join(f"<tr{_kind(row)}>{_cells(row, linked)}</tr>\n" for row in table.rows)
+    notes = "".join(f'<p class="note">{escape(note)}</p>\n' for note in table.notes)
+    return (
+        f'<h3>{escape(table.title)}</h3>\n<div class="wide"><table id="{table.name}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>\n{rows}</tbody></table></div>\n{notes}"
+    )
+
+
+def _cells(row: Sequence[str], linked: bool) -> str:
+    first = f'<a href="#{escape(_anchor(row[0]))}">{escape(row[0])}</a>' if linked else escape(row[0])
+    return "".join(f"<td>{cell}</td>" for cell in (first, *map(escape, row[1:])))
+
+
+def _kind(row: Sequence[str]) -> str:
+    return ' class="paper"' if row[0].startswith("paper:") else ""
+
+
+def _figure(drawing: Drawing) -> str:
+    if drawing.figure is None:
+        return f'<p class="missing">{escape(drawing.title)}: not drawn, {escape(drawing.missing)}.</p>\n'
+    image = f"data:image/svg+xml;base64,{base64.b64encode(drawing.svg()).decode()}"
+    numbers = f"data:text/csv;base64,{base64.b64encode(drawing.csv().encode()).decode()}"
+    return (
+        f'<figure id="{drawing.name}"><h3>{escape(drawing.title)}</h3><img alt="{escape(drawing.title)}" src="{image}">'
+        f'<figcaption><a download="{drawing.name}.csv" href="{numbers}">{drawing.name}.csv</a></figcaption></figure>\n'
+    )
+
+
+def _repeat(study: Study, folders: Sequence[str]) -> str:
+    words = " ".join(f"--records {folder}" for folder in folders)
+    problems = "".join(f'<p class="missing">{escape(text)}</p>\n' for text in study.problems)
+    return (
+        f"<pre>adapterbank report {escape(words)} --out report.html\n"
+        f"adapterbank figures {escape(words)} --out figures</pre>"
+        "<p>A run is repeated with the options in the <code>config</code> of its record.</p>\n" + problems
+    )
+
+
+def _runs(study: Study) -> str:
+    """List the runs and embed every record and ablation whole."""
+    found = [
+        _details(row.path.stem, f"{row.task}, {row.label}, seed {row.seed}", row.record, command(row.record["config"]))
+        for row in study.rows
+    ]
+    found += [_details(one["package"], "ablation", one) for one in study.ablations]
+    return _table(tables.runs(study), linked=True) + "<h3>Records</h3>\n" + "".join(found)
+
+
+def _details(name: str, what: str, value: Mapping[str, Any], again: str = "") -> str:
+    how = f"<p><code>{escape(again)}</code></p>" if again else ""
+    return (
+        f'<details id="{escape(_anchor(name))}"><summary>{escape(name)}: {escape(what)}</summary>{how}'
+        f"<pre>{escape(json.dumps(value, indent=1, ensure_ascii=False))}</pre></details>\n"
+    )
+
+
+def command(config: Mapping[str, Any]) -> str:
+    """Write the command that trains a config again; data that came from Python is left to the reader."""
+    words = ["adapterbank", "train", "--bank", "bank"]
+    for field in fields(Config):
+        value, flag = config.get(field.name), field.name.replace("_", "-")
+        if value is None or (value == field.default and field.name != "backbone") or field.name not in config:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", str(value)]
+    return shlex.join(words)
+
+
+def _anchor(name: str) -> str:
+    return f"record-{name}"
+
+
+def _none() -> str:
+    return '<p class="missing">There are no records of this.</p>\n'

@@ -1,0 +1,207 @@
+"""Records to a table: one row a run, grouped by setting, chosen on dev. Knows no training, no torch and no drawing."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from adapterbank import records, storage
+from adapterbank.config import Config
+from adapterbank.data import catalog_name
+from adapterbank.errors import AdapterbankError, InputError
+
+_OPTION = {"adapter": "size", "top": "top", "lora": "rank"}
+"""The option that decides how much a method trains."""
+_VARIANTS = ("layers", "sites", "activation", "sigma", "train_norms", "placement", "combine", "inner_norm", "depth")
+_OUTSIDE = ("seed", "data", "device", "precision", "data_root")
+"""What two runs of one setting may differ in: the seed, the machine, and rows that the seed has drawn."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run, as tables and figures see it."""
+
+    path: Path
+    """Its record."""
+    task: str
+    catalog: str | None
+    """Its name in the catalog."""
+    backbone: str
+    method: str
+    option: int | None
+    """Adapter size, number of top layers, rank."""
+    lr: float | None
+    epochs: int | None
+    sigma: float | None
+    seed: int
+    plain: bool
+    """Whether it is the method as it stands in the paper, and no variant of it."""
+    setting: str
+    """Equal for runs that differ in nothing but the seed."""
+    trained: int
+    encoder: int
+    train_rows: int
+    metric: str
+    dev: float | None
+    test: float | None
+    record: dict[str, Any] = field(repr=False, compare=False)
+
+    @property
+    def label(self) -> str:
+        """The method with its option: `adapter 64`."""
+        return self.method if self.option is None else f"{self.method} {self.option}"
+
+    @property
+    def split(self) -> str:
+        """The split that is shown: GLUE's and SQuAD's test labels are not public, so there it is dev."""
+        held = self.catalog is not None and self.catalog.startswith(("glue/", "squad/"))
+        return "dev" if held or self.test is None else "test"
+
+    @property
+    def shown(self) -> float | None:
+        """The score on that split."""
+        return self.dev if self.split == "dev" else self.test
+
+
+@dataclass(frozen=True)
+class Study:
+    """All that the folders of records hold."""
+
+    rows: tuple[Row, ...]
+    ablations: tuple[dict[str, Any], ...]
+    problems: tuple[str, ...]
+    """A sentence for each file that is no usable record."""
+
+    @property
+    def backbones(self) -> list[str]:
+        """Name the encoders, the one with the most runs first."""
+        names = [row.backbone for row in self.rows] + [found["backbone"]["name"] for found in self.ablations]
+        return sorted(dict.fromkeys(names), key=lambda name: (-names.count(name), name))
+
+    def of(self, backbone: str) -> Study:
+        """Give the part of one encoder."""
+        rows = tuple(row for row in self.rows if row.backbone == backbone)
+        return Study(rows, tuple(a for a in self.ablations if a["backbone"]["name"] == backbone), self.problems)
+
+
+class Mean(NamedTuple):
+    """A mean with the standard error of it; none for a single value."""
+
+    mean: float
+    sem: float | None
+    seeds: int
+
+
+def load(folders: Iterable[str | Path]) -> Study:
+    """Read every record and ablation below some folders; what cannot be used is told, not raised."""
+    rows: list[Row] = []
+    ablations: list[dict[str, Any]] = []
+    problems: list[str] = []
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise InputError(f"There is no folder of records {folder}; give the folder 'records' of a bank.")
+        for path in sorted(
+            folder.rglob("*.json"), key=lambda path: (path.parent, path.name.split(".")[0], len(path.name))
+        ):
+            if path.name.startswith("."):
+                continue  # still being written
+            try:
+                if path.parent.name == "ablations":
+                    ablations.append(_ablation(path))
+                else:
+                    rows.append(read_row(path, records.read(path)))
+            except (AdapterbankError, KeyError, TypeError, ValueError) as error:
+                problems.append(f"{path} is left out: {_told(error)}")
+    return Study(tuple(rows), tuple(ablations), tuple(problems))
+
+
+def read_row(path: Path, record: dict[str, Any]) -> Row:
+    """Make a row of a record."""
+    config = record["config"]
+    if not record.get("metrics"):
+        raise ValueError(f"the run gave no scores{': ' + str(record['error']) if 'error' in record else ''}")
+    metric, method = record["task"]["metric"], config["method"]
+    scores = {split: _score(found, metric) for split, found in record["metrics"].items()}
+    params, option = record.get("params") or {}, config.get(_OPTION.get(method, ""))
+    defaults = Config()
+    changed = [name for name in _VARIANTS if config.get(name, getattr(defaults, name)) != getattr(defaults, name)]
+    return Row(
+        path=path,
+        task=config["task"],
+        catalog=catalog_name(config["task"]),
+        backbone=config["backbone"],
+        method=method,
+        option=int(option) if option is not None else None,
+        lr=config.get("lr"),
+        epochs=config.get("epochs"),
+        sigma=config.get("sigma") if method == "adapter" else None,
+        seed=config["seed"],
+        plain=not changed and "pruned" not in config,
+        setting=json.dumps({k: v for k, v in config.items() if k not in _OUTSIDE}, sort_keys=True),
+        trained=int(params.get("trained") or 0),
+        encoder=int(params.get("encoder") or 0),
+        train_rows=int(config["data"]["train"]["rows"]),
+        metric=metric,
+        dev=scores.get("dev"),
+        test=scores.get("test"),
+        record=record,
+    )
+
+
+def by_task(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Group rows by task; of runs on more and on fewer training rows only those on the most are compared.
+
+    What a seed has held out for dev differs by a few rows, so near numbers count as the same.
+    """
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.task, []).append(row)
+    most = {task: max(row.train_rows for row in mine) for task, mine in found.items()}
+    return {task: [row for row in mine if row.train_rows >= 0.95 * most[task]] for task, mine in sorted(found.items())}
+
+
+def by_setting(rows: Iterable[Row]) -> list[list[Row]]:
+    """Group the runs that differ in the seed alone; of a seed that was run twice the first counts."""
+    found: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        found.setdefault(row.setting, {}).setdefault(row.seed, row)
+    return [list(mine.values()) for mine in found.values()]
+
+
+def best(rows: Iterable[Row]) -> list[Row]:
+    """Choose the setting with the best mean on dev, of those with the most seeds; none where nothing has a score.
+
+    A setting run once may be best by luck: it is not set against one that was repeated.
+    """
+    groups = by_setting(row for row in rows if row.dev is not None)
+    if not groups:
+        return []
+    most = max(map(len, groups))
+    return max((mine for mine in groups if len(mine) == most), key=lambda mine: mean([row.dev for row in mine]).mean)
+
+
+def mean(values: Sequence[float | None]) -> Mean:
+    """Give the mean and its standard error."""
+    found = [value for value in values if value is not None]
+    return Mean(fmean(found), stdev(found) / math.sqrt(len(found)) if len(found) > 1 else None, len(found))
+
+
+def _score(found: Any, metric: str) -> float | None:
+    value = found.get(metric) if isinstance(found, dict) else found
+    return float(value) if value is not None else None
+
+
+def _ablation(path: Path) -> dict[str, Any]:
+    found = storage.read_json(path)
+    if not isinstance(found, dict) or not {"package", "layers", "whole", "spans", "backbone", "task"} <= found.keys():
+        raise ValueError("it is no ablation")
+    return found
+
+
+def _told(error: Exception) -> str:
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)

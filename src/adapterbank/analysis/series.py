@@ -1,0 +1,160 @@
+"""The numbers behind each figure: a study's rows to plain columns. What is drawn is what the CSV holds; draws nothing.
+
+Scores are in points (hundredths). Where several settings share a place in a figure, the best on dev stands for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+
+from adapterbank.analysis.rows import Row, Study, best, by_task, mean
+
+Column = str | int | float | None
+Data = list[dict[str, Column]]
+"""Lines of a CSV."""
+
+SHARED_TASKS = 20
+"""How many tasks the figure of total parameters goes up to."""
+_FRACTIONS = (20, 50, 80)
+
+
+def tradeoff(study: Study) -> Data:
+    """Fig. 1 and 3: trained parameters against the score minus full fine-tuning's, percentiles across tasks."""
+    tasks = by_task(row for row in study.rows if row.plain)
+    gaps: dict[tuple[str, str, int | None], list[tuple[int, float]]] = {}
+    for rows in tasks.values():
+        full = best(row for row in rows if row.method == "full")
+        if not full:
+            continue
+        whole = _shown(full)
+        suite = "GLUE" if (rows[0].catalog or "").startswith("glue/") else "further"
+        for (method, option), mine in _forms(rows).items():
+            chosen = best(mine)
+            if not chosen:
+                continue
+            point = chosen[0].trained, _shown(chosen) - whole
+            for name in ("all", suite):
+                gaps.setdefault((name, method, option), []).append(point)
+    found: Data = []
+    for (suite, method, option), points in sorted(gaps.items(), key=lambda item: str(item[0])):
+        marks = np.percentile([gap for _, gap in points], _FRACTIONS)
+        named = {f"p{q}": float(value) for q, value in zip(_FRACTIONS, marks, strict=True)}
+        place = {"suite": suite, "method": method, "option": option, "tasks": len(points)}
+        found.append({**place, "trained": median(trained for trained, _ in points), **named})
+    return sorted(found, key=lambda line: (str(line["suite"]), str(line["method"]), _number(line["trained"])))
+
+
+def sizes(study: Study, *, spans: bool = False) -> Data:
+    """Fig. 4 (Fig. 5 with `spans`): dev score against trained parameters, for every task that has several sizes."""
+    found: Data = []
+    for task, rows in by_task(row for row in study.rows if row.plain).items():
+        forms = {key: best(mine) for key, mine in _forms(rows).items()}
+        several = sum(1 for (method, _), mine in forms.items() if mine and method in ("adapter", "top", "lora")) > 2
+        if (rows[0].record["task"]["kind"] == "span") != spans or not several:
+            continue
+        for (method, option), mine in forms.items():
+            if mine:
+                place = {"task": task, "metric": mine[0].metric, "method": method, "option": option}
+                found.append({**place, "trained": mine[0].trained, **_spread(mine)})
+    return sorted(found, key=lambda line: (str(line["task"]), str(line["method"]), _number(line["trained"])))
+
+
+def sigmas(study: Study) -> Data:
+    """Fig. 6, right: dev score against the width of the initial Gaussian."""
+    rows = [row for row in study.rows if row.method == "adapter" and "pruned" not in row.record["config"]]
+    return _curves(rows, "sigma", lambda row: row.sigma)
+
+
+def rates(study: Study) -> Data:
+    """Fig. 7: dev score against the learning rate, for each method in the form that has the most of them."""
+    return _curves([row for row in study.rows if row.plain], "lr", lambda row: row.lr)
+
+
+def ablations(study: Study) -> Data:
+    """Fig. 6, left and centre: change of each score in per cent without the adapters of a span of layers."""
+    return [
+        {
+            "package": found["package"],
+            "first": span["first"],
+            "last": span["last"],
+            **{f"{name} change %": change for name, change in span["change"].items()},
+        }
+        for found in study.ablations
+        for span in found["spans"]
+    ]
+
+
+def totals(study: Study) -> Data:
+    """Give the parameters of all tasks together, in encoders, against their number; full copies share nothing.
+
+    Each method stands with the option that is best on dev for each task, adapters also with size 64.
+    """
+    per_task: dict[tuple[str, str], list[float]] = {}
+    for rows in by_task(row for row in study.rows if row.plain and row.encoder and row.trained).values():
+        forms: dict[tuple[str, str], list[Row]] = {}
+        for row in rows:
+            forms.setdefault((row.method, "" if row.option is None else "best"), []).append(row)
+            if (row.method, row.option) == ("adapter", 64):
+                forms.setdefault(("adapter", "64"), []).append(row)
+        for form, mine in forms.items():
+            if chosen := best(mine):
+                per_task.setdefault(form, []).append(chosen[0].trained / chosen[0].encoder)
+    return [
+        {"method": method, "form": form, "tasks": count, "encoders": (method != "full") + count * fmean(shares)}
+        for (method, form), shares in sorted(per_task.items())
+        for count in range(1, SHARED_TASKS + 1)
+    ]
+
+
+def _curves(rows: Sequence[Row], name: str, place: Callable[[Row], float | None]) -> Data:
+    """Give the dev score against one option, for each task and method that has at least two values of it."""
+    found: Data = []
+    for task, mine in by_task(row for row in rows if place(row) is not None).items():
+        forms = _forms(mine)
+        widest = {
+            method: max((form for form in forms if form[0] == method), key=lambda f: _variety(forms[f], place))
+            for method in dict.fromkeys(method for method, _ in forms)
+        }
+        for method, option in widest.values():
+            values = sorted({value for row in forms[method, option] if (value := place(row)) is not None})
+            for value in values if len(values) > 1 else ():
+                chosen = best(row for row in forms[method, option] if place(row) == value)
+                if chosen:
+                    line = {"task": task, "metric": chosen[0].metric, "method": method, "option": option, name: value}
+                    found.append({**line, **_spread(chosen)})
+    return found
+
+
+def _variety(rows: Iterable[Row], place: Callable[[Row], float | None]) -> tuple[int, int]:
+    rows = list(rows)
+    return len({place(row) for row in rows}), len(rows)
+
+
+def _forms(rows: Iterable[Row]) -> dict[tuple[str, int | None], list[Row]]:
+    """Group runs by method and the option that decides how much it trains."""
+    found: dict[tuple[str, int | None], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.method, row.option), []).append(row)
+    return found
+
+
+def _shown(rows: Sequence[Row]) -> float:
+    return 100 * mean([row.shown for row in rows]).mean
+
+
+def _spread(rows: Sequence[Row]) -> dict[str, Column]:
+    found = mean([row.dev for row in rows])
+    return {
+        "dev": 100 * found.mean,
+        "sem": None if found.sem is None else 100 * found.sem,
+        "seeds": found.seeds,
+        "chosen": rows[0].path.stem,
+    }
+
+
+def _number(value: Any) -> float:
+    return float(value or 0)

@@ -1,0 +1,53 @@
+"""`adapterbank figures`: the paper's figures and tables drawn from records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from adapterbank.cli.console import AsJson, print_json, say
+
+HELP = """Draw the paper's figures and tables from the records of your own runs: SVG, PNG and the numbers as CSV.
+
+What there are no records for is left out and told. Needs matplotlib: pip install 'adapterbank[plot]'
+
+Example: adapterbank figures --records bank/records --out figures
+"""
+
+Records = Annotated[
+    list[str], typer.Option("--records", help="Folder of records; may be given several times.", show_default=False)
+]
+
+
+def command(
+    records: Records,
+    out: Annotated[str, typer.Option("--out", "-o", help="Folder for the files.", show_default=False)],
+    json: AsJson = False,
+) -> None:
+    """See `HELP`."""
+    from adapterbank import storage
+    from adapterbank.analysis import figures, tables
+    from adapterbank.analysis.rows import load
+
+    study = load(records)
+    for problem in study.problems:
+        say(f"note: {problem}")
+    drawings = figures.draw_all(study)
+    storage.make_folder(Path(out))
+    written = [path for drawing in drawings for path in drawing.write(Path(out))]
+    several = len(study.backbones) > 1
+    for backbone in study.backbones:
+        for table in (tables.glue(study.of(backbone)), tables.further(study.of(backbone))):
+            suffix = f"-{Path(backbone).name}" if several else ""
+            written.append(Path(out, f"{table.name}{suffix}.csv"))
+            storage.atomic_write(written[-1], table.csv().encode())
+    missing = {drawing.name: drawing.missing for drawing in drawings if drawing.missing}
+    if json:
+        print_json({"runs": len(study.rows), "files": [str(path) for path in written], "missing": missing})
+        return
+    for path in written:
+        typer.echo(str(path))
+    for name, why in missing.items():
+        say(f"note: {name} is not drawn: {why}.")

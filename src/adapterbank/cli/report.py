@@ -1,0 +1,46 @@
+"""`adapterbank report`: one HTML page of all runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from adapterbank.cli.console import AsJson, counted, print_json, say
+from adapterbank.cli.figures import Records
+
+HELP = """Write one self-contained HTML page of your runs: tables beside the paper's, figures, every record.
+
+It opens without a server. What there are no records for is said in its place. Needs matplotlib:
+pip install 'adapterbank[plot]'
+
+Example: adapterbank report --records bank/records --out report.html
+"""
+
+
+def command(
+    records: Records,
+    out: Annotated[str, typer.Option("--out", "-o", help="The page to write.", show_default=False)],
+    json: AsJson = False,
+) -> None:
+    """See `HELP`."""
+    from adapterbank import storage
+    from adapterbank.analysis import figures, report
+    from adapterbank.analysis.rows import load
+
+    study = load(records)
+    drawings = figures.draw_all(study)
+    page = report.page(study, drawings, records)
+    storage.make_folder(Path(out).resolve().parent)
+    storage.atomic_write(Path(out), page.encode())
+    for problem in study.problems:
+        say(f"note: {problem}")
+    missing = {drawing.name: drawing.missing for drawing in drawings if drawing.missing}
+    if json:
+        print_json({"page": out, "runs": len(study.rows), "missing": missing, "problems": list(study.problems)})
+        return
+    drawn = len(drawings) - len(missing)
+    typer.echo(f"{out}: {counted(len(study.rows), 'run')}, {counted(drawn, 'figure')}, {len(page) / 1e6:.1f} MB")
+    for name, why in missing.items():
+        say(f"note: {name} is not drawn: {why}.")

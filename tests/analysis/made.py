@@ -1,0 +1,79 @@
+"""Made records: small runs with scores that can be checked by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from adapterbank import records, storage
+from adapterbank.config import parse, resolve
+
+ENCODER = 1_000_000
+TRAINED = {"full": ENCODER, "layernorm": 500, "feature": 100, "automl": 0}
+
+
+def record(
+    task: str = "glue-cola",
+    method: str = "adapter",
+    dev: float = 0.5,
+    test: float | None = None,
+    *,
+    metric: str = "accuracy",
+    kind: str = "classification",
+    trained: int | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Give a record as a run would write it, with this score on dev."""
+    known = method if method != "automl" else "feature"
+    config = resolve(parse({"task": task, "train": "t.csv", "method": known, **options})).to_json()
+    share = {"adapter": 1000 * config["size"], "top": 80_000 * config["top"]}
+    count = trained if trained is not None else {**TRAINED, **share}[method]
+    scores = {"dev": {metric: dev, "rows": 100}} | ({"test": {metric: test, "rows": 50}} if test is not None else {})
+    return {
+        "config": {
+            **config,
+            "method": method,
+            "backbone_sha256": "a" * 64,
+            "data": {"train": {"rows": 1000, "sha256": "t"}, "dev": {"rows": 100, "sha256": "d"}},
+        },
+        "package": f"{task}@1",
+        "task": {"name": task, "kind": kind, "metric": metric, "labels": ["no", "yes"]},
+        "metrics": scores,
+        "params": {"trained": count, "encoder": ENCODER, "total": ENCODER + count, "percent": 100 * count / ENCODER},
+        "seconds": 12.0,
+        "created": "2026-01-01T00:00:00+00:00",
+    }
+
+
+def ablation(package: str = "glue-cola@1", layers: int = 3, backbone: str = "minilm") -> dict[str, Any]:
+    """Give an ablation in which each layer that is removed costs one per cent."""
+    spans = [
+        {
+            "first": i,
+            "last": j,
+            "scores": {"accuracy": 0.8 * (1 - 0.01 * (j - i + 1))},
+            "change": {"accuracy": i - j - 1.0},
+        }
+        for i in range(layers)
+        for j in range(i, layers)
+    ]
+    return {
+        "package": package,
+        "task": {"name": package.split("@")[0], "kind": "classification", "metric": "accuracy"},
+        "backbone": {"name": backbone, "sha256": "a" * 64},
+        "layers": list(range(layers)),
+        "metric": "accuracy",
+        "whole": {"accuracy": 0.8},
+        "spans": spans,
+        "data": {"rows": 100, "sha256": "d" * 64},
+    }
+
+
+def write(folder, *found: dict[str, Any], ablations: tuple[dict[str, Any], ...] = ()):
+    """Write records and ablations into a folder."""
+    storage.make_folder(folder)
+    for one in found:
+        records.write(folder, one)
+    for one in ablations:
+        storage.make_folder(folder / "ablations")
+        storage.write_json(folder / "ablations" / f"{one['package']}.json", one)
+    return folder

@@ -1,0 +1,157 @@
+"""Claims about figures and the report: every figure has its CSV, the page holds every record and needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import itertools
+import json
+import re
+import sys
+from html import unescape
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+from made import ablation, record, write
+
+from adapterbank import config as configs
+from adapterbank.analysis import figures, report, series
+from adapterbank.analysis.rows import load
+from small_data import shell
+
+RICH = [
+    *(record(task, "full", 0.8 - 100 * lr, lr=lr) for task in ("glue-cola", "glue-mnli") for lr in (5e-5, 1e-3)),
+    *(record(task, size=size, dev=0.7 + size / 1e4) for task in ("glue-cola", "glue-mnli") for size in (1, 8, 64)),
+    *(record(top=top, method="top", dev=0.6) for top in (1, 2)),
+    *(record(sigma=sigma, dev=0.6) for sigma in (1e-7, 1.0)),
+    *(record(lr=lr, dev=0.6) for lr in (1e-4, 3e-4)),
+    *(record("squad-v1", size=size, kind="span", metric="span_f1") for size in (1, 8, 64)),
+    record("paper-airline", "full", 0.8, 0.8),
+    record("paper-airline", dev=0.8, test=0.79),
+    record(method="automl", dev=0.3),
+]
+NAMES = {"fig1", "fig3", "fig4", "fig5", "fig6-ablation", "fig6-sigma", "fig7", "totals"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write(tmp_path / "records", *RICH, ablations=(ablation(layers=12), ablation("glue-mnli@1", 3)))
+
+
+class Page(HTMLParser):
+    """Collects what a browser would fetch, and the text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.sources, self.details, self.depth = [], 0, []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.sources += [value for name, value in attributes if name in ("src", "href")]
+        self.details += tag == "details"
+        if tag not in ("meta", "img"):
+            self.depth.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.depth.pop() == tag
+
+
+def test_every_figure_is_drawn_and_its_csv_holds_what_is_drawn(folder, tmp_path):
+    drawings = {drawing.name: drawing for drawing in figures.draw_all(load([folder]))}
+    assert set(drawings) == NAMES
+    for drawing in drawings.values():
+        assert drawing.figure is not None, drawing
+        ElementTree.fromstring(drawing.svg())
+        rows = list(csv.DictReader(io.StringIO(drawing.csv())))
+        assert len(rows) == len(drawing.data)
+        assert all(
+            axis.get_xlabel() and axis.get_ylabel() for axis in drawing.figure.axes if axis.get_label() != "<colorbar>"
+        )
+    assert drawings["fig4"].data == series.sizes(load([folder]))
+
+
+def test_the_same_records_give_the_same_bytes(folder):
+    first, second = (figures.draw_all(load([folder]))[0].svg() for _ in range(2))
+    assert first == second
+
+
+def test_what_is_missing_is_said(tmp_path):
+    folder = write(tmp_path / "records", record())
+    missing = {drawing.name: drawing.missing for drawing in figures.draw_all(load([folder])) if drawing.missing}
+    assert set(missing) == NAMES - {"totals"}
+    assert missing["fig6-ablation"] == "needs adapterbank ablate"
+
+
+def test_figures_of_two_encoders_have_two_names(tmp_path):
+    folder = write(tmp_path / "records", record(), record(backbone="models/other one"))
+    assert {"totals-minilm", "totals-other-one"} <= {drawing.name for drawing in figures.draw_all(load([folder]))}
+
+
+def test_the_command_writes_figures_and_tables(folder, tmp_path):
+    found = shell("figures", "--records", folder, "--out", tmp_path / "out", "--json").json
+    assert found["missing"] == {}
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert written == {f"{name}.{end}" for name in NAMES for end in ("csv", "svg", "png")} | {
+        "table1.csv",
+        "table2.csv",
+    }
+
+
+def test_the_page_holds_every_record_and_fetches_nothing(folder, tmp_path):
+    (folder / "broken.json").write_text("{")
+    found = shell("report", "--records", folder, "--out", tmp_path / "deep" / "report.html")
+    assert found.code == 0
+    assert f"{len(RICH)} runs, 8 figures" in found.out
+    text = (tmp_path / "deep" / "report.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.depth == []
+    assert all(source.startswith(("data:", "#")) for source in page.sources)
+    assert page.details == len(RICH) + 2
+    embedded = [json.loads(unescape(part)) for part in re.findall(r"<pre>(\{.*?)</pre>", text, re.DOTALL)]
+    assert all(one in embedded for one in RICH)
+    assert all(f'id="{source[1:]}"' in text for source in page.sources if source.startswith("#"))
+    assert "broken.json is left out" in text
+    images = [source for source in page.sources if source.startswith("data:image/svg+xml")]
+    assert len(images) == 8
+    ElementTree.fromstring(base64.b64decode(images[0].split(",", 1)[1]))
+
+
+def test_a_page_of_few_records_says_what_is_missing(tmp_path):
+    folder = write(tmp_path / "records", record())
+    shell("report", "--records", folder, "--out", tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert text.count('class="missing"') == 7
+    assert "not drawn, needs adapterbank ablate" in text
+
+
+def test_a_page_of_no_records_is_still_a_page(tmp_path):
+    folder = write(tmp_path / "records")
+    found = shell("report", "--records", folder, "--out", tmp_path / "report.html")
+    assert found.code == 0
+    assert "0 runs" in found.out
+
+
+def test_a_missing_folder_and_a_missing_library_are_told(folder, tmp_path, monkeypatch):
+    found = shell("figures", "--records", tmp_path / "none", "--out", tmp_path / "out")
+    assert (found.code, "no folder of records" in found.err) == (2, True)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    found = shell("report", "--records", folder, "--out", tmp_path / "report.html")
+    assert (found.code, "pip install 'adapterbank[plot]'" in found.err) == (2, True)
+
+
+def test_the_command_of_a_record_gives_its_config_again():
+    config = record(lr=3e-4, size=8, inner_norm=True, train_norms=False, dropout=0.2)["config"]
+    words = report.command(config).split()
+    assert words[:6] == ["adapterbank", "train", "--bank", "bank", "--task", "glue-cola"]
+    assert {"--inner-norm", "--no-train-norms"} <= set(words)
+    told = dict(itertools.pairwise(words))
+    again = {name.removeprefix("--").replace("-", "_"): value for name, value in told.items() if name.startswith("--")}
+    again = {name: value for name, value in again.items() if not value.startswith("--") and name != "bank"}
+    again |= {"inner_norm": True, "train_norms": False}
+    again.pop("no_train_norms", None)
+    assert configs.resolve(configs.parse(again)).to_json() == {
+        name: config[name] for name in configs.Config().to_json()
+    }
