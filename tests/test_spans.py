@@ -114,7 +114,19 @@ def test_the_tuned_threshold_is_as_good_as_any(rows: list[tuple[float, bool, boo
         return squad.evaluate(gold, said, version="2.0")["f1"]
 
     tried = [total(odds) for odds in [*(odds for odds, _, _ in rows), -6.0]]
-    found = spans.tune(readings, targets)
-    if len({odds for odds, _, _ in rows}) == len(rows):  # the official search may stop amid equal odds
-        # 0 stands for silence at every odds, as in the official search, where no answer is worth giving
-        assert total(found) == max(tried) or (found == 0.0 and total(-6.0) == max(tried))
+    assert total(spans.tune(readings, targets)) == pytest.approx(max(tried))
+
+
+@pytest.mark.parametrize("odds", [-7.5, -0.0, 3.0])
+def test_where_no_answer_is_worth_giving_none_is_given(odds: float) -> None:
+    reading = spans.Reading((spans.Answer("no", 0, 2, 0.0),), odds)
+    found = spans.tune([reading, reading], [(-1, -1, ("",))] * 2)
+    assert np.isfinite(found)
+    assert reading.choose(found).text == ""
+
+
+def test_equal_odds_are_answered_together_or_not_at_all() -> None:
+    """One right answer would gain, but two wrong ones at the same odds cost more."""
+    readings = [spans.Reading((spans.Answer("yes", 0, 3, 0.0),), odds) for odds in (-1.0, -1.0, -1.0, -2.0)]
+    targets = [(0, 3, ("yes",)), (-1, -1, ("",)), (-1, -1, ("",)), (0, 3, ("yes",))]
+    assert spans.tune(readings, targets) == -2.0

@@ -14,7 +14,6 @@ import numpy as np
 
 from adapterbank.encoder.packed import Tokens
 from adapterbank.metrics import answer_scores
-from adapterbank.tasks import squad
 
 LONGEST_ANSWER = 30
 """Tokens of the longest answer, as in BERT's SQuAD code."""
@@ -91,9 +90,19 @@ def best_spans(x: np.ndarray, count: int) -> list[tuple[float, int, int]]:
 
 
 def tune(found: Sequence[Reading], targets: Sequence[Any]) -> float:
-    """Find the threshold of "no answer" that gives the best F1 on these rows, as SQuAD 2.0 finds it."""
-    gold = {str(i): list(target[2]) if target[0] >= 0 else [] for i, target in enumerate(targets)}
-    said = {str(i): one.answers[0].text for i, one in enumerate(found)}
-    odds = {str(i): one.null_odds for i, one in enumerate(found)}
-    f1 = {key: answer_scores(said[key], gold[key], silence=True)[1] for key in gold}
-    return squad.best_threshold(f1, gold, said, odds).threshold
+    """Find the threshold of "no answer" that gives the best F1 on these rows; below all odds if none is worth giving.
+
+    SQuAD 2.0's own search (`squad.best_threshold`) calls silence everywhere 0, as its odds are probabilities. Ours are
+    differences of scores and may be below that.
+    """
+    gains: dict[float, float] = {}
+    for one, target in zip(found, targets, strict=True):
+        gold = list(target[2]) if target[0] >= 0 else []
+        said, silent = (answer_scores(text, gold, silence=True)[1] for text in (one.answers[0].text, ""))
+        gains[one.null_odds] = gains.get(one.null_odds, 0.0) + said - silent
+    threshold, now, best = min(gains, default=1.0) - 1.0, 0.0, 0.0
+    for odds in sorted(gains):
+        now += gains[odds]
+        if now > best:
+            best, threshold = now, odds
+    return threshold
