@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -120,22 +121,56 @@ def test_another_task_may_stand_for_one_of_the_catalog(root, tmp_path):
         benchmarks.submit(tmp_path / "out.zip", held, answer, use={"glue/rtee": "mine"}, **given)
 
 
+def dev_score(metrics, rows=None):
+    """Score manifests of these metrics; with the official numbers of rows unless others are told."""
+    rows = {"glue-cola": {"dev": 1043}, **(rows or {})}
+    manifests = []
+    for name, mine in metrics.items():
+        data = {split: {"rows": count} for split, count in rows.get(name, {}).items()}
+        manifests.append(SimpleNamespace(name=name, metrics=mine, data=data))
+    return benchmarks.dev_score(manifests)
+
+
 def test_the_dev_score_is_the_benchmarks_mean_over_what_the_bank_has():
-    found = benchmarks.dev_score(
+    found = dev_score(
         {
             "glue-cola": {"dev": {"matthews": 0.5, "accuracy": 0.9}},
             "glue-mrpc": {"dev": {"accuracy_f1": 0.8}, "test": {"accuracy_f1": 0.1}},
             "glue-mnli": {"dev": {"accuracy": 0.7}, "dev_mismatched": {"accuracy": 0.6}},
             "sentiment": {"dev": {"accuracy": 1.0}},
-        }
+        },
+        {"glue-mrpc": {"dev": 408, "test": 1725}, "glue-mnli": {"dev": 9815, "dev_mismatched": 9832}},
     )
     assert found["tasks"] == pytest.approx({"glue/cola": 0.5, "glue/mrpc": 0.8, "glue/mnli": 0.65})
     assert found["score"] == pytest.approx((0.5 + 0.8 + 0.65) / 3)
     assert len(found["missing"]) == 6
+    assert found["unofficial"] == {}
     with pytest.raises(BankError, match="The bank has none of glue-cola"):
-        benchmarks.dev_score({"sentiment": {}})
+        dev_score({"sentiment": {}})
     with pytest.raises(BankError, match="'glue-cola' was not scored by 'matthews'"):
-        benchmarks.dev_score({"glue-cola": {"dev": {"accuracy": 0.9}}})
+        dev_score({"glue-cola": {"dev": {"accuracy": 0.9}}})
+
+
+def test_a_task_scored_on_other_rows_than_the_official_ones_is_named():
+    scores = {"dev": {"accuracy": 0.7}, "dev_mismatched": {"accuracy": 0.5}}
+    found = dev_score(
+        {"glue-qqp": {"dev": {"accuracy_f1": 0.9}}, "glue-mnli": scores, "glue-cola": {"dev": {"matthews": 0.5}}},
+        {"glue-qqp": {"train": 9, "dev": 1000}, "glue-mnli": {"dev": 9815, "dev_mismatched": 50}},
+    )
+    assert found["unofficial"] == {
+        "glue/qqp": "dev has 1,000 rows, the official one 40,430",
+        "glue/mnli": "dev_mismatched has 50 rows, the official one 9,832",
+    }
+
+
+def test_a_sample_of_mnli_mismatched_never_enters_the_mean():
+    scores = {"dev": {"accuracy": 0.7}, "dev_mismatched_1k": {"accuracy": 0.1}}
+    found = dev_score({"glue-mnli": scores}, {"glue-mnli": {"dev": 9815, "dev_mismatched_1k": 1000}})
+    assert found["tasks"] == {"glue/mnli": 0.7}
+    assert found["unofficial"] == {"glue/mnli": "matched only"}
+    scores["dev_mismatched"] = {"accuracy": 0.5}
+    found = dev_score({"glue-mnli": scores}, {"glue-mnli": {"dev": 9815, "dev_mismatched": 9832}})
+    assert found["tasks"] == pytest.approx({"glue/mnli": 0.6})
 
 
 def squad_table(answers):

@@ -6,12 +6,13 @@ Whoever calls says how a task of the bank answers rows; the files and the arithm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from adapterbank.errors import BankError, DataError, InputError, UnknownName
+from adapterbank.package import Manifest
 from adapterbank.spans import Reading
 from adapterbank.tasks import glue, squad
 from adapterbank.tasks.catalog import CATALOG, Loaded, bank_name, load
@@ -104,10 +105,13 @@ def _rows_of(
     return task, examples, table.columns.get("index")
 
 
-def dev_score(metrics: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Give the GLUE score of tasks that a bank keeps under the catalog's names, from their scores by split."""
-    names = {name: bank_name(name) for name in glue.TASKS}
-    found = {name: metrics[kept] for name, kept in names.items() if kept in metrics}
+def dev_score(manifests: Iterable[Manifest]) -> dict[str, Any]:
+    """Give the GLUE score of tasks that a bank keeps under the catalog's names.
+
+    `unofficial` says which of them were scored on other rows than the official dev sets have.
+    """
+    names, held = {name: bank_name(name) for name in glue.TASKS}, {one.name: one for one in manifests}
+    found = {name: held[kept].metrics for name, kept in names.items() if kept in held}
     if not found:
         raise BankError(f"The bank has none of {listed(names.values())}. See: adapterbank train --task glue/cola")
     other = [name for name, mine in found.items() if CATALOG[name].metric not in mine.get("dev", {})]
@@ -117,7 +121,9 @@ def dev_score(metrics: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[st
         )
     parts = {name: glue.task_score(name, mine) for name, mine in found.items()}
     score, missing = glue.glue_score(parts)
-    return {"score": score, "tasks": parts, "missing": list(missing)}
+    rows = {name: {split: one["rows"] for split, one in held[names[name]].data.items()} for name in found}
+    odd = {name: said for name in found if (said := glue.unofficial(name, rows[name]))}
+    return {"score": score, "tasks": parts, "missing": list(missing), "unofficial": odd}
 
 
 def answer_squad(table: Table, task: Task, read: Callable[[Examples], list[Reading]]) -> SquadAnswers:

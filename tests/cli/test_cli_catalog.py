@@ -178,7 +178,10 @@ def test_glue_score_is_over_the_tasks_at_hand(bank):
     found = shell("glue-score", "--bank", bank, "--json").json
     assert found["score"] == pytest.approx(sum(found["tasks"].values()) / 2)
     assert len(found["missing"]) == 7
-    assert "over 2 of 9 tasks (not the benchmark's: without" in shell("glue-score", "--bank", bank).out
+    text = shell("glue-score", "--bank", bank).out
+    assert "over 2 of 9 tasks (not the benchmark's: without" in text
+    assert "2 not on the official dev set)" in text
+    assert "not the official dev set: glue/cola (dev has 24 rows, the official one 1,043)\n" in text
 
 
 def test_a_submission_in_part_has_the_servers_form(bank, root, tmp_path):
