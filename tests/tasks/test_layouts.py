@@ -164,6 +164,57 @@ def test_parquet_labels_are_places_in_the_names_beside_them(tmp_path: Path) -> N
     assert isinstance(locate(find("glue/sst2"), tmp_path)[0], Parquet)
 
 
+def test_parquet_as_the_hub_gives_it_needs_no_names_beside_it(tmp_path: Path) -> None:
+    names = ("premise", "hypothesis", "label", "idx")
+    (tmp_path / "mnli").mkdir()
+    for file, rows in {
+        "train-00000-of-00001": [("a", "b", 2, 0), ("c", "d", 0, 1)],
+        "validation_matched": [("e", "f", 1, 0)],
+        "validation_mismatched": [("g", "h", 0, 0)],
+        "test_matched": [("i", "j", -1, 7), ("k", "l", -1, 5)],
+        "test_mismatched": [("m", "n", -1, 3)],
+    }.items():
+        write(tmp_path / "mnli" / f"{file}.parquet", rows, names)
+    found = load("glue/mnli", tmp_path)
+    assert {split: table.columns["label"] for split, table in found.tables.items()} == {
+        "train": ["contradiction", "entailment"],
+        "dev": ["neutral"],
+        "dev_mismatched": ["entailment"],
+        "test": [None, None],
+        "test_mismatched": [None],
+    }
+    assert found.tables["test"].columns["index"] == [7, 5]
+    assert list(found.labelled()) == ["train", "dev", "dev_mismatched"]
+
+
+@pytest.mark.parametrize("names", ['["negative", "positive"]', None])
+@pytest.mark.parametrize("gap", [None, float("nan"), -1])
+@pytest.mark.parametrize("whole", [int, float])
+def test_parquet_numbers_with_gaps_are_places_all_the_same(tmp_path: Path, names, gap, whole) -> None:
+    (tmp_path / "sst2").mkdir()
+    rows = [("a", whole(1)), ("b", gap), ("c", whole(0))]
+    write(tmp_path / "sst2" / "test.parquet", rows, ("sentence", "label"))
+    if names:
+        (tmp_path / "sst2" / "labels.json").write_text(names)
+    assert load("glue/sst2", tmp_path).tables["test"].columns["label"] == ["positive", None, "negative"]
+
+
+def test_parquet_answers_kept_by_the_server_are_none_of_the_labels(tmp_path: Path) -> None:
+    (tmp_path / "banking77").mkdir()
+    write(tmp_path / "banking77" / "train.parquet", [("a", "x"), ("b", "y")], ("text", "label"))
+    write(tmp_path / "banking77" / "test.parquet", [("c", -1)], ("text", "label"))
+    found = load("banking77", tmp_path)
+    assert (found.task.labels, list(found.labelled())) == (("x", "y"), ["train"])
+
+
+def test_a_number_without_a_name_is_told_with_its_file(tmp_path: Path) -> None:
+    (tmp_path / "sst2").mkdir()
+    write(tmp_path / "sst2" / "train.parquet", [("a", 1), ("b", 0)], ("sentence", "label"))
+    (tmp_path / "sst2" / "labels.json").write_text('["negative"]')
+    with pytest.raises(DataError, match=r"train\.parquet has the label 1, but .*labels\.json names 1 \(negative\)"):
+        load("glue/sst2", tmp_path)
+
+
 def test_parquet_with_other_columns_says_what_it_has(tmp_path: Path) -> None:
     (tmp_path / "mrpc").mkdir()
     write(tmp_path / "mrpc" / "train.parquet", [("a", 1)], ("sentence", "label"))

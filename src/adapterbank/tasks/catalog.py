@@ -53,6 +53,8 @@ class Entry:
     kind: str = "classification"
     classes: int = 0
     """How many labels, where they are not stated."""
+    numbered: bool = False
+    """Whether public copies number the labels in the order they have here."""
     layouts: tuple[Layout, ...] = ()
     """Besides Parquet, which every data set may be kept as."""
     hub: Hub | None = None
@@ -116,7 +118,7 @@ def locate(entry: Entry, root: Path | None) -> tuple[Layout, Files] | None:
     """Give the layout and files in which a task lies in the data root; None where it does not."""
     if root is None:
         return None
-    every: tuple[Layout, ...] = (Parquet(), *entry.layouts)
+    every: tuple[Layout, ...] = (Parquet(entry.labels if entry.numbered else ()), *entry.layouts)
     return next(((layout, files) for layout in every if (files := layout.find(root, entry.folder))), None)
 
 
@@ -214,7 +216,7 @@ def _glue(name: str, sizes: tuple[int, int, int], text: tuple[str, ...], labels:
           *, metric: str = "accuracy", hub_text: tuple[str, ...] = (), **more: Any) -> Entry:  # fmt: skip
     hub = Hub("nyu-mll/glue", name, hub_text or text, splits=_MNLI_HUB if name == "mnli" else
               {"train": "train", "dev": "validation", "test": "test"})  # fmt: skip
-    return Entry(f"glue/{name}", sizes, name, text, labels, metric, layouts=(tsv,), hub=hub, **more)
+    return Entry(f"glue/{name}", sizes, name, text, labels, metric, layouts=(tsv,), hub=hub, numbered=True, **more)
 
 
 _ACCEPTABLE = ("unacceptable", "acceptable")
