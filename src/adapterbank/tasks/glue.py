@@ -7,6 +7,7 @@ mean of its matched and mismatched part (https://gluebenchmark.com, "GLUE score"
 from __future__ import annotations
 
 import io
+import math
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -101,6 +102,8 @@ def sheet_text(sheet: Sheet, answers: Sequence[Any], indices: Sequence[Any] | No
 def _word(sheet: Sheet, answer: Any) -> str:
     labels = find(sheet.task).labels
     if not labels:
+        if not math.isfinite(answer):
+            raise DataError(f"{sheet.file}: a prediction is {answer}, not a number from 0 to 5; train the task anew.")
         return f"{min(5.0, max(0.0, float(answer))):.3f}"  # STS-B's scale
     if answer not in labels:
         raise DataError(f"{sheet.file}: {answer!r} is not one of its labels: {listed(labels)}.")
