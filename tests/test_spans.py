@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from adapterbank import spans
 from adapterbank.encoder.packed import Tokens
+from adapterbank.encoder.windows import tokenize_windows
 from adapterbank.slots import heads
 from adapterbank.tasks import squad
 
@@ -94,6 +96,23 @@ def test_the_list_has_shares_that_sum_to_one_and_no_answer_only_where_it_may_be_
         expected = np.exp([one["score"] for one in listed])
         np.testing.assert_allclose(shares, expected / expected.sum(), rtol=1e-6)
         assert list(shares) == sorted(shares, reverse=True)
+
+
+def test_answers_of_pieces_that_carry_the_blank_before_them_begin_at_the_word() -> None:
+    """Metaspace, as in ALBERT, XLM-RoBERTa and CamemBERT."""
+    pieces = [("[UNK]", 0.0), *((f"\u2581{word}", -1.0) for word in WORDS)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    (row,), _ = tokenize_windows(tokenizer, ["one"], [CONTEXT], 64, 128)
+    assert row.offsets is not None
+    assert [tuple(place) for place in row.offsets[2:4]] == [(3, 7), (7, 13)]  # blanks among them
+    out = np.zeros((len(row), 2), np.float32)
+    out[2, 0] = out[3, 1] = 5.0
+    found = spans.read([out], [row], CONTEXT, count=9).answers
+    assert (found[0].text, found[0].start, found[0].end) == ("two three", 4, 13)
+    for answer in found:
+        assert answer.text == answer.text.strip() == CONTEXT[answer.start : answer.end]
+        assert answer.text
 
 
 def test_a_document_without_tokens_has_the_empty_answer() -> None:

@@ -70,12 +70,19 @@ def read(outputs: Sequence[np.ndarray], rows: Sequence[Tokens], context: str, co
         if len(inside):
             places = row.offsets[inside]
             for score, first, last in best_spans(out[inside], 1 if count == 1 else max(count, _CANDIDATES)):
-                start, end = int(places[first, 0]), int(places[last, 1])
-                found.append(Answer(context[start:end], start, end, score))
+                found.append(_answer(context, int(places[first, 0]), int(places[last, 1]), score))
     found.sort(key=lambda answer: -answer.score)  # stable: among equals the earlier window's
     once = {answer.text: answer for answer in reversed(found)}
     best = [answer for answer in found if once[answer.text] is answer][:count]
     return Reading(tuple(best) or (Answer("", 0, 0, null),), null)
+
+
+def _answer(context: str, start: int, end: int, score: float) -> Answer:
+    """Give the characters of some tokens without the blanks around them: ALBERT's pieces carry the one before."""
+    text = context[start:end]
+    start += len(text) - len(text.lstrip())
+    text = text.strip()
+    return Answer(text, start, start + len(text), score)
 
 
 def best_spans(x: np.ndarray, count: int) -> list[tuple[float, int, int]]:
