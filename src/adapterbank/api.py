@@ -211,10 +211,14 @@ class OpenBank:
 
     def read(self, task: str, examples: Examples, best: int = 1) -> list[Reading]:
         """Give all that a span task makes of questions and contexts: its best answers and the score of "no answer"."""
+        return self.engine.read(self._load(self._span_package(task)), examples, best, keep=True)
+
+    def _span_package(self, task: str) -> Package:
         package = self.bank.get(task)
-        if package.manifest.task["kind"] != "span":
-            raise InputError(f"{package.ref} is {package.manifest.task['kind']}; only span tasks read answers.")
-        return self.engine.read(self._load(package), examples, best, keep=True)
+        kind = package.manifest.task["kind"]
+        if kind != "span":
+            raise InputError(f"{package.ref} is a task of {kind}; only span tasks, such as squad/v1, give answers.")
+        return package
 
     def glue_submission(
         self,
@@ -238,11 +242,16 @@ class OpenBank:
         """Give the GLUE score of the bank's tasks on dev: the mean, each one's part, what is missing or unofficial."""
         return benchmarks.dev_score(self.tasks())
 
-    def squad(self, task: str, data: Any = None, *, split: str = "dev", best: int = 20) -> benchmarks.SquadAnswers:
-        """Answer a SQuAD file, or the catalog's split: predictions, n-best and null odds by id, and official scores."""
+    def squad(
+        self, task: str, data: Any = None, *, split: str = "dev", best: int = 20, version: str | None = None
+    ) -> benchmarks.SquadAnswers:
+        """Answer a SQuAD file, or the catalog's split: predictions, n-best and null odds by id, and official scores.
+
+        `version` is that of the official script, 1.1 or 2.0; by the data without it.
+        """
+        spec = Task.from_json(self._span_package(task).manifest.task)
         table = scored_table(task, data, split, self.data_root)
-        spec = Task.from_json(self.bank.get(task).manifest.task)
-        return benchmarks.answer_squad(table, spec, lambda examples: self.read(task, examples, best))
+        return benchmarks.answer_squad(table, spec, lambda examples: self.read(task, examples, best), version)
 
     def _labels_of(self, task: str, examples: Examples) -> list[Any]:
         """Say what a task of labels or numbers makes of rows."""

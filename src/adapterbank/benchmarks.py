@@ -126,16 +126,21 @@ def dev_score(manifests: Iterable[Manifest]) -> dict[str, Any]:
     return {"score": score, "tasks": parts, "missing": list(missing), "unofficial": odd}
 
 
-def answer_squad(table: Table, task: Task, read: Callable[[Examples], list[Reading]]) -> SquadAnswers:
-    """Answer the questions of a table that has ids, and score them as the official script of their version does."""
+def answer_squad(
+    table: Table, task: Task, read: Callable[[Examples], list[Reading]], version: str | None = None
+) -> SquadAnswers:
+    """Answer the questions of a table that has ids, and score them as the official script of their version does.
+
+    Without a version it is 2.0 where a question has no answer.
+    """
     here = labelled_as(table, task)
     gold = squad.gold_answers(table, here.label)
+    version = squad.check_version(version, gold)
     examples, _ = read_examples(table, here, need_targets=False)
     ids, found = table.columns["id"], read(examples)
     predictions = squad.prediction_file(ids, [one.choose(task.threshold).text for one in found])
     best = {str(key): one.listed(task.threshold) for key, one in zip(ids, found, strict=True)}
     odds = {str(key): one.null_odds for key, one in zip(ids, found, strict=True)} if task.threshold is not None else {}
-    version = "1.1" if all(gold.values()) else "2.0"
     scores = squad.evaluate(gold, predictions, version=version)
     if version == "2.0" and odds:
         raw = squad.prediction_file(ids, [one.answers[0].text for one in found])

@@ -164,6 +164,52 @@ def test_squad_says_which_words_do_not_go_together(bank, root, tmp_path):
         assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1), refused
 
 
+def test_squad_takes_the_version_that_is_named(bank, root, tmp_path):
+    out = tmp_path / "p.json"
+    own = ["squad", "--bank", bank, "--task", "squad/v2", "--data-root", root, "--device", "cpu", "--json"]
+    data = json.loads((root / "dev-v2.0.json").read_text())
+    for article in data["data"]:
+        article["paragraphs"] = [one for one in article["paragraphs"] if one["qas"][0]["answers"]]
+    answered = tmp_path / "answered.json"
+    answered.write_text(json.dumps(data))
+    assert "exact_match" in shell(*own, "--data", answered, "--output", out).json
+    assert "HasAns_f1" in shell(*own, "--data", answered, "--version", "2.0").json
+    assert "HasAns_f1" in shell("squad", "--predictions", out, "--data", answered, "--version", "2.0").out
+    assert "6 of 24 questions have no answer, which SQuAD 1.1 cannot score" in shell(*own, "--version", "1.1").err
+    assert "'3' is not a version of SQuAD" in shell(*own, "--version", "3").err
+
+
+def test_squad_explains_odds_that_cannot_be(bank, root, tmp_path, checkpoint):
+    out, odds = tmp_path / "p.json", tmp_path / "odds.json"
+    out.write_text(json.dumps({f"q{i}": "" for i in range(24)}))
+    given = ["squad", "--predictions", out, "--data", root / "dev-v2.0.json", "--null-odds", odds]
+    for value in ('"0.5"', "null", "true", "[1]"):
+        odds.write_text(f'{{"q0": {value}}}')
+        refused = shell(*given)
+        assert (refused.code, refused.err.count("\n")) == (2, 1), refused
+        assert "for 'q0', which is no number" in refused.err
+    data = json.loads((root / "dev-v2.0.json").read_text())
+    for article in data["data"]:
+        article["paragraphs"] = [one for one in article["paragraphs"] if one["qas"][0]["answers"]]
+    (tmp_path / "train-v1.1.json").write_text(json.dumps(data))
+    (tmp_path / "dev-v1.1.json").write_text(json.dumps(data))
+    odds.write_text("{}")
+    refused = shell("squad", "--predictions", out, "--data", tmp_path / "dev-v1.1.json", "--null-odds", odds)
+    assert "SQuAD 1.1 knows no odds" in refused.err
+    words = ["--bank", tmp_path / "bank", "--task", "squad/v1", "--data-root", tmp_path]
+    assert shell("train", *words, "--backbone", checkpoint("bert")[0], *QUICK).code == 0
+    refused = shell("squad", *words, "--device", "cpu", "--null-odds", tmp_path / "new.json")
+    assert "'squad/v1' always answers, so it has no odds" in refused.err
+    assert not (tmp_path / "new.json").exists()
+
+
+def test_squad_says_of_another_kind_of_task_what_it_is(bank, root):
+    for data in ([], ["--data-root", root], ["--data", root / "dev-v2.0.json"]):
+        refused = shell("squad", "--bank", bank, "--task", "glue/cola", *data)
+        assert (refused.code, refused.out) == (2, "")
+        assert "glue-cola@1 is a task of classification; only span tasks" in refused.err
+
+
 def test_predict_lists_the_best_answers_with_their_places_in_the_text(bank):
     context = answers(1)[0]["context"] + " and the fox sat on a mat" * 8
     words = ["--text", "what was it", "--text-pair", context, "--device", "cpu"]
