@@ -17,7 +17,7 @@ tasks are those trained by name (--task glue/mrpc); --use names others.
 
 Example: adapterbank glue-submission --bank bank --data-root glue_data --output submission.zip
 
-Example: adapterbank glue-submission --bank bank --output submission.zip --use glue/mnli=my-mnli@3
+Example: adapterbank glue-submission --bank bank --data-root glue_data --output submission.zip --use glue/mnli=my-mnli@3
 """
 
 

@@ -17,9 +17,9 @@ HELP = """Answer SQuAD's questions with a task of a bank, or take a prediction f
 
 Example: adapterbank squad --bank bank --task squad/v1 --data-root data --output predictions.json
 
-Example: adapterbank squad --bank bank --task squad/v2 --data dev-v2.0.json --output predictions.json --nbest nbest.json --null-odds odds.json
+Example: adapterbank squad --bank bank --task squad/v2 --data data/dev-v2.0.json --output predictions.json --nbest nbest.json --null-odds odds.json
 
-Example: adapterbank squad --predictions predictions.json --data dev-v1.1.json
+Example: adapterbank squad --predictions predictions.json --data data/dev-v1.1.json
 """  # noqa: E501
 
 
