@@ -58,7 +58,7 @@ def by_hand(seen):
 
 
 def submit(path, root, seen=None, held=frozenset(HELD), **options):
-    given = {"use": {}, "partial": False, "stage": lambda *told: None, **options}
+    given = {"use": {}, "partial": False, "stage": lambda *told: None, "note": lambda gap: None, **options}
     return benchmarks.submit(path, held, by_hand([] if seen is None else seen), root=str(root), **given)
 
 
@@ -102,8 +102,22 @@ def test_everything_that_is_missing_is_said_at_once_and_nothing_is_written(root,
 
 
 def test_a_part_is_written_when_asked_for(root, tmp_path):
-    rows = submit(tmp_path / "out.zip", root, held={"glue-cola"}, partial=True)
+    gaps = []
+    rows = submit(tmp_path / "out.zip", root, held={"glue-cola"}, partial=True, note=gaps.append)
     assert rows == {"CoLA.tsv": ROWS, "WNLI.tsv": ROWS}
+    assert len(gaps) == len(glue.SHEETS) - 2
+    assert "RTE.tsv needs the task 'glue-rte' in the bank." in gaps
+
+
+def test_a_folder_that_is_not_there_is_not_made(root, tmp_path):
+    with pytest.raises(InputError, match=r"There is no folder .*new to write"):
+        submit(tmp_path / "new" / "out.zip", root)
+    assert not (tmp_path / "new").exists()
+
+
+def test_nothing_is_written_where_no_task_answers(root, tmp_path):
+    with pytest.raises(InputError, match="There is nothing to write"):
+        submit(tmp_path / "out.zip", root, held=set(), partial=True)
 
 
 def test_another_task_may_stand_for_one_of_the_catalog(root, tmp_path):
@@ -114,7 +128,7 @@ def test_another_task_may_stand_for_one_of_the_catalog(root, tmp_path):
         seen.append(task)
         return by_hand([])("glue-rte" if task.startswith("mine") else task, examples)
 
-    given = {"root": str(root), "partial": False, "stage": lambda *told: None}
+    given = {"root": str(root), "partial": False, "stage": lambda *told: None, "note": lambda gap: None}
     benchmarks.submit(tmp_path / "out.zip", held, answer, use={"glue/rte": "mine@2"}, **given)
     assert "mine@2" in seen
     with pytest.raises(UnknownName, match=r"'glue/rtee' is not a task of GLUE\. Did you mean 'glue/rte'"):

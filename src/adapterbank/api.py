@@ -200,7 +200,8 @@ class OpenBank:
             examples, report = read_examples(table, labelled_as(table, spec, text, text_pair, label))
             specs.append((package.ref, spec))
             requests.append((self._load(package), examples))
-            notes.append(report.notes)
+            own = [] if data is not None else [f"No data was given: scored on the catalog's, {table.source}."]
+            notes.append([*own, *report.notes])
         found = {}
         for name, (ref, spec), (_, examples), said, told in zip(
             wanted, specs, requests, self.engine.decide(requests, keep=True), notes, strict=True
@@ -227,15 +228,23 @@ class OpenBank:
         use: Mapping[str, str] | None = None,
         partial: bool = False,
         stage: Callable[[str, int, int], None] = lambda what, done, total: None,
+        note: Callable[[str], None] = lambda text: None,
     ) -> dict[str, int]:
         """Write the zip that GLUE's server takes, and give the rows of each of its files.
 
         `use` names a task of the bank for one of the catalog where it is not kept under that name. With `partial` what
-        is missing is left out; the server refuses such a file.
+        is missing is left out, and `note` hears of it; the server refuses such a file.
         """
         held = {task.name for task in self.tasks()}
         return benchmarks.submit(
-            Path(path), held, self._labels_of, root=self.data_root, use=use or {}, partial=partial, stage=stage
+            Path(path),
+            held,
+            self._labels_of,
+            root=self.data_root,
+            use=use or {},
+            partial=partial,
+            stage=stage,
+            note=note,
         )
 
     def glue_score(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapterbank.errors import BankError, DataError, InputError, UnknownName
+from adapterbank.errors import BankError, ConfigError, DataError, InputError, UnknownName
 from adapterbank.package import Manifest
 from adapterbank.spans import Reading
 from adapterbank.tasks import glue, squad
@@ -49,17 +49,22 @@ def submit(
     use: Mapping[str, str],
     partial: bool,
     stage: Callable[[str, int, int], None],
+    note: Callable[[str], None],
 ) -> dict[str, int]:
     """Answer every test set of GLUE and write the zip; says everything that is missing at once."""
+    if not path.parent.is_dir():
+        raise InputError(f"There is no folder {path.parent} to write {path.name} to; make it, or choose another.")
     for name in use:
         if name not in {sheet.answered_by for sheet in glue.SHEETS}:
             raise UnknownName(name, "a task of GLUE", dict.fromkeys(sheet.answered_by for sheet in glue.SHEETS))
     missing: list[str] = []
     ready = [(sheet, found) for sheet in glue.SHEETS if (found := _test_set(sheet, held, root, use, missing))]
     if missing and not partial:
-        raise InputError(f"The server refuses a file in which one is missing: {' '.join(missing)}")
-    if not ready:
-        raise InputError(f"There is nothing to write: {' '.join(missing)}")
+        raise ConfigError(["The server refuses a zip that lacks a file or rows; --partial writes it.", *missing])
+    if not any(found[0] for _, found in ready):  # WNLI alone needs no task
+        raise ConfigError(["There is nothing to write.", *missing])
+    for gap in missing:
+        note(gap)
     files, rows = {}, {}
     for sheet, (task, examples, numbers) in ready:
         said: list[Any] = [glue.MAJORITY] * len(examples) if task is None else []

@@ -100,7 +100,56 @@ def test_the_catalog_lists_every_task_and_what_is_at_hand(root):
     text = shell("catalog", "--data-root", root).out
     assert all(name in text for name in CATALOG)
     assert f"3 of {len(CATALOG)} at hand. Data root: {root}" in text
+    lines = text.splitlines()
+    assert max(map(len, lines[: len(CATALOG) + 1])) <= 100
+    assert next(line for line in lines if line.startswith("glue/cola ")).endswith(" files")
+    assert next(line for line in lines if line.startswith("glue/rte ")).endswith(" hub")
+    assert "glue/wnli: left out by the paper" in lines
     assert "Data root: none; name one" in shell("catalog").out
+
+
+def test_the_catalog_says_which_splits_are_at_hand(tmp_path):
+    (tmp_path / "dev-v1.1.json").write_text('{"data": []}')
+    for split in ("train", "dev"):
+        write(tmp_path / f"{split}.parquet", [("a", 0), ("b", 1)], ("sentence", "label"))
+    (tmp_path / "sst2").mkdir()
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}.parquet").rename(tmp_path / "sst2" / f"{split}.parquet")
+    lines = shell("catalog", "--data-root", tmp_path).out.splitlines()
+    assert next(line for line in lines if line.startswith("squad/v1 ")).endswith(" files: dev only")
+    assert next(line for line in lines if line.startswith("glue/sst2 ")).endswith(" parquet: train dev")
+
+
+def test_data_counts_by_the_length_that_training_would_have(root, checkpoint):
+    words = ["--data-root", root, "--backbone", checkpoint("bert")[0], "--json"]
+    assert shell("data", "squad/v2", *words).json["max_length"] == 384
+    assert shell("data", "glue/sst2", *words).json["max_length"] == 128
+
+
+def test_a_task_of_ones_own_may_have_a_name_of_the_catalog(tmp_path, checkpoint):
+    data = write(tmp_path / "mine.csv", reviews(24))
+    words = ["--bank", tmp_path / "bank", "--task", "mr"]
+    assert shell("train", *words, "--train", data, "--backbone", checkpoint("bert")[0], *QUICK).code == 0
+    found = shell("evaluate", *words, "--data", data, "--device", "cpu", "--json").json
+    assert (found["task"], found["rows"], found["notes"]) == ("mr@1", 24, [])
+    (tmp_path / "data").mkdir()
+    refused = shell("evaluate", *words, "--data-root", tmp_path / "data", "--device", "cpu")
+    assert refused.code == 2
+    assert "No data was given, so 'mr' was to be scored on that of the catalog's 'mr':" in refused.err
+    (tmp_path / "data" / "rt-polarity.neg").write_text("the cat was bad\n" * 20)
+    (tmp_path / "data" / "rt-polarity.pos").write_text("the cat was good\n" * 20)
+    told = shell("evaluate", *words, "--data-root", tmp_path / "data", "--device", "cpu")
+    assert "note: No data was given: scored on the catalog's, " in told.err
+
+
+def test_training_tells_of_every_split_that_was_scored(tmp_path, checkpoint):
+    (tmp_path / "mnli").mkdir()
+    rows = [("the cat sat", "the dog ran", i % 3) for i in range(24)]
+    for split in ("train", "dev", "dev_mismatched"):
+        write(tmp_path / "mnli" / f"{split}.parquet", rows, ("premise", "hypothesis", "label"))
+    words = ["--bank", tmp_path / "bank", "--data-root", tmp_path, "--backbone", checkpoint("bert")[0], *QUICK]
+    told = shell("train", "--task", "glue/mnli", *words)
+    assert " on dev_mismatched\n" in told.out
 
 
 def test_data_tells_of_a_task_of_the_catalog(root, checkpoint):
@@ -236,11 +285,13 @@ def test_a_submission_in_part_has_the_servers_form(bank, root, tmp_path):
     refused = shell(*words)
     assert refused.code == 2
     assert not out.exists()
-    assert "MNLI-m.tsv needs the task 'glue-mnli' in the bank." in refused.err
+    assert "adapterbank: MNLI-m.tsv needs the task 'glue-mnli' in the bank.\n" in refused.err
     assert "SST-2.tsv needs 1821 rows" in refused.err
     found = shell(*words, "--partial", "--json")
     assert found.json["files"] == {"CoLA.tsv": 2, "SST-2.tsv": 2, "WNLI.tsv": 146}
-    assert "the server refuses" in found.err
+    assert "note: MNLI-m.tsv needs the task 'glue-mnli' in the bank.\n" in found.err
+    assert "note: SST-2.tsv needs 1821 rows" in found.err
+    assert "The server refuses" in found.err
     with zipfile.ZipFile(out) as archive:
         lines = archive.read("SST-2.tsv").decode().splitlines()
     assert lines[0] == "index\tprediction"

@@ -88,10 +88,10 @@ def _parsed(config: str | None, chosen: dict[str, Any], base: dict[str, Any]) ->
 def _summary(record: dict[str, Any]) -> None:
     metric, dev, params = record["task"]["metric"], record["metrics"]["dev"], record["params"]
     majority = f" (always the commonest answer: {dev['majority']:.4f})" if metric == "accuracy" else ""
-    test = record["metrics"].get("test")
     typer.echo(f"{record['package']}  {metric} {dev[metric]:.4f} on dev{majority}, epoch {record['best_epoch']}")
-    if test:
-        typer.echo(f"  {metric} {test[metric]:.4f} on test")
+    for split, scores in record["metrics"].items():
+        if split != "dev":
+            typer.echo(f"  {metric} {scores[metric]:.4f} on {split}")
     typer.echo(
         f"  {params['trained']:,} trained parameters ({params['percent']:.2f} % of the encoder), "
         f"{size(record['bytes'])}, {record['seconds']:.0f} s, {record['examples_per_second']:.0f} rows/s"
