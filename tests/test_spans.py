@@ -12,7 +12,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from adapterbank import spans
 from adapterbank.encoder.packed import Tokens
 from adapterbank.encoder.windows import tokenize_windows
-from adapterbank.slots import heads
 from adapterbank.tasks import squad
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
@@ -37,10 +36,13 @@ def test_the_best_spans_are_those_that_trying_all_finds(x: np.ndarray, count: in
     assert spans.best_spans(x, count) == expected
 
 
-@given(SMALL)
-def test_the_best_span_is_the_heads_own(x: np.ndarray) -> None:
-    _, first, last = spans.best_spans(x, 1)[0]
-    assert heads.KINDS["span"].decide(x) == (first, last)
+def test_a_span_may_be_30_tokens_long_and_no_longer() -> None:
+    x = np.zeros((60, 2), np.float32)
+    x[10, 0] = x[39, 1] = 5
+    assert spans.best_spans(x, 1) == [(10.0, 10, 39)]
+    x[39, 1], x[40, 1] = 0, 5
+    ((_, first, last),) = spans.best_spans(x, 1)
+    assert (first == 10) != (last == 40)
 
 
 def test_the_best_answer_is_the_best_of_all_windows() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from adapterbank.errors import DataError
 from adapterbank.tasks.catalog import CATALOG, find, load, locate
-from adapterbank.tasks.layouts import ClassFiles, Folders, Lines, Parquet, Sheet, cut, joined
+from adapterbank.tasks.layouts import ClassFiles, Delimited, Folders, Lines, Parquet, cut, joined
 from adapterbank.tasks.readers import Table
 from adapterbank.tasks.splits import read_examples
 from small_data import write
@@ -402,7 +402,7 @@ def test_clinc_keeps_what_is_out_of_scope_apart(tmp_path: Path) -> None:
 def test_every_other_set_has_files_or_a_place_on_the_hub() -> None:
     for entry in CATALOG.values():
         assert entry.layouts or entry.hub
-    assert {Sheet, Lines, ClassFiles, Folders} <= {
+    assert {Delimited, Lines, ClassFiles, Folders} <= {
         type(layout) for entry in CATALOG.values() for layout in entry.layouts
     }
 

@@ -155,7 +155,7 @@ class Parquet:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class Delimited:
     """Tables with commas, quoted, or with tabs, never quoted: GLUE's own files, and what Kaggle and others give."""
 
     files: Mapping[str, Sequence[str]]
