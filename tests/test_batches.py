@@ -295,6 +295,13 @@ def test_other_texts_tokenizers_lengths_and_strides_are_other_entries(tiny, kept
         assert cache.usage()[0] == before + 1
 
 
+def test_what_an_older_release_kept_is_not_taken(bert, kept, monkeypatch):
+    make_rows(bert, MANY, kind="classification", max_length=60, keep=True)
+    monkeypatch.setattr("adapterbank.batches._FORMAT", 0)
+    make_rows(bert, MANY, kind="classification", max_length=60, keep=True)
+    assert cache.usage()[0] == 2
+
+
 @pytest.mark.parametrize("harm", ["cut", "flipped", "emptied", "foreign"])
 def test_a_damaged_entry_is_made_again(bert, kept, harm):
     options = {"kind": "span", "max_length": 60, "keep": True}

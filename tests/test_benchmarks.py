@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -57,7 +58,7 @@ def by_hand(seen):
 
 
 def submit(path, root, seen=None, held=frozenset(HELD), **options):
-    given = {"use": {}, "partial": False, "stage": lambda *told: None, **options}
+    given = {"use": {}, "partial": False, "stage": lambda *told: None, "note": lambda gap: None, **options}
     return benchmarks.submit(path, held, by_hand([] if seen is None else seen), root=str(root), **given)
 
 
@@ -101,8 +102,22 @@ def test_everything_that_is_missing_is_said_at_once_and_nothing_is_written(root,
 
 
 def test_a_part_is_written_when_asked_for(root, tmp_path):
-    rows = submit(tmp_path / "out.zip", root, held={"glue-cola"}, partial=True)
+    gaps = []
+    rows = submit(tmp_path / "out.zip", root, held={"glue-cola"}, partial=True, note=gaps.append)
     assert rows == {"CoLA.tsv": ROWS, "WNLI.tsv": ROWS}
+    assert len(gaps) == len(glue.SHEETS) - 2
+    assert "RTE.tsv needs the task 'glue-rte' in the bank." in gaps
+
+
+def test_a_folder_that_is_not_there_is_not_made(root, tmp_path):
+    with pytest.raises(InputError, match=r"There is no folder .*new to write"):
+        submit(tmp_path / "new" / "out.zip", root)
+    assert not (tmp_path / "new").exists()
+
+
+def test_nothing_is_written_where_no_task_answers(root, tmp_path):
+    with pytest.raises(InputError, match="There is nothing to write"):
+        submit(tmp_path / "out.zip", root, held=set(), partial=True)
 
 
 def test_another_task_may_stand_for_one_of_the_catalog(root, tmp_path):
@@ -113,29 +128,63 @@ def test_another_task_may_stand_for_one_of_the_catalog(root, tmp_path):
         seen.append(task)
         return by_hand([])("glue-rte" if task.startswith("mine") else task, examples)
 
-    given = {"root": str(root), "partial": False, "stage": lambda *told: None}
+    given = {"root": str(root), "partial": False, "stage": lambda *told: None, "note": lambda gap: None}
     benchmarks.submit(tmp_path / "out.zip", held, answer, use={"glue/rte": "mine@2"}, **given)
     assert "mine@2" in seen
     with pytest.raises(UnknownName, match=r"'glue/rtee' is not a task of GLUE\. Did you mean 'glue/rte'"):
         benchmarks.submit(tmp_path / "out.zip", held, answer, use={"glue/rtee": "mine"}, **given)
 
 
+def dev_score(metrics, rows=None):
+    """Score manifests of these metrics; with the official numbers of rows unless others are told."""
+    rows = {"glue-cola": {"dev": 1043}, **(rows or {})}
+    manifests = []
+    for name, mine in metrics.items():
+        data = {split: {"rows": count} for split, count in rows.get(name, {}).items()}
+        manifests.append(SimpleNamespace(name=name, metrics=mine, data=data))
+    return benchmarks.dev_score(manifests)
+
+
 def test_the_dev_score_is_the_benchmarks_mean_over_what_the_bank_has():
-    found = benchmarks.dev_score(
+    found = dev_score(
         {
             "glue-cola": {"dev": {"matthews": 0.5, "accuracy": 0.9}},
             "glue-mrpc": {"dev": {"accuracy_f1": 0.8}, "test": {"accuracy_f1": 0.1}},
             "glue-mnli": {"dev": {"accuracy": 0.7}, "dev_mismatched": {"accuracy": 0.6}},
             "sentiment": {"dev": {"accuracy": 1.0}},
-        }
+        },
+        {"glue-mrpc": {"dev": 408, "test": 1725}, "glue-mnli": {"dev": 9815, "dev_mismatched": 9832}},
     )
     assert found["tasks"] == pytest.approx({"glue/cola": 0.5, "glue/mrpc": 0.8, "glue/mnli": 0.65})
     assert found["score"] == pytest.approx((0.5 + 0.8 + 0.65) / 3)
     assert len(found["missing"]) == 6
+    assert found["unofficial"] == {}
     with pytest.raises(BankError, match="The bank has none of glue-cola"):
-        benchmarks.dev_score({"sentiment": {}})
+        dev_score({"sentiment": {}})
     with pytest.raises(BankError, match="'glue-cola' was not scored by 'matthews'"):
-        benchmarks.dev_score({"glue-cola": {"dev": {"accuracy": 0.9}}})
+        dev_score({"glue-cola": {"dev": {"accuracy": 0.9}}})
+
+
+def test_a_task_scored_on_other_rows_than_the_official_ones_is_named():
+    scores = {"dev": {"accuracy": 0.7}, "dev_mismatched": {"accuracy": 0.5}}
+    found = dev_score(
+        {"glue-qqp": {"dev": {"accuracy_f1": 0.9}}, "glue-mnli": scores, "glue-cola": {"dev": {"matthews": 0.5}}},
+        {"glue-qqp": {"train": 9, "dev": 1000}, "glue-mnli": {"dev": 9815, "dev_mismatched": 50}},
+    )
+    assert found["unofficial"] == {
+        "glue/qqp": "dev has 1,000 rows, the official one 40,430",
+        "glue/mnli": "dev_mismatched has 50 rows, the official one 9,832",
+    }
+
+
+def test_a_sample_of_mnli_mismatched_never_enters_the_mean():
+    scores = {"dev": {"accuracy": 0.7}, "dev_mismatched_1k": {"accuracy": 0.1}}
+    found = dev_score({"glue-mnli": scores}, {"glue-mnli": {"dev": 9815, "dev_mismatched_1k": 1000}})
+    assert found["tasks"] == {"glue/mnli": 0.7}
+    assert found["unofficial"] == {"glue/mnli": "matched only"}
+    scores["dev_mismatched"] = {"accuracy": 0.5}
+    found = dev_score({"glue-mnli": scores}, {"glue-mnli": {"dev": 9815, "dev_mismatched": 9832}})
+    assert found["tasks"] == pytest.approx({"glue/mnli": 0.6})
 
 
 def squad_table(answers):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from adapterbank import cache
+from adapterbank.errors import StorageError
 
 ARRAYS = {"a": np.arange(1000), "b": np.array([[1.5, -2.0]]), "c": np.array([True, False])}
 
@@ -39,6 +40,27 @@ def test_any_damaged_byte_makes_an_entry_absent_or_leaves_it_true(folder: Path, 
     file.write_bytes(bytes(data))
     found = cache.get("key")
     assert found is None or all(np.array_equal(found[name], array) for name, array in ARRAYS.items())
+
+
+def test_every_byte_of_a_directory_may_be_damaged(folder: Path) -> None:
+    """Among them are bits that say "encrypted" and bytes that name the way of packing."""
+    cache.put("key", {"a": np.arange(3)})
+    file = folder / "key.npz"
+    whole = file.read_bytes()
+    places = [*range(40), *range(whole.index(b"PK\1\2"), len(whole))]
+    for place in places:
+        for bits in (1, 8, 0xFF):
+            data = bytearray(whole)
+            data[place] ^= bits
+            file.write_bytes(bytes(data))
+            found = cache.get("key")
+            assert found is None or all(np.array_equal(array, np.arange(3)) for array in found.values()), place
+
+
+def test_a_home_that_is_not_there_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADAPTERBANK_CACHE", "~nobody-of-this-name/x")
+    with pytest.raises(StorageError, match="ADAPTERBANK_CACHE names '~nobody-of-this-name/x'"):
+        cache.folder()
 
 
 def test_a_pickle_is_never_opened(folder: Path) -> None:

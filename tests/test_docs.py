@@ -136,6 +136,15 @@ def test_every_link_to_a_file_leads_to_one(document):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_on_public_tasks_say_where_the_data_is(document):
+    for block in re.findall(r"```\w*\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL):
+        for line in re.findall(r"^(?:\$ )?adapterbank .*", block, re.MULTILINE):
+            if re.search(r"\b(?:glue|squad|paper)/|adapterbank (?:catalog|glue-submission)", line):
+                told = "export ADAPTERBANK_DATA=" in block[: block.index(line)]
+                assert told or "--data-root " in line or "--data " in line, line
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_option_of_a_command_in_the_documents_is_one(document):
     known = {name.replace("_", "-") for name in OPTIONS} | {
         *("bank", "resume", "json", "config", "help", "prune", "tolerance")

@@ -158,7 +158,7 @@ def test_probabilities_are_the_softmax_or_sigmoid_of_the_outputs(engine_of):
     engine = engine_of("bert")
     for name, squash in (("place", scipy.special.softmax), ("short", scipy.special.expit)):
         _, examples = request(name, [0, 1, 2])
-        given = engine.outputs(engine.tokens(name, examples), [name] * 3)
+        given = engine.outputs(engine.rows(name, examples).tokens, [name] * 3)
         for out, prediction in zip(given, engine.predict([(name, examples)])[0], strict=True):
             expected = squash(out.astype(np.float64))
             assert list(prediction.probabilities) == list(LABELS)
@@ -216,7 +216,7 @@ def test_a_replaced_task_answers_as_the_new_one_and_the_others_as_before(engine_
 def test_the_length_that_a_task_was_trained_with_cuts_its_texts_and_no_others(engine_of):
     engine = engine_of("bert")
     text = Examples([TEXTS[2]])
-    assert [len(engine.tokens(name, text)[0]) for name in ("short", "place", None)] == [5, 11, 11]
+    assert [len(engine.rows(name, text).tokens[0]) for name in ("short", "place", None)] == [5, 11, 11]
 
 
 def test_an_unknown_task_is_told_the_tasks_that_are_there(engine_of):

@@ -295,7 +295,8 @@ class OpenBank:
             examples, report = read_examples(table, labelled_as(table, spec, text, text_pair, label))
             specs.append((package.ref, spec))
             requests.append((self._load(package), examples))
-            notes.append(report.notes)
+            own = [] if data is not None else [f"No data was given: scored on the catalog's, {table.source}."]
+            notes.append([*own, *report.notes])
         found = {}
         for name, (ref, spec), (_, examples), said, told in zip(
             wanted, specs, requests, self.engine.decide(requests, keep=True), notes, strict=True
@@ -306,10 +307,14 @@ class OpenBank:
 
     def read(self, task: str, examples: Examples, best: int = 1) -> list[Reading]:
         """Give all that a span task makes of questions and contexts: its best answers and the score of "no answer"."""
+        return self.engine.read(self._load(self._span_package(task)), examples, best, keep=True)
+
+    def _span_package(self, task: str) -> Package:
         package = self._package(task)
-        if package.manifest.task["kind"] != "span":
-            raise InputError(f"{package.ref} is {package.manifest.task['kind']}; only span tasks read answers.")
-        return self.engine.read(self._load(package), examples, best, keep=True)
+        kind = package.manifest.task["kind"]
+        if kind != "span":
+            raise InputError(f"{package.ref} is a task of {kind}; only span tasks, such as squad/v1, give answers.")
+        return package
 
     def glue_submission(
         self,
@@ -318,26 +323,39 @@ class OpenBank:
         use: Mapping[str, str] | None = None,
         partial: bool = False,
         stage: Callable[[str, int, int], None] = lambda what, done, total: None,
+        note: Callable[[str], None] = lambda text: None,
     ) -> dict[str, int]:
         """Write the zip that GLUE's server takes, and give the rows of each of its files.
 
         `use` names a task of the bank for one of the catalog where it is not kept under that name. With `partial` what
-        is missing is left out; the server refuses such a file.
+        is missing is left out, and `note` hears of it; the server refuses such a file.
         """
         held = {task.name for task in self.tasks()}
         return benchmarks.submit(
-            Path(path), held, self._labels_of, root=self.data_root, use=use or {}, partial=partial, stage=stage
+            Path(path),
+            held,
+            self._labels_of,
+            root=self.data_root,
+            use=use or {},
+            partial=partial,
+            stage=stage,
+            note=note,
         )
 
     def glue_score(self) -> dict[str, Any]:
-        """Give the GLUE score of the bank's tasks on dev: the mean over them, each one's part, and what is missing."""
-        return benchmarks.dev_score({manifest.name: manifest.metrics for manifest in self.tasks()})
+        """Give the GLUE score of the bank's tasks on dev: the mean, each one's part, what is missing or unofficial."""
+        return benchmarks.dev_score(self.tasks())
 
-    def squad(self, task: str, data: Any = None, *, split: str = "dev", best: int = 20) -> benchmarks.SquadAnswers:
-        """Answer a SQuAD file, or the catalog's split: predictions, n-best and null odds by id, and official scores."""
+    def squad(
+        self, task: str, data: Any = None, *, split: str = "dev", best: int = 20, version: str | None = None
+    ) -> benchmarks.SquadAnswers:
+        """Answer a SQuAD file, or the catalog's split: predictions, n-best and null odds by id, and official scores.
+
+        `version` is that of the official script, 1.1 or 2.0; by the data without it.
+        """
+        spec = Task.from_json(self._span_package(task).manifest.task)
         table = scored_table(task, data, split, self.data_root)
-        spec = Task.from_json(self._package(task).manifest.task)
-        return benchmarks.answer_squad(table, spec, lambda examples: self.read(task, examples, best))
+        return benchmarks.answer_squad(table, spec, lambda examples: self.read(task, examples, best), version)
 
     def _labels_of(self, task: str, examples: Examples) -> list[Any]:
         """Say what a task of labels or numbers makes of rows."""

@@ -6,12 +6,13 @@ Whoever calls says how a task of the bank answers rows; the files and the arithm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapterbank.errors import BankError, DataError, InputError, UnknownName
+from adapterbank.errors import BankError, ConfigError, DataError, InputError, UnknownName
+from adapterbank.package import Manifest
 from adapterbank.spans import Reading
 from adapterbank.tasks import glue, squad
 from adapterbank.tasks.catalog import CATALOG, Loaded, bank_name, load
@@ -48,17 +49,22 @@ def submit(
     use: Mapping[str, str],
     partial: bool,
     stage: Callable[[str, int, int], None],
+    note: Callable[[str], None],
 ) -> dict[str, int]:
     """Answer every test set of GLUE and write the zip; says everything that is missing at once."""
+    if not path.parent.is_dir():
+        raise InputError(f"There is no folder {path.parent} to write {path.name} to; make it, or choose another.")
     for name in use:
         if name not in {sheet.answered_by for sheet in glue.SHEETS}:
             raise UnknownName(name, "a task of GLUE", dict.fromkeys(sheet.answered_by for sheet in glue.SHEETS))
     missing: list[str] = []
     ready = [(sheet, found) for sheet in glue.SHEETS if (found := _test_set(sheet, held, root, use, missing))]
     if missing and not partial:
-        raise InputError(f"The server refuses a file in which one is missing: {' '.join(missing)}")
-    if not ready:
-        raise InputError(f"There is nothing to write: {' '.join(missing)}")
+        raise ConfigError(["The server refuses a zip that lacks a file or rows; --partial writes it.", *missing])
+    if not any(found[0] for _, found in ready):  # WNLI alone needs no task
+        raise ConfigError(["There is nothing to write.", *missing])
+    for gap in missing:
+        note(gap)
     files, rows = {}, {}
     for sheet, (task, examples, numbers) in ready:
         said: list[Any] = [glue.MAJORITY] * len(examples) if task is None else []
@@ -104,10 +110,13 @@ def _rows_of(
     return task, examples, table.columns.get("index")
 
 
-def dev_score(metrics: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Give the GLUE score of tasks that a bank keeps under the catalog's names, from their scores by split."""
-    names = {name: bank_name(name) for name in glue.TASKS}
-    found = {name: metrics[kept] for name, kept in names.items() if kept in metrics}
+def dev_score(manifests: Iterable[Manifest]) -> dict[str, Any]:
+    """Give the GLUE score of tasks that a bank keeps under the catalog's names.
+
+    `unofficial` says which of them were scored on other rows than the official dev sets have.
+    """
+    names, held = {name: bank_name(name) for name in glue.TASKS}, {one.name: one for one in manifests}
+    found = {name: held[kept].metrics for name, kept in names.items() if kept in held}
     if not found:
         raise BankError(f"The bank has none of {listed(names.values())}. See: adapterbank train --task glue/cola")
     other = [name for name, mine in found.items() if CATALOG[name].metric not in mine.get("dev", {})]
@@ -117,19 +126,26 @@ def dev_score(metrics: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[st
         )
     parts = {name: glue.task_score(name, mine) for name, mine in found.items()}
     score, missing = glue.glue_score(parts)
-    return {"score": score, "tasks": parts, "missing": list(missing)}
+    rows = {name: {split: one["rows"] for split, one in held[names[name]].data.items()} for name in found}
+    odd = {name: said for name in found if (said := glue.unofficial(name, rows[name]))}
+    return {"score": score, "tasks": parts, "missing": list(missing), "unofficial": odd}
 
 
-def answer_squad(table: Table, task: Task, read: Callable[[Examples], list[Reading]]) -> SquadAnswers:
-    """Answer the questions of a table that has ids, and score them as the official script of their version does."""
+def answer_squad(
+    table: Table, task: Task, read: Callable[[Examples], list[Reading]], version: str | None = None
+) -> SquadAnswers:
+    """Answer the questions of a table that has ids, and score them as the official script of their version does.
+
+    Without a version it is 2.0 where a question has no answer.
+    """
     here = labelled_as(table, task)
     gold = squad.gold_answers(table, here.label)
+    version = squad.check_version(version, gold)
     examples, _ = read_examples(table, here, need_targets=False)
     ids, found = table.columns["id"], read(examples)
     predictions = squad.prediction_file(ids, [one.choose(task.threshold).text for one in found])
     best = {str(key): one.listed(task.threshold) for key, one in zip(ids, found, strict=True)}
     odds = {str(key): one.null_odds for key, one in zip(ids, found, strict=True)} if task.threshold is not None else {}
-    version = "1.1" if all(gold.values()) else "2.0"
     scores = squad.evaluate(gold, predictions, version=version)
     if version == "2.0" and odds:
         raw = squad.prediction_file(ids, [one.answers[0].text for one in found])

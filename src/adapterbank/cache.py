@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,8 +26,12 @@ _ENDING = ".npz"
 def folder() -> Path:
     """Give the folder of the cache: the environment's, or `adapterbank` in the user's cache folder."""
     named = os.environ.get(FOLDER)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(named).expanduser() if named else Path(base) / "adapterbank"
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or ("" if named else Path.home() / ".cache")
+        return Path(named).expanduser() if named else Path(base) / "adapterbank"
+    except RuntimeError:  # a user, or a home, that is not there
+        told = f"{FOLDER} names {named!r}" if named else "The cache lies in the user's home"
+        raise StorageError(f"{told}, but there is no such home; name a folder with {FOLDER}.") from None
 
 
 def get(key: str) -> dict[str, np.ndarray] | None:
@@ -35,7 +40,8 @@ def get(key: str) -> dict[str, np.ndarray] | None:
         # Our own handle: np.load leaves one open where it meets a damaged archive.
         with open(_path(key), "rb") as file, np.load(file, allow_pickle=False) as found:
             return {name: found[name] for name in found.files}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):
+        # RuntimeError: a flipped bit may say that the archive is encrypted, or packed in a way nobody knows.
         return None
 
 

@@ -163,7 +163,15 @@ def scored_table(ref: str, source: Any, split_name: str, root: str | None) -> Ta
     name = source if named else catalog_name(ref)
     if name is None:
         raise InputError(f"{ref!r} is no task of the catalog, so it has no data of its own; name some with --data.")
-    found = catalog.load(name, root)
+    try:
+        found = catalog.load(name, root)
+    except DataError as error:
+        if source is not None:
+            raise
+        raise InputError(
+            f"No data was given, so {ref!r} was to be scored on that of the catalog's {name!r}: {error} "
+            f"Name other data with --data."
+        ) from None
     tables = found.labelled()
     if split_name not in tables:
         raise UnknownName(split_name, f"a labelled split of {name!r} in {found.source}", tables)

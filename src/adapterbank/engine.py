@@ -172,10 +172,6 @@ class Engine:
         """Tokenise rows as a task was trained on them, kept in the cache if asked; None is the bare backbone."""
         return self._rows(self._find(name), examples, keep)
 
-    def tokens(self, name: str | None, examples: Examples) -> list[Tokens]:
-        """Give the tokens of `rows`."""
-        return self.rows(name, examples).tokens
-
     def outputs(self, tokens: Sequence[Tokens], names: Sequence[str | None]) -> list[np.ndarray]:
         """Give each row's head outputs; see `evaluate.outputs`."""
         found = {name: self._find(name) for name in dict.fromkeys(names)}
@@ -261,7 +257,7 @@ def decide(task: Task, examples: Examples, rows: Rows, given: Sequence[np.ndarra
     """Turn the outputs of a task's rows into what a metric compares, one for each example."""
     if task.kind == "span":
         return [one.choose(task.threshold).text for one in readings(examples, rows, given)]
-    return [heads.KINDS[task.kind].decide(out) for out in given]
+    return [heads.DECIDE[task.kind](out) for out in given]
 
 
 def readings(examples: Examples, rows: Rows, given: Sequence[np.ndarray], count: int = 1) -> list[spans.Reading]:
@@ -281,7 +277,7 @@ def _answered(task: Task, one: spans.Reading, best: int) -> Prediction:
 
 
 def _decided(task: Task, out: np.ndarray) -> Prediction:
-    decision = heads.KINDS[task.kind].decide(out)
+    decision = heads.DECIDE[task.kind](out)
     if task.kind == "classification":
         return Prediction(label=task.labels[decision], probabilities=_named(task, _softmax(out)))
     if task.kind == "multilabel":

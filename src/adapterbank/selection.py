@@ -95,7 +95,7 @@ def choose(records: Iterable[Mapping[str, Any]], per: Sequence[str] = ("task",),
             seen.add(mark)
             key = storage.canonical_json([record["config"].get(name) for name in per])
             groups.setdefault(key, []).append(dict(record))
-    return [_choose(group, per, by) for group in groups.values()]
+    return [_choose(groups[key], per, by) for key in sorted(groups)]
 
 
 def _choose(group: Sequence[dict[str, Any]], per: Sequence[str], by: str) -> Choice:

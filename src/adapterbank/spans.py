@@ -14,7 +14,6 @@ import numpy as np
 
 from adapterbank.encoder.packed import Tokens
 from adapterbank.metrics import answer_scores
-from adapterbank.tasks import squad
 
 LONGEST_ANSWER = 30
 """Tokens of the longest answer, as in BERT's SQuAD code."""
@@ -71,12 +70,19 @@ def read(outputs: Sequence[np.ndarray], rows: Sequence[Tokens], context: str, co
         if len(inside):
             places = row.offsets[inside]
             for score, first, last in best_spans(out[inside], 1 if count == 1 else max(count, _CANDIDATES)):
-                start, end = int(places[first, 0]), int(places[last, 1])
-                found.append(Answer(context[start:end], start, end, score))
+                found.append(_answer(context, int(places[first, 0]), int(places[last, 1]), score))
     found.sort(key=lambda answer: -answer.score)  # stable: among equals the earlier window's
     once = {answer.text: answer for answer in reversed(found)}
     best = [answer for answer in found if once[answer.text] is answer][:count]
     return Reading(tuple(best) or (Answer("", 0, 0, null),), null)
+
+
+def _answer(context: str, start: int, end: int, score: float) -> Answer:
+    """Give the characters of some tokens without the blanks around them: ALBERT's pieces carry the one before."""
+    text = context[start:end]
+    start += len(text) - len(text.lstrip())
+    text = text.strip()
+    return Answer(text, start, start + len(text), score)
 
 
 def best_spans(x: np.ndarray, count: int) -> list[tuple[float, int, int]]:
@@ -91,9 +97,19 @@ def best_spans(x: np.ndarray, count: int) -> list[tuple[float, int, int]]:
 
 
 def tune(found: Sequence[Reading], targets: Sequence[Any]) -> float:
-    """Find the threshold of "no answer" that gives the best F1 on these rows, as SQuAD 2.0 finds it."""
-    gold = {str(i): list(target[2]) if target[0] >= 0 else [] for i, target in enumerate(targets)}
-    said = {str(i): one.answers[0].text for i, one in enumerate(found)}
-    odds = {str(i): one.null_odds for i, one in enumerate(found)}
-    f1 = {key: answer_scores(said[key], gold[key], silence=True)[1] for key in gold}
-    return squad.best_threshold(f1, gold, said, odds).threshold
+    """Find the threshold of "no answer" that gives the best F1 on these rows; below all odds if none is worth giving.
+
+    SQuAD 2.0's own search (`squad.best_threshold`) calls silence everywhere 0, as its odds are probabilities. Ours are
+    differences of scores and may be below that.
+    """
+    gains: dict[float, float] = {}
+    for one, target in zip(found, targets, strict=True):
+        gold = list(target[2]) if target[0] >= 0 else []
+        said, silent = (answer_scores(text, gold, silence=True)[1] for text in (one.answers[0].text, ""))
+        gains[one.null_odds] = gains.get(one.null_odds, 0.0) + said - silent
+    threshold, now, best = min(gains, default=1.0) - 1.0, 0.0, 0.0
+    for odds in sorted(gains):
+        now += gains[odds]
+        if now > best:
+            best, threshold = now, odds
+    return threshold

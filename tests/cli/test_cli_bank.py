@@ -22,6 +22,7 @@ from small_data import FAST, answers, flags, pairs, reviews, scores, shell, snap
 ROWS = reviews()
 COMMANDS = (
     *("train", "predict", "evaluate", "tasks", "show", "remove", "rollback", "audit", "gc", "backbones"),
+    *("sweep", "ablate", "prune", "figures", "report"),
     *("catalog", "data", "squad", "glue-score", "glue-submission", "cache"),
 )
 

@@ -100,7 +100,56 @@ def test_the_catalog_lists_every_task_and_what_is_at_hand(root):
     text = shell("catalog", "--data-root", root).out
     assert all(name in text for name in CATALOG)
     assert f"3 of {len(CATALOG)} at hand. Data root: {root}" in text
+    lines = text.splitlines()
+    assert max(map(len, lines[: len(CATALOG) + 1])) <= 100
+    assert next(line for line in lines if line.startswith("glue/cola ")).endswith(" files")
+    assert next(line for line in lines if line.startswith("glue/rte ")).endswith(" hub")
+    assert "glue/wnli: left out by the paper" in lines
     assert "Data root: none; name one" in shell("catalog").out
+
+
+def test_the_catalog_says_which_splits_are_at_hand(tmp_path):
+    (tmp_path / "dev-v1.1.json").write_text('{"data": []}')
+    for split in ("train", "dev"):
+        write(tmp_path / f"{split}.parquet", [("a", 0), ("b", 1)], ("sentence", "label"))
+    (tmp_path / "sst2").mkdir()
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}.parquet").rename(tmp_path / "sst2" / f"{split}.parquet")
+    lines = shell("catalog", "--data-root", tmp_path).out.splitlines()
+    assert next(line for line in lines if line.startswith("squad/v1 ")).endswith(" files: dev only")
+    assert next(line for line in lines if line.startswith("glue/sst2 ")).endswith(" parquet: train dev")
+
+
+def test_data_counts_by_the_length_that_training_would_have(root, checkpoint):
+    words = ["--data-root", root, "--backbone", checkpoint("bert")[0], "--json"]
+    assert shell("data", "squad/v2", *words).json["max_length"] == 384
+    assert shell("data", "glue/sst2", *words).json["max_length"] == 128
+
+
+def test_a_task_of_ones_own_may_have_a_name_of_the_catalog(tmp_path, checkpoint):
+    data = write(tmp_path / "mine.csv", reviews(24))
+    words = ["--bank", tmp_path / "bank", "--task", "mr"]
+    assert shell("train", *words, "--train", data, "--backbone", checkpoint("bert")[0], *QUICK).code == 0
+    found = shell("evaluate", *words, "--data", data, "--device", "cpu", "--json").json
+    assert (found["task"], found["rows"], found["notes"]) == ("mr@1", 24, [])
+    (tmp_path / "data").mkdir()
+    refused = shell("evaluate", *words, "--data-root", tmp_path / "data", "--device", "cpu")
+    assert refused.code == 2
+    assert "No data was given, so 'mr' was to be scored on that of the catalog's 'mr':" in refused.err
+    (tmp_path / "data" / "rt-polarity.neg").write_text("the cat was bad\n" * 20)
+    (tmp_path / "data" / "rt-polarity.pos").write_text("the cat was good\n" * 20)
+    told = shell("evaluate", *words, "--data-root", tmp_path / "data", "--device", "cpu")
+    assert "note: No data was given: scored on the catalog's, " in told.err
+
+
+def test_training_tells_of_every_split_that_was_scored(tmp_path, checkpoint):
+    (tmp_path / "mnli").mkdir()
+    rows = [("the cat sat", "the dog ran", i % 3) for i in range(24)]
+    for split in ("train", "dev", "dev_mismatched"):
+        write(tmp_path / "mnli" / f"{split}.parquet", rows, ("premise", "hypothesis", "label"))
+    words = ["--bank", tmp_path / "bank", "--data-root", tmp_path, "--backbone", checkpoint("bert")[0], *QUICK]
+    told = shell("train", "--task", "glue/mnli", *words)
+    assert " on dev_mismatched\n" in told.out
 
 
 def test_data_tells_of_a_task_of_the_catalog(root, checkpoint):
@@ -164,6 +213,52 @@ def test_squad_says_which_words_do_not_go_together(bank, root, tmp_path):
         assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1), refused
 
 
+def test_squad_takes_the_version_that_is_named(bank, root, tmp_path):
+    out = tmp_path / "p.json"
+    own = ["squad", "--bank", bank, "--task", "squad/v2", "--data-root", root, "--device", "cpu", "--json"]
+    data = json.loads((root / "dev-v2.0.json").read_text())
+    for article in data["data"]:
+        article["paragraphs"] = [one for one in article["paragraphs"] if one["qas"][0]["answers"]]
+    answered = tmp_path / "answered.json"
+    answered.write_text(json.dumps(data))
+    assert "exact_match" in shell(*own, "--data", answered, "--output", out).json
+    assert "HasAns_f1" in shell(*own, "--data", answered, "--version", "2.0").json
+    assert "HasAns_f1" in shell("squad", "--predictions", out, "--data", answered, "--version", "2.0").out
+    assert "6 of 24 questions have no answer, which SQuAD 1.1 cannot score" in shell(*own, "--version", "1.1").err
+    assert "'3' is not a version of SQuAD" in shell(*own, "--version", "3").err
+
+
+def test_squad_explains_odds_that_cannot_be(bank, root, tmp_path, checkpoint):
+    out, odds = tmp_path / "p.json", tmp_path / "odds.json"
+    out.write_text(json.dumps({f"q{i}": "" for i in range(24)}))
+    given = ["squad", "--predictions", out, "--data", root / "dev-v2.0.json", "--null-odds", odds]
+    for value in ('"0.5"', "null", "true", "[1]"):
+        odds.write_text(f'{{"q0": {value}}}')
+        refused = shell(*given)
+        assert (refused.code, refused.err.count("\n")) == (2, 1), refused
+        assert "for 'q0', which is no number" in refused.err
+    data = json.loads((root / "dev-v2.0.json").read_text())
+    for article in data["data"]:
+        article["paragraphs"] = [one for one in article["paragraphs"] if one["qas"][0]["answers"]]
+    (tmp_path / "train-v1.1.json").write_text(json.dumps(data))
+    (tmp_path / "dev-v1.1.json").write_text(json.dumps(data))
+    odds.write_text("{}")
+    refused = shell("squad", "--predictions", out, "--data", tmp_path / "dev-v1.1.json", "--null-odds", odds)
+    assert "SQuAD 1.1 knows no odds" in refused.err
+    words = ["--bank", tmp_path / "bank", "--task", "squad/v1", "--data-root", tmp_path]
+    assert shell("train", *words, "--backbone", checkpoint("bert")[0], *QUICK).code == 0
+    refused = shell("squad", *words, "--device", "cpu", "--null-odds", tmp_path / "new.json")
+    assert "'squad/v1' always answers, so it has no odds" in refused.err
+    assert not (tmp_path / "new.json").exists()
+
+
+def test_squad_says_of_another_kind_of_task_what_it_is(bank, root):
+    for data in ([], ["--data-root", root], ["--data", root / "dev-v2.0.json"]):
+        refused = shell("squad", "--bank", bank, "--task", "glue/cola", *data)
+        assert (refused.code, refused.out) == (2, "")
+        assert "glue-cola@1 is a task of classification; only span tasks" in refused.err
+
+
 def test_predict_lists_the_best_answers_with_their_places_in_the_text(bank):
     context = answers(1)[0]["context"] + " and the fox sat on a mat" * 8
     words = ["--text", "what was it", "--text-pair", context, "--device", "cpu"]
@@ -178,7 +273,10 @@ def test_glue_score_is_over_the_tasks_at_hand(bank):
     found = shell("glue-score", "--bank", bank, "--json").json
     assert found["score"] == pytest.approx(sum(found["tasks"].values()) / 2)
     assert len(found["missing"]) == 7
-    assert "over 2 of 9 tasks (not the benchmark's: without" in shell("glue-score", "--bank", bank).out
+    text = shell("glue-score", "--bank", bank).out
+    assert "over 2 of 9 tasks (not the benchmark's: without" in text
+    assert "2 not on the official dev set)" in text
+    assert "not the official dev set: glue/cola (dev has 24 rows, the official one 1,043)\n" in text
 
 
 def test_a_submission_in_part_has_the_servers_form(bank, root, tmp_path):
@@ -187,11 +285,13 @@ def test_a_submission_in_part_has_the_servers_form(bank, root, tmp_path):
     refused = shell(*words)
     assert refused.code == 2
     assert not out.exists()
-    assert "MNLI-m.tsv needs the task 'glue-mnli' in the bank." in refused.err
+    assert "adapterbank: MNLI-m.tsv needs the task 'glue-mnli' in the bank.\n" in refused.err
     assert "SST-2.tsv needs 1821 rows" in refused.err
     found = shell(*words, "--partial", "--json")
     assert found.json["files"] == {"CoLA.tsv": 2, "SST-2.tsv": 2, "WNLI.tsv": 146}
-    assert "the server refuses" in found.err
+    assert "note: MNLI-m.tsv needs the task 'glue-mnli' in the bank.\n" in found.err
+    assert "note: SST-2.tsv needs 1821 rows" in found.err
+    assert "The server refuses" in found.err
     with zipfile.ZipFile(out) as archive:
         lines = archive.read("SST-2.tsv").decode().splitlines()
     assert lines[0] == "index\tprediction"

@@ -88,6 +88,12 @@ def test_what_is_no_label_or_no_number_of_a_row_is_refused() -> None:
         sheet_text(mnli, ["neutral", "neutral"], [3, 3])
 
 
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_a_prediction_that_is_no_number_is_refused(odd: float) -> None:
+    with pytest.raises(DataError, match=r"STS-B\.tsv: a prediction is (nan|inf), not a number from 0 to 5"):
+        sheet_text(next(sheet for sheet in SHEETS if sheet.file == "STS-B.tsv"), [1.0, odd])
+
+
 def test_the_zip_is_whole_and_the_same_each_time(tmp_path: Path) -> None:
     files = {"B.tsv": "index\tprediction\n0\té\n", "A.tsv": "index\tprediction\n"}
     for name in ("one.zip", "two.zip"):

@@ -11,7 +11,7 @@ import pytest
 
 from adapterbank.errors import DataError
 from adapterbank.tasks.catalog import CATALOG, find, load, locate
-from adapterbank.tasks.layouts import ClassFiles, Folders, Lines, Parquet, Sheet, cut, joined
+from adapterbank.tasks.layouts import ClassFiles, Delimited, Folders, Lines, Parquet, cut, joined
 from adapterbank.tasks.readers import Table
 from adapterbank.tasks.splits import read_examples
 from small_data import write
@@ -162,6 +162,57 @@ def test_parquet_labels_are_places_in_the_names_beside_them(tmp_path: Path) -> N
     put(tmp_path / "SST-2/train.tsv", "sentence\tlabel\nother\t0\n")
     assert load("glue/sst2", tmp_path).tables["train"].columns["sentence"] == ["a", "b"]
     assert isinstance(locate(find("glue/sst2"), tmp_path)[0], Parquet)
+
+
+def test_parquet_as_the_hub_gives_it_needs_no_names_beside_it(tmp_path: Path) -> None:
+    names = ("premise", "hypothesis", "label", "idx")
+    (tmp_path / "mnli").mkdir()
+    for file, rows in {
+        "train-00000-of-00001": [("a", "b", 2, 0), ("c", "d", 0, 1)],
+        "validation_matched": [("e", "f", 1, 0)],
+        "validation_mismatched": [("g", "h", 0, 0)],
+        "test_matched": [("i", "j", -1, 7), ("k", "l", -1, 5)],
+        "test_mismatched": [("m", "n", -1, 3)],
+    }.items():
+        write(tmp_path / "mnli" / f"{file}.parquet", rows, names)
+    found = load("glue/mnli", tmp_path)
+    assert {split: table.columns["label"] for split, table in found.tables.items()} == {
+        "train": ["contradiction", "entailment"],
+        "dev": ["neutral"],
+        "dev_mismatched": ["entailment"],
+        "test": [None, None],
+        "test_mismatched": [None],
+    }
+    assert found.tables["test"].columns["index"] == [7, 5]
+    assert list(found.labelled()) == ["train", "dev", "dev_mismatched"]
+
+
+@pytest.mark.parametrize("names", ['["negative", "positive"]', None])
+@pytest.mark.parametrize("gap", [None, float("nan"), -1])
+@pytest.mark.parametrize("whole", [int, float])
+def test_parquet_numbers_with_gaps_are_places_all_the_same(tmp_path: Path, names, gap, whole) -> None:
+    (tmp_path / "sst2").mkdir()
+    rows = [("a", whole(1)), ("b", gap), ("c", whole(0))]
+    write(tmp_path / "sst2" / "test.parquet", rows, ("sentence", "label"))
+    if names:
+        (tmp_path / "sst2" / "labels.json").write_text(names)
+    assert load("glue/sst2", tmp_path).tables["test"].columns["label"] == ["positive", None, "negative"]
+
+
+def test_parquet_answers_kept_by_the_server_are_none_of_the_labels(tmp_path: Path) -> None:
+    (tmp_path / "banking77").mkdir()
+    write(tmp_path / "banking77" / "train.parquet", [("a", "x"), ("b", "y")], ("text", "label"))
+    write(tmp_path / "banking77" / "test.parquet", [("c", -1)], ("text", "label"))
+    found = load("banking77", tmp_path)
+    assert (found.task.labels, list(found.labelled())) == (("x", "y"), ["train"])
+
+
+def test_a_number_without_a_name_is_told_with_its_file(tmp_path: Path) -> None:
+    (tmp_path / "sst2").mkdir()
+    write(tmp_path / "sst2" / "train.parquet", [("a", 1), ("b", 0)], ("sentence", "label"))
+    (tmp_path / "sst2" / "labels.json").write_text('["negative"]')
+    with pytest.raises(DataError, match=r"train\.parquet has the label 1, but .*labels\.json names 1 \(negative\)"):
+        load("glue/sst2", tmp_path)
 
 
 def test_parquet_with_other_columns_says_what_it_has(tmp_path: Path) -> None:
@@ -351,7 +402,7 @@ def test_clinc_keeps_what_is_out_of_scope_apart(tmp_path: Path) -> None:
 def test_every_other_set_has_files_or_a_place_on_the_hub() -> None:
     for entry in CATALOG.values():
         assert entry.layouts or entry.hub
-    assert {Sheet, Lines, ClassFiles, Folders} <= {
+    assert {Delimited, Lines, ClassFiles, Folders} <= {
         type(layout) for entry in CATALOG.values() for layout in entry.layouts
     }
 

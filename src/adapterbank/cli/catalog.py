@@ -33,26 +33,40 @@ def command(data_root: DataRoot = None, json: AsJson = False) -> None:
         print_json(found)
         return
     print_table(
-        ["task", "kind", "classes", "train", "dev", "test", "metric", "at hand", "hub", "note"],
+        ["task", "kind", "train", "dev", "test", "metric", "at hand"],
         [
             [
                 row["name"],
-                row["kind"],
-                str(row["classes"] or ""),
+                f"{row['classes']} classes" if row["classes"] else row["kind"],
                 *(f"{size:,}" if size else "" for size in row["sizes"].values()),
                 row["metric"],
-                row["layout"] or "no",
-                row["hub"] or "",
-                row["note"],
+                _at_hand(entry, row),
             ]
-            for row in found
+            for entry, row in zip(catalog.CATALOG.values(), found, strict=True)
         ],
     )
+    typer.echo("")
+    for row in found:
+        if row["note"]:
+            typer.echo(f"{row['name']}: {row['note']}")
     where = root if root else "none; name one with --data-root or ADAPTERBANK_DATA"
     typer.echo(f"\n{sum(row['layout'] is not None for row in found)} of {len(found)} at hand. Data root: {where}")
+    typer.echo("parquet, files: how it lies there, whole unless splits are named; hub: would be fetched")
+
+
+def _at_hand(entry: Any, row: dict[str, Any]) -> str:
+    if row["layout"] is None:
+        return "hub" if row["hub"] else "no"
+    here = [split for split in row["sizes"] if split in row["splits"]]
+    # What was never cut, or is cut anew, has no splits of its own that could be missing.
+    if not here or entry.recut or all(split in here for split, size in row["sizes"].items() if size):
+        return str(row["layout"])
+    return f"{row['layout']}: {here[0]} only" if len(here) == 1 else f"{row['layout']}: {' '.join(here)}"
 
 
 def _row(entry: Any, place: Any) -> dict[str, Any]:
+    from adapterbank.tasks.layouts import Parquet
+
     files = [str(path) for paths in place[1].values() for path in paths] if place else []
     return {
         "name": entry.name,
@@ -61,7 +75,7 @@ def _row(entry: Any, place: Any) -> dict[str, Any]:
         "sizes": dict(zip(("train", "dev", "test"), entry.sizes, strict=True)),
         "metric": entry.metric,
         "hub": entry.hub.path if entry.hub else None,
-        "layout": type(place[0]).__name__ if place else None,
+        "layout": ("parquet" if isinstance(place[0], Parquet) else "files") if place else None,
         "splits": sorted(place[1]) if place else [],
         "files": list(dict.fromkeys(files)),
         "note": entry.note,

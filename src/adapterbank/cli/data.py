@@ -30,7 +30,10 @@ def command(
     text_pair: Annotated[str | None, typer.Option("--text-pair", help="Column of the second text.")] = None,
     label: Annotated[str | None, typer.Option("--label", help="Column of the label.")] = None,
     kind: Annotated[str | None, typer.Option("--kind", help="Kind of task.")] = None,
-    max_length: Annotated[int, typer.Option("--max-length", help="Longest text in tokens.", min=4)] = 128,
+    max_length: Annotated[
+        int | None,
+        typer.Option("--max-length", help="Longest text in tokens (default: as training has it).", min=4),
+    ] = None,
     backbone: Annotated[str, typer.Option("--backbone", help="Whose tokenizer counts the tokens.")] = "minilm",
     data_root: DataRoot = None,
     json: AsJson = False,
@@ -41,12 +44,15 @@ def command(
     files = {"train": train, "dev": dev, "test": test}
     columns = {"text": text, "text_pair": text_pair, "label": label, "kind": kind}
     spec, tables, source = _read(task, files, columns, data_root)
+    from adapterbank import config
     from adapterbank.cli.progress import Stages
+    from adapterbank.data import defaults
     from adapterbank.encoder.checkpoint import locate_tokenizer
     from adapterbank.encoder.tokenizer import token_counts
     from adapterbank.tasks.splits import read_examples
     from adapterbank.tasks.survey import survey
 
+    limit = max_length or config.parse(defaults(task or "", train)).max_length
     tokenizer = locate_tokenizer(backbone)
     lengths = {}
     with Stages(quiet=json) as stages:
@@ -54,7 +60,7 @@ def command(
             examples, _ = read_examples(table, spec, need_targets=False)
             watch = stages.watcher(f"counting the tokens of {name}")
             lengths[name] = token_counts(tokenizer, examples.texts, examples.pairs, watch)
-    found = {**survey(spec, tables, lengths, max_length), "source": source, "backbone": backbone}
+    found = {**survey(spec, tables, lengths, limit), "source": source, "backbone": backbone}
     found["task"] = task or source
     if json:
         print_json(found)

@@ -24,7 +24,7 @@ HELP = """Score a task on labelled data: its own metric, accuracy and macro-F1 w
 
 Example: adapterbank evaluate --bank bank --task sentiment --data test.csv
 
-A task of the catalog brings its own data: adapterbank evaluate --bank bank --task glue/sst2 --split test
+A task of the catalog brings its own data: adapterbank evaluate --bank bank --task glue/mrpc --data-root data
 """
 
 

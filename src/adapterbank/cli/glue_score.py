@@ -9,7 +9,8 @@ from adapterbank.cli.console import AsJson, BankPath, print_json, print_table
 HELP = """Compute the GLUE score of a bank's tasks on their dev sets, as the benchmark does.
 
 The mean over the nine tasks; MRPC, QQP and STS-B count by the mean of their two metrics, MNLI by the mean of matched
-and mismatched. The paper leaves WNLI out. What is missing is named, and the mean is then over the rest.
+and mismatched. The paper leaves WNLI out. What is missing is named, and the mean is then over the rest; so is every
+task whose dev set is not the official one, such as a sample of it.
 
 Example: adapterbank glue-score --bank bank
 """
@@ -20,10 +21,14 @@ def command(bank: BankPath, json: AsJson = False) -> None:
     from adapterbank.bank import Bank
     from adapterbank.benchmarks import dev_score
 
-    found = dev_score({package.manifest.name: package.manifest.metrics for package in Bank.open(bank).tasks()})
+    found = dev_score(package.manifest for package in Bank.open(bank).tasks())
     if json:
         print_json(found)
         return
     print_table(["task", "dev"], [[name, f"{100 * score:.1f}"] for name, score in found["tasks"].items()])
-    missing = f" (not the benchmark's: without {', '.join(found['missing'])})" if found["missing"] else ""
-    typer.echo(f"\nGLUE score {100 * found['score']:.1f} over {len(found['tasks'])} of 9 tasks{missing}")
+    gaps = [f"without {', '.join(found['missing'])}"] if found["missing"] else []
+    gaps += [f"{len(found['unofficial'])} not on the official dev set"] if found["unofficial"] else []
+    other = f" (not the benchmark's: {'; '.join(gaps)})" if gaps else ""
+    typer.echo(f"\nGLUE score {100 * found['score']:.1f} over {len(found['tasks'])} of 9 tasks{other}")
+    for name, why in found["unofficial"].items():
+        typer.echo(f"not the official dev set: {name} ({why})")

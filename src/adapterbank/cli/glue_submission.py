@@ -17,7 +17,7 @@ tasks are those trained by name (--task glue/mrpc); --use names others.
 
 Example: adapterbank glue-submission --bank bank --data-root glue_data --output submission.zip
 
-Example: adapterbank glue-submission --bank bank --output submission.zip --use glue/mnli=my-mnli@3
+Example: adapterbank glue-submission --bank bank --data-root glue_data --output submission.zip --use glue/mnli=my-mnli@3
 """
 
 
@@ -45,13 +45,16 @@ def command(
     from adapterbank.cli.progress import Stages
 
     opened = open_bank(bank, backbone, device=device, precision=precision, data_root=data_root)
-    named = {name: task for name, _, task in chosen}
+    named: dict[str, str] = {name: task for name, _, task in chosen}
+    gaps: list[str] = []
     with Stages(quiet=json) as stages:
-        rows = opened.glue_submission(output, use=named, partial=partial, stage=stages.stage)
-    if partial:
-        say("note: --partial was given; the server refuses a zip that lacks a file or rows.")
+        rows = opened.glue_submission(output, use=named, partial=partial, stage=stages.stage, note=gaps.append)
+    for gap in gaps:
+        say(f"note: {gap}")
+    if gaps:
+        say("note: The server refuses this zip, as it lacks a file or rows.")
     if json:
-        print_json({"output": output, "files": rows})
+        print_json({"output": output, "files": rows, "missing": gaps})
     else:
         print_table(["file", "rows"], [[name, f"{count:,}"] for name, count in rows.items()])
         typer.echo(f"\n{output}")

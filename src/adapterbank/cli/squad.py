@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as text_json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,9 +17,9 @@ HELP = """Answer SQuAD's questions with a task of a bank, or take a prediction f
 
 Example: adapterbank squad --bank bank --task squad/v1 --data-root data --output predictions.json
 
-Example: adapterbank squad --bank bank --task squad/v2 --data dev-v2.0.json --output predictions.json --nbest nbest.json --null-odds odds.json
+Example: adapterbank squad --bank bank --task squad/v2 --data data/dev-v2.0.json --output predictions.json --nbest nbest.json --null-odds odds.json
 
-Example: adapterbank squad --predictions predictions.json --data dev-v1.1.json
+Example: adapterbank squad --predictions predictions.json --data data/dev-v1.1.json
 """  # noqa: E501
 
 
@@ -55,9 +56,12 @@ def command(
         from adapterbank.cli.progress import Stages
 
         opened = open_bank(bank, backbone, device=device, precision=precision, data_root=data_root)
+        kept = opened.show(task).task
+        if null_odds and kept["kind"] == "span" and kept.get("threshold") is None:
+            raise InputError(f'{task!r} always answers, so it has no odds of "no answer"; leave out --null-odds.')
         with Stages(quiet=json) as stages:
             stages.stage(f"answering with {task}", 0, None)
-            found = opened.squad(task, data, split=split)
+            found = opened.squad(task, data, split=split, version=version)
         scores = found.scores
         for path, value in ((output, found.predictions), (nbest, found.best), (null_odds, found.null_odds)):
             if path:
@@ -80,7 +84,12 @@ def _scored(
     gold = squad.gold_answers(table, "answers" if "answers" in table.columns else "label")
     said, odds = (_mapping(path, read_json) if path else None for path in (predictions, null_odds))
     assert said is not None
-    chosen = version or ("1.1" if all(gold.values()) else "2.0")
+    odd = [key for key, value in (odds or {}).items() if type(value) not in (int, float) or not math.isfinite(value)]
+    if odds and odd:
+        raise InputError(f"{null_odds} has {odds[odd[0]]!r} for {odd[0]!r}, which is no number; write one for each id.")
+    chosen = squad.check_version(version, gold)
+    if odds is not None and chosen == "1.1":
+        raise InputError('SQuAD 1.1 knows no odds of "no answer"; leave out --null-odds, or give --version 2.0.')
     return squad.evaluate(gold, {key: str(value) for key, value in said.items()}, version=chosen, null_odds=odds)
 
 

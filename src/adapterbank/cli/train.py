@@ -119,11 +119,11 @@ def _parsed(config: str | None, chosen: dict[str, Any], base: dict[str, Any]) ->
 def _summary(record: dict[str, Any]) -> None:
     metric, dev, params = record["task"]["metric"], record["metrics"]["dev"], record["params"]
     majority = f" (always the commonest answer: {dev['majority']:.4f})" if metric == "accuracy" else ""
-    test = record["metrics"].get("test")
     name, turn = record["package"] or record["task"]["name"], "epoch" if record["package"] else "model"
     typer.echo(f"{name}  {metric} {dev[metric]:.4f} on dev{majority}, {turn} {record['best_epoch']}")
-    if test:
-        typer.echo(f"  {metric} {test[metric]:.4f} on test")
+    for split, scores in record["metrics"].items():
+        if split != "dev":
+            typer.echo(f"  {metric} {scores[metric]:.4f} on {split}")
     if not record["package"]:
         best = ", ".join(f"{key} {value}" for key, value in record["choice"].items())
         typer.echo(f"  {len(record['history'])} models, {record['seconds']:.0f} s; a record, no package: {best}")

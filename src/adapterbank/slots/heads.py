@@ -21,8 +21,6 @@ _SIGMA = 0.02
 """Of a new head's weights: BERT's own, and the public code's."""
 _PLACE = 1_000_000
 """Dropout place of the head, after those of any number of layers."""
-_LONGEST_ANSWER = 30
-"""Tokens of the longest answer a span head may give, as in BERT's SQuAD code."""
 _BARE = Head("classification", 1, "mean")
 """How rows of no task are read: by their mean."""
 
@@ -97,14 +95,12 @@ def apply(x: Tensor, head: Head, tensors: Mapping[str, Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a kind of task makes of its head's outputs."""
+    """What a kind of task trains its head with."""
 
     targets: Callable[[Sequence[Any], Head], Tensor]
     """What rows are labelled with -> a tensor, one entry a row."""
     loss: Callable[[Tensor, Tensor, Head, Tensor], Tensor]
     """(outputs of rows, for spans side by side; their targets; head; their numbers of tokens) -> one loss a row."""
-    decide: Callable[[np.ndarray], Any]
-    """One row's outputs -> what the metric compares."""
 
 
 def _whole_numbers(targets: Sequence[Any], head: Head) -> Tensor:
@@ -143,17 +139,16 @@ def _span_loss(x: Tensor, targets: Tensor, head: Head, counts: Tensor) -> Tensor
     return both.view(-1, 2).mean(1)
 
 
-def _best_span(x: np.ndarray) -> tuple[int, int]:
-    """Choose first and last token of the best answer: the highest start + end that is in order and not too long."""
-    sums = x[:, 0][:, None] + x[:, 1][None]
-    allowed = np.triu(np.ones_like(sums, dtype=bool)) & ~np.triu(np.ones_like(sums, dtype=bool), _LONGEST_ANSWER)
-    start, end = np.unravel_index(np.where(allowed, sums, -np.inf).argmax(), sums.shape)
-    return int(start), int(end)
-
-
 KINDS: Mapping[str, Kind] = {
-    "classification": Kind(_whole_numbers, _classification_loss, lambda x: int(x.argmax())),
-    "multilabel": Kind(_many_hot, _multilabel_loss, lambda x: tuple(int(i) for i in np.flatnonzero(x > 0))),
-    "regression": Kind(_numbers, _regression_loss, lambda x: float(x[0])),
-    "span": Kind(_whole_numbers, _span_loss, _best_span),
+    "classification": Kind(_whole_numbers, _classification_loss),
+    "multilabel": Kind(_many_hot, _multilabel_loss),
+    "regression": Kind(_numbers, _regression_loss),
+    "span": Kind(_whole_numbers, _span_loss),
 }
+
+DECIDE: Mapping[str, Callable[[np.ndarray], Any]] = {
+    "classification": lambda x: int(x.argmax()),
+    "multilabel": lambda x: tuple(int(i) for i in np.flatnonzero(x > 0)),
+    "regression": lambda x: float(x[0]),
+}
+"""One row's outputs -> what the metric compares. Answers are read off all windows of a document: see `spans`."""

@@ -18,13 +18,13 @@ from adapterbank.tasks.hub import Hub, read_hub
 from adapterbank.tasks.layouts import (
     WHOLE,
     ClassFiles,
+    Delimited,
     Files,
     Folders,
     Layout,
     Lines,
     PairsJson,
     Parquet,
-    Sheet,
     SquadJson,
     cut,
     joined,
@@ -53,6 +53,8 @@ class Entry:
     kind: str = "classification"
     classes: int = 0
     """How many labels, where they are not stated."""
+    numbered: bool = False
+    """Whether public copies number the labels in the order they have here."""
     layouts: tuple[Layout, ...] = ()
     """Besides Parquet, which every data set may be kept as."""
     hub: Hub | None = None
@@ -116,7 +118,7 @@ def locate(entry: Entry, root: Path | None) -> tuple[Layout, Files] | None:
     """Give the layout and files in which a task lies in the data root; None where it does not."""
     if root is None:
         return None
-    every: tuple[Layout, ...] = (Parquet(), *entry.layouts)
+    every: tuple[Layout, ...] = (Parquet(entry.labels if entry.numbered else ()), *entry.layouts)
     return next(((layout, files) for layout in every if (files := layout.find(root, entry.folder))), None)
 
 
@@ -203,18 +205,20 @@ _MNLI_HUB = {"train": "train", "dev": "validation_matched", "dev_mismatched": "v
              "test": "test_matched", "test_mismatched": "test_mismatched"}  # fmt: skip
 
 
-def _tsv(folder: str, *text: str | int, label: str | int = "label", labels: tuple[str, ...] = (), **more: Any) -> Sheet:
+def _tsv(
+    folder: str, *text: str | int, label: str | int = "label", labels: tuple[str, ...] = (), **more: Any
+) -> Delimited:
     """Describe a folder of the official GLUE download; numbers in it are places in `labels`."""
     files = {split: (f"{folder}/{split}.tsv",) for split in ("train", "dev", "test")}
     names = {str(place): name for place, name in enumerate(labels)}
-    return Sheet(files | more.pop("files", {}), text, label, mark="\t", names=names, **more)
+    return Delimited(files | more.pop("files", {}), text, label, mark="\t", names=names, **more)
 
 
-def _glue(name: str, sizes: tuple[int, int, int], text: tuple[str, ...], labels: tuple[str, ...], tsv: Sheet,
+def _glue(name: str, sizes: tuple[int, int, int], text: tuple[str, ...], labels: tuple[str, ...], tsv: Delimited,
           *, metric: str = "accuracy", hub_text: tuple[str, ...] = (), **more: Any) -> Entry:  # fmt: skip
     hub = Hub("nyu-mll/glue", name, hub_text or text, splits=_MNLI_HUB if name == "mnli" else
               {"train": "train", "dev": "validation", "test": "test"})  # fmt: skip
-    return Entry(f"glue/{name}", sizes, name, text, labels, metric, layouts=(tsv,), hub=hub, **more)
+    return Entry(f"glue/{name}", sizes, name, text, labels, metric, layouts=(tsv,), hub=hub, numbered=True, **more)
 
 
 _ACCEPTABLE = ("unacceptable", "acceptable")
@@ -244,7 +248,7 @@ _GLUE = (
     _glue("rte", (2490, 277, 3000), _TWO, _ENTAILED, _tsv("RTE", *_TWO)),
     _glue("wnli", (635, 71, 146), _TWO, _WNLI, _tsv("WNLI", *_TWO, labels=_WNLI), note="left out by the paper"),
     _glue("ax", (0, 0, 1104), _TWO, _MNLI,
-          Sheet({"test": ("diagnostic/diagnostic.tsv", "AX/AX.tsv", "AX/test.tsv")}, _TWO, None, mark="\t"),
+          Delimited({"test": ("diagnostic/diagnostic.tsv", "AX/AX.tsv", "AX/test.tsv")}, _TWO, None, mark="\t"),
           hub_text=("premise", "hypothesis"), note="answered by the MNLI task"),
 )  # fmt: skip
 
@@ -273,8 +277,8 @@ def _paper(name: str, rows: int, labels: tuple[str, ...], *layouts: Layout, **mo
     return Entry(f"paper/{name}", sizes, folder, labels=labels, layouts=layouts, **more)
 
 
-def _csv(text: str, label: str, *files: str, **names: Any) -> Sheet:
-    return Sheet({WHOLE: files}, (text,), label, **names)
+def _csv(text: str, label: str, *files: str, **names: Any) -> Delimited:
+    return Delimited({WHOLE: files}, (text,), label, **names)
 
 
 def _political(name: str, *labels: str) -> Entry:
@@ -323,9 +327,10 @@ _PAPER = (
            folder="customer_complaints", classes=157, note="rows with a narrative; the public file grows"),
     _paper("news_aggregator", 422937, ("business", "entertainment", "health", "science_technology"),
            _csv("title", "category", "uci-news-aggregator.csv", names=_NEWS),
-           Sheet({WHOLE: ("newsCorpora.csv",)}, (1,), 4, "\t", header=False, names=_NEWS), folder="news_aggregator"),
+           Delimited({WHOLE: ("newsCorpora.csv",)}, (1,), 4, "\t", header=False, names=_NEWS),
+           folder="news_aggregator"),
     _paper("sms_spam", 5574, ("ham", "spam"),
-           Sheet({WHOLE: ("SMSSpamCollection",)}, (1,), 0, "\t", header=False, names={"ham": "ham", "spam": "spam",
+           Delimited({WHOLE: ("SMSSpamCollection",)}, (1,), 0, "\t", header=False, names={"ham": "ham", "spam": "spam",
                  "Ham": "ham", "Spam": "spam"}),
            _csv("v2", "v1", "spam.csv"), folder="sms_spam"),
 )  # fmt: skip
@@ -339,7 +344,7 @@ _NO_DEV = {"train": "train", "test": "test"}
 
 _OTHERS = (
     Entry("agnews", (120000, 0, 7600), "agnews", labels=_AG, hub=Hub("fancyzhx/ag_news", splits=_NO_DEV),
-          layouts=(Sheet({"train": ("ag_news_csv/train.csv",), "test": ("ag_news_csv/test.csv",)}, (1, 2), 0,
+          layouts=(Delimited({"train": ("ag_news_csv/train.csv",), "test": ("ag_news_csv/test.csv",)}, (1, 2), 0,
                          header=False, names={str(i): name for i, name in enumerate(_AG, 1)}, joined=True),)),
     Entry("trec", (5452, 0, 500), "trec", labels=_TREC,
           hub=Hub("CogComp/trec", label="coarse_label", splits=_NO_DEV),
@@ -359,7 +364,7 @@ _OTHERS = (
     Entry("emotion", (16000, 2000, 2000), "emotion", labels=("anger", "fear", "joy", "love", "sadness", "surprise"),
           hub=Hub("dair-ai/emotion")),
     Entry("banking77", (10003, 0, 3080), "banking77", classes=77, hub=Hub("PolyAI/banking77", splits=_NO_DEV),
-          layouts=(Sheet({"train": ("banking_data/train.csv",), "test": ("banking_data/test.csv",)}, ("text",),
+          layouts=(Delimited({"train": ("banking_data/train.csv",), "test": ("banking_data/test.csv",)}, ("text",),
                          "category"),)),
     Entry("clinc150", (15000, 3000, 4500), "clinc150", classes=150, layouts=(PairsJson("data_full.json", _CLINC),),
           hub=Hub("clinc/clinc_oos", "plus", label="intent", names={"oos": None}),

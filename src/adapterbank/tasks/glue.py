@@ -7,6 +7,7 @@ mean of its matched and mismatched part (https://gluebenchmark.com, "GLUE score"
 from __future__ import annotations
 
 import io
+import math
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from adapterbank.tasks.readers import listed
 
 TASKS = tuple(f"glue/{name}" for name in ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"))
 """The nine tasks of the score."""
+DEV = {name: {"dev": find(name).sizes[1]} for name in TASKS}
+"""Rows of the official dev sets of each."""
+DEV["glue/mnli"]["dev_mismatched"] = 9832
 MAJORITY = "not_entailment"
 """WNLI's commoner label in training; its dev set is adversarial to what can be learnt from the rest."""
 
@@ -62,11 +66,20 @@ SHEETS = (
 
 
 def task_score(name: str, metrics: Mapping[str, Mapping[str, Any]]) -> float:
-    """Give a task's part of the score from its metrics by split: the mean over dev and what stands beside it."""
-    entry = find(name)
-    beside = (split for split in metrics if entry.also and split.startswith(entry.also))
-    values = [float(metrics[split][entry.metric]) for split in ("dev", *beside)]
+    """Give a task's part of the score from its metrics by split: dev, or MNLI's mean of both where both are there."""
+    metric = find(name).metric
+    values = [float(metrics[split][metric]) for split in DEV[name] if split == "dev" or split in metrics]
     return sum(values) / len(values)
+
+
+def unofficial(name: str, rows: Mapping[str, int]) -> str:
+    """Say what makes scores of these splits, with as many rows, other than those of the official dev sets."""
+    odd = [
+        f"{split} has {rows.get(split, 0):,} rows, the official one {size:,}"
+        for split, size in DEV[name].items()
+        if (split == "dev" or split in rows) and rows.get(split) != size
+    ]
+    return "; ".join([*odd, *(["matched only"] if set(DEV[name]) - {"dev"} - set(rows) else [])])
 
 
 def glue_score(scores: Mapping[str, float]) -> tuple[float, tuple[str, ...]]:
@@ -89,6 +102,8 @@ def sheet_text(sheet: Sheet, answers: Sequence[Any], indices: Sequence[Any] | No
 def _word(sheet: Sheet, answer: Any) -> str:
     labels = find(sheet.task).labels
     if not labels:
+        if not math.isfinite(answer):
+            raise DataError(f"{sheet.file}: a prediction is {answer}, not a number from 0 to 5; train the task anew.")
         return f"{min(5.0, max(0.0, float(answer))):.3f}"  # STS-B's scale
     if answer not in labels:
         raise DataError(f"{sheet.file}: {answer!r} is not one of its labels: {listed(labels)}.")

@@ -33,7 +33,8 @@ def read_hub(hub: Hub, text: Sequence[str]) -> dict[str, Table]:
     except ImportError:
         raise DataError(
             f"{hub.path!r} would come from the hub, which needs a library that is not installed: "
-            f"pip install 'adapterbank[data]', or put the files into the data root."
+            f"pip install 'adapterbank[data]', or put the files into the folder that --data-root or "
+            f"ADAPTERBANK_DATA names."
         ) from None
     try:
         found = datasets.load_dataset(hub.path, hub.config)

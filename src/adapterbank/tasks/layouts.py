@@ -90,46 +90,72 @@ def _table(columns: dict[str, list[Any]], names: Mapping[str, str | None], sourc
 # --- Parquet ------------------------------------------------------------------------------------------------
 
 
+_HUB_SPLITS = {
+    "validation": "dev",
+    "validation_matched": "dev",
+    "validation_mismatched": "dev_mismatched",
+    "test_matched": "test",
+}
+_NUMBERS = ("index", "idx", "id")
+"""What columns are called that number the rows."""
+
+
 @dataclass(frozen=True)
 class Parquet:
     """A folder of `<split>.parquet`, texts and `label` by name, label names in `labels.json`."""
 
+    labels: tuple[str, ...] = ()
+    """Label names in the order of their numbers, where there is no `labels.json`."""
+
     def find(self, root: Path, folder: str) -> Files:
         """See `Layout`."""
-        other = {"validation": "dev", "validation_matched": "dev", "validation_mismatched": "dev_mismatched"}
         paths = sorted((root / folder).glob("*.parquet")) if folder else []
-        return {other.get(path.stem, path.stem): [path] for path in paths}
+        stems = {path: path.stem.removesuffix("-00000-of-00001") for path in paths}  # as the hub names its files
+        return {_HUB_SPLITS.get(stem, stem): [path] for path, stem in stems.items()}
 
     def read(self, files: Files, text: Sequence[str]) -> dict[str, Table]:
-        """See `Layout`; the texts are all columns but the label, in their order."""
+        """See `Layout`; the texts are all columns but the label and the rows' number, in their order."""
         found = {}
         for split, (path,) in files.items():
             table = read_table(path)
-            mine = [name for name in table.columns if name not in ("label", "index", "idx", "id")]
+            mine = [name for name in table.columns if name not in ("label", *_NUMBERS)]
             if len(mine) != len(text):
                 raise DataError(f"{path} has the text columns {listed(mine)}; this data set has {listed(text)}.")
             columns = {name: table.columns[own] for name, own in zip(text, mine, strict=True)}
-            found[split] = Table(columns | {"label": _places_named(path, table)}, str(path))
+            number = next((name for name in _NUMBERS if name in table.columns), None)
+            if number is not None and split.startswith("test"):
+                columns["index"] = table.columns[number]
+            found[split] = Table(columns | {"label": self._words(split, path, table)}, str(path))
         return found
 
-
-def _places_named(path: Path, table: Table) -> list[Any]:
-    names = path.with_name("labels.json")
-    labels: list[Any] = table.columns.get("label", [None] * table.rows)
-    if not names.is_file() or not all(isinstance(label, int) for label in labels):
-        return labels
-    words = _json(names)
-    if not isinstance(words, list):
-        raise DataError(f"{names} is no list of label names; write one, in the order of the numbers.")
-    # -1 is how Parquet copies of GLUE say that the answer is kept by the server.
-    return [words[label] if 0 <= label < len(words) else None for label in labels]
+    def _words(self, split: str, path: Path, table: Table) -> list[Any]:
+        file = path.with_name("labels.json")
+        words = _json(file) if file.is_file() else list(self.labels)
+        if not isinstance(words, list):
+            raise DataError(f"{file} is no list of label names; write one, in the order of the numbers.")
+        labels: list[Any] = table.columns.get("label", [None] * table.rows)
+        if words or split.startswith("test"):
+            # -1, null or NaN is how Parquet copies of GLUE say that the answer is kept by the server.
+            labels = [None if label in (None, -1) or label != label else label for label in labels]
+        places = {label for label in labels if label is not None}
+        # A column of whole numbers with gaps may come as fractions: 1.0.
+        if not words or not all(isinstance(label, (int, float)) and float(label).is_integer() for label in places):
+            return labels
+        odd = sorted(label for label in places if not 0 <= label < len(words))
+        if odd:
+            named = file if file.is_file() else "this data set"
+            raise DataError(
+                f"{path} has the label {odd[0]:g}, but {named} names {len(words)} ({listed(words)}), from 0 on; "
+                f"write the names of all numbers, in their order, into {file}."
+            )
+        return [None if label is None else words[int(label)] for label in labels]
 
 
 # --- tables -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Sheet:
+class Delimited:
     """Tables with commas, quoted, or with tabs, never quoted: GLUE's own files, and what Kaggle and others give."""
 
     files: Mapping[str, Sequence[str]]
@@ -372,5 +398,6 @@ def cut(table: Table, seed: int = 0) -> dict[str, Table]:
 def joined(tables: Mapping[str, Table]) -> Table:
     """Put the rows of all splits one after the other."""
     first = next(iter(tables.values()))
-    columns = {name: [value for table in tables.values() for value in table.columns[name]] for name in first.columns}
+    names = [name for name in first.columns if all(name in table.columns for table in tables.values())]
+    columns = {name: [value for table in tables.values() for value in table.columns[name]] for name in names}
     return Table(columns, first.source)

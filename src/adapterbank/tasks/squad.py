@@ -35,6 +35,16 @@ def gold_answers(table: Table, label: str = "answers") -> dict[str, list[str]]:
     return {str(key): _texts(cell) for key, cell in zip(table.columns["id"], table.columns[label], strict=True)}
 
 
+def check_version(version: str | None, gold: Mapping[str, Sequence[str]]) -> str:
+    """Give the version whose script is to score these questions: the one named, or else by whether all have answers."""
+    if version is not None and version not in VERSIONS:
+        raise UnknownName(version, "a version of SQuAD", VERSIONS)
+    silent = sum(not answers for answers in gold.values())
+    if version == "1.1" and silent:
+        raise DataError(f"{silent} of {len(gold)} questions have no answer, which SQuAD 1.1 cannot score; name 2.0.")
+    return version or ("2.0" if silent else "1.1")
+
+
 def evaluate(
     gold: Mapping[str, Sequence[str]],
     predictions: Mapping[str, str],
@@ -47,10 +57,9 @@ def evaluate(
 
     `null_odds` and `threshold` are v2.0's: where the odds of "no answer" are above it, the prediction counts as none.
     """
-    if version not in VERSIONS:
-        raise UnknownName(version, "a version of SQuAD", VERSIONS)
     if not gold:
         raise DataError("There are no questions to score; give the data file that the predictions belong to.")
+    check_version(version, gold)
     if version == "1.1":
         return _first_version(gold, predictions)
     missing = [key for key in gold if key not in predictions or (null_odds is not None and key not in null_odds)]
