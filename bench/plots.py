@@ -79,18 +79,22 @@ def scale(axes: Any, points: list[dict[str, Any]]) -> None:
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """Draw all panels of one device."""
-    curves = {name: [p for p in found["points"] if p["curve"] == name] for name in PANELS}
-    curves = {name: points for name, points in curves.items() if points}
+    curves: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for name in PANELS:
+        for point in (p for p in found["points"] if p["curve"] == name):
+            case = point["case"] if name == "tasks" else ""  # a panel of its own for each length
+            curves.setdefault((name, case), []).append(point)
     plt.rcParams.update({"font.size": 8, "lines.linewidth": 1.3})
     figure, grid = plt.subplots(-(-len(curves) // 2), 2, figsize=(8.2, 3.2 * -(-len(curves) // 2)), squeeze=False)
     for axes in grid.flat[len(curves) :]:
         axes.remove()
-    for axes, (name, points) in zip(grid.flat, curves.items(), strict=False):
+    for axes, ((name, _), points) in zip(grid.flat, curves.items(), strict=False):
         panel(axes, points, name)
     stamp, settings = found["stamp"], found["settings"]
+    clock = "" if found.get("clock", "wall") == "wall" else ", processor time"
     where = stamp["device"] if stamp["device"] != "cpu" else f"{stamp['threads']} CPU thread(s), {stamp['cpu']}"
     figure.suptitle(
-        f"{where}, {stamp['precision']}, torch {stamp['torch']}, {settings['shape']} shape; medians, quartiles shaded",
+        f"{where}, {stamp['precision']}, torch {stamp['torch']}, {settings['shape']} shape{clock}; medians, quartiles shaded",
         fontsize=9,
     )
     figure.tight_layout()
