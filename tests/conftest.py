@@ -16,7 +16,7 @@ from adapterbank import methods
 from adapterbank.bank import Bank
 from adapterbank.encoder.checkpoint import Backbone, load
 from adapterbank.methods import Plan
-from adapterbank.slots import bottleneck, heads
+from adapterbank.slots import bottleneck, heads, lora
 from families import save_random
 from lessons import Steadily
 from packages import BACKBONE
@@ -75,6 +75,8 @@ def new_slot() -> Callable[..., dict[str, Tensor]]:
         tensors = dict(backbone.tensors)
         if plan.adapter:
             tensors |= bottleneck.initial(plan.adapter, backbone.anatomy.hidden, sigma, generator)
+        if plan.lora:
+            tensors |= lora.initial(plan.lora, backbone.anatomy, generator)
         tensors |= heads.initial(plan.head, backbone.anatomy.hidden, generator)
         names = methods.trained(tensors, plan)
         return {name: tensors[name] + 0.1 * torch.randn(tensors[name].shape, generator=generator) for name in names}

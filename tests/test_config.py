@@ -18,6 +18,7 @@ SPECIAL = {name for row in METHODS.values() for name in row.uses} | {"sigma"}
 ANOTHER = {
     **{"size": 8, "layers": "0", "sites": "attention", "activation": "relu", "sigma": 0.5, "placement": "parallel"},
     **{"combine": "multiply", "inner_norm": True, "depth": 2, "train_norms": False, "top": 2},
+    **{"rank": 4, "alpha": 8.0, "targets": "key", "trials": 3, "minutes": 1.0},
 }
 """A value that is not the default, for each option that only some methods use."""
 
@@ -70,9 +71,9 @@ def test_a_number_below_or_above_its_range_is_refused_with_the_range(field):
 @pytest.mark.parametrize("field", NUMERIC, ids=lambda f: f.name)
 def test_the_ends_of_a_range_are_within_it(field):
     for value in (field.metadata["low"], field.metadata["high"]):
-        method = {"method": "top"} if field.name == "top" else {}
+        method = {"method": next((name for name, row in METHODS.items() if field.name in row.uses), "adapter")}
         if value is not None and (field.name, value) != ("lr", 0):
-            assert getattr(parse({field.name: value, **method}), field.name) == value
+            assert getattr(parse({**method, field.name: value}), field.name) == value
 
 
 def test_a_learning_rate_of_zero_would_train_nothing():
@@ -109,6 +110,19 @@ def test_a_device_is_named_as_torch_names_it(device):
 def test_sites_are_one_or_both_of_two(sites):
     (sentence,) = mistakes(sites=sites)
     assert sentence == f"sites is {sites!r}; it must be attention or feedforward, or both with a comma."
+
+
+@pytest.mark.parametrize("targets", ["", "query,", "query;value", "Query", "knee"])
+def test_targets_are_names_of_linear_layers(targets):
+    (sentence,) = mistakes(method="lora", targets=targets)
+    choices = "query, key, value, output, up, down"
+    assert sentence == f"targets is {targets!r}; it must be one or more of {choices}, with commas."
+
+
+def test_what_trains_an_encoder_means_nothing_to_a_method_without_one():
+    given = {"lr": 0.1, "epochs": 3, "batch": 8, "pooling": "first", "head_hidden": 4, "class_weights": "balanced"}
+    found = mistakes(method="automl", **given)
+    assert [sentence.split(" is ")[0] for sentence in found] == sorted(given)
 
 
 def test_strings_of_a_shell_become_numbers_and_truths():
@@ -184,7 +198,7 @@ def test_an_option_that_a_method_has_no_use_for_is_refused(method):
     assert parse({"method": method, **{name: ANOTHER[name] for name in used}})
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.slot])
 def test_resolve_fills_in_the_methods_defaults_and_leaves_what_was_given(method):
     defaults = METHODS[method].defaults
     found = resolve(parse({"method": method}))

@@ -35,8 +35,8 @@ def table(heading):
 
 def test_the_table_of_defaults_is_the_table_of_the_library():
     titles, rows = table("Defaults")
-    assert titles == ["adapter", "layernorm", "feature", "full", "top", "why"]
-    assert sorted(titles[:-1]) == sorted(METHODS)
+    assert titles == ["adapter", "layernorm", "lora", "bitfit", "feature", "full", "top", "why"]
+    assert sorted(titles[:-1]) == sorted(name for name, row in METHODS.items() if row.slot)
     named = {name.replace(" ", "_").replace("learning_rate", "lr"): values for name, values in rows.items()}
     assert set(named) == set(METHODS["adapter"].defaults)
     for option, values in named.items():
@@ -54,7 +54,7 @@ def test_the_table_of_defaults_is_the_table_of_the_library():
 
 def test_a_config_resolves_to_what_the_table_says():
     _, rows = table("Defaults")
-    for column, method in enumerate(["adapter", "layernorm", "feature", "full", "top"]):
+    for column, method in enumerate(["adapter", "layernorm", "lora", "bitfit", "feature", "full", "top"]):
         found = resolve(parse({"method": method}))
         assert float(rows["learning rate"][column]) == found.lr
         assert int(rows["epochs"][column]) == found.epochs
@@ -88,6 +88,18 @@ def test_the_variants_are_the_adapters_options_with_their_values():
         elif meta["low"] is not None:
             assert values == f"{meta['low']:g} … {meta['high']:g}"
     assert methods.MAX_SIZE == 4096
+
+
+@pytest.mark.parametrize(
+    ("heading", "method"), [("Low-rank parts", "lora"), ("Without an encoder", "automl")], ids=["lora", "automl"]
+)
+def test_the_options_of_a_method_are_told_with_their_defaults(heading, method):
+    _, rows = table(heading)
+    said = {name.removeprefix("--"): values for name, values in rows.items()}
+    assert set(said) == set(METHODS[method].uses)
+    for name, (default, what) in said.items():
+        assert default == f"{OPTIONS[name].default:g}" if name in ("alpha", "minutes") else str(OPTIONS[name].default)
+        assert what
 
 
 def test_the_kinds_of_task_have_the_metrics_that_are_told():

@@ -144,7 +144,7 @@ def test_a_captured_run_takes_the_steps_of_an_eager_one(name, backbones, new_slo
     assert_same_losses(found, expected, 1e-4)
 
 
-@pytest.mark.parametrize("method", ["layernorm", "feature", "top", "full"])
+@pytest.mark.parametrize("method", ["layernorm", "lora", "bitfit", "feature", "top", "full"])
 def test_every_method_is_captured(method, backbones, new_slot, learn, replays):
     head = Head("classification", 2, "pooler" if method in ("top", "full") else "mean")
     lesson = lesson_on(backbones["kernel"], new_slot, Options(method=method), head=head, rate=1e-4, epochs=1)
@@ -213,6 +213,9 @@ FORMS = [
     {"size": 8, "depth": 2, "inner_norm": True, "placement": "parallel", "combine": "multiply"},
     {"method": "layernorm"},
     {"method": "feature"},
+    {"method": "lora", "rank": 3, "alpha": 6.0},
+    {"method": "lora", "targets": "key,output,up,down"},
+    {"method": "bitfit"},
     {"method": "full"},
 ]
 

@@ -9,14 +9,20 @@ import pytest
 import torch
 
 from adapterbank import methods
+from adapterbank.config import Config
 from adapterbank.encoder import forward
 from adapterbank.encoder.anatomy import read_anatomy
 from adapterbank.errors import ConfigError, UnknownName
 from adapterbank.methods import Head, Options, Plan, make_plan, parse_layers
-from adapterbank.slots import bottleneck, heads
+from adapterbank.slots import bottleneck, heads, lora
 from families import FAMILIES
 
 DEPTH = 3
+SLOTS = [name for name, row in methods.METHODS.items() if row.slot]
+LINEAR = (
+    *(f"attention.{part}" for part in ("query", "key", "value", "output")),
+    *("feedforward.up", "feedforward.down"),
+)
 BOTH = ("weight", "bias")
 HEAD = {"head.weight", "head.bias"}
 POOLER = {"pooler.weight", "pooler.bias"}
@@ -56,6 +62,16 @@ def adapters(layers, sites=("attention", "feedforward"), parts=("down", "up")):
     return {f"layers.{i}.{s}.adapter.{part}.{leaf}" for i in layers for s in sites for part in parts for leaf in BOTH}
 
 
+def low_rank(layers, modules=("attention.query", "attention.value")):
+    return {f"layers.{i}.{module}.lora.{leaf}" for i in layers for module in modules for leaf in ("a", "b")}
+
+
+def biases(family, layers):
+    """Name every bias of the linear layers and LayerNorms; those of the embeddings go with layer 0."""
+    outside = EMBEDDING_NORM | (PROJECT & OUTSIDE[family]) if 0 in layers else set()
+    return {name for name in outside | whole_layers(family, layers) if name.endswith(".bias")}
+
+
 def whole_encoder(family):
     words = {"embeddings.word.weight", "embeddings.position.weight"}
     return words | EMBEDDING_NORM | OUTSIDE[family] | whole_layers(family, range(DEPTH))
@@ -89,9 +105,21 @@ CASES = {
     "top 3": (Options(method="top", top=3), lambda f: whole_layers(f, [0, 1, 2]), 0),
     "layernorm": (Options(method="layernorm"), lambda f: norms(f, range(3)), 0),
     "layernorm upper": (Options(method="layernorm", layers="upper"), lambda f: norms(f, [1, 2]), 1),
+    "lora": (Options(method="lora"), lambda f: low_rank(range(3)), 0),
+    "lora in layers 1,2": (Options(method="lora", layers="1-2"), lambda f: low_rank([1, 2]), 1),
+    "lora everywhere": (
+        Options(method="lora", rank=3, targets="down,up,output,value,key,query"),
+        lambda f: low_rank(range(3), LINEAR),
+        0,
+    ),
+    "bitfit": (Options(method="bitfit"), lambda f: biases(f, range(3)), 0),
+    "bitfit in layers 1,2": (Options(method="bitfit", layers="1-2"), lambda f: biases(f, [1, 2]), 1),
     "feature": (Options(method="feature"), lambda f: set(), 3),
 }
-ONE_SET_OF_WEIGHTS = ("adapter in layer 0", "adapter in layers 1,2", "top 1", "top 2", "top 3", "layernorm upper")
+ONE_SET_OF_WEIGHTS = (
+    *("adapter in layer 0", "adapter in layers 1,2", "top 1", "top 2", "top 3", "layernorm upper"),
+    "bitfit in layers 1,2",
+)
 """What cannot be asked of ALBERT, whose layers share their weights."""
 
 
@@ -105,6 +133,7 @@ def all_names(backbone, plan):
     """Name everything that could train: the whole encoder, the plan's adapters and its head."""
     generator, hidden = torch.Generator(), backbone.anatomy.hidden
     added = bottleneck.initial(plan.adapter, hidden, 0.0, generator) if plan.adapter else {}
+    added |= lora.initial(plan.lora, backbone.anatomy, generator) if plan.lora else {}
     return [*backbone.tensors, *added, *heads.initial(plan.head, hidden, generator)]
 
 
@@ -203,7 +232,8 @@ def test_every_tensor_has_one_home_among_the_roles(family, tiny):
     plan = plan_for(tiny(family), Options(inner_norm=True, depth=2))
     for name in all_names(tiny(family), plan):
         found = methods.roles(name)
-        homes = {role for role in found if role in ("adapter", "embedding", "pooler", "head") or role[:6] == "layer:"}
+        alone = ("adapter", "lora", "embedding", "pooler", "head")
+        homes = {role for role in found if role in alone or role[:6] == "layer:"}
         assert len(homes) == 1, name
         assert ("bias" in found) == name.endswith(".bias")
         assert ("layer_norm" in found) == (name in norms(family, range(DEPTH)))
@@ -276,7 +306,7 @@ def test_the_activations_of_adapters_are_those_of_the_pass():
     assert len(methods.ACTIVATIONS) == len(set(methods.ACTIVATIONS))
 
 
-@pytest.mark.parametrize("name", methods.METHODS)
+@pytest.mark.parametrize("name", SLOTS)
 def test_every_method_has_its_defaults_each_with_a_reason(name):
     defaults = methods.METHODS[name].defaults
     assert set(defaults) == {"lr", "epochs", "epsilon", "weight_decay", "bias_correction", "pooling"}
@@ -290,13 +320,14 @@ def test_every_method_has_its_defaults_each_with_a_reason(name):
 
 @pytest.mark.parametrize("name", methods.METHODS)
 def test_what_a_method_uses_is_an_option(name):
-    assert set(methods.METHODS[name].uses) <= {field.name for field in fields(Options)}
+    known = fields(Options) if methods.METHODS[name].slot else fields(Config)
+    assert set(methods.METHODS[name].uses) <= {field.name for field in known}
     assert methods.METHODS[name].summary
 
 
 def test_only_methods_that_change_whole_layers_are_batched_alone():
     head = Head("classification", 2)
-    plans = {name: make_plan(Options(method=name), depth=3, head=head) for name in methods.METHODS}
+    plans = {name: make_plan(Options(method=name), depth=3, head=head) for name in SLOTS}
     assert {name for name, plan in plans.items() if plan.alone} == {"full", "top"}
 
 
@@ -313,3 +344,23 @@ def test_options_of_the_adapter_reach_the_plan():
     )
     adapter = make_plan(options, depth=3, head=Head("classification", 2)).adapter
     assert adapter == methods.Adapter(5, (1,), ("feedforward",), "tanh", "parallel", "multiply", True, 2)
+
+
+def test_options_of_low_rank_parts_reach_the_plan_in_the_order_of_the_pass():
+    options = Options(method="lora", rank=5, alpha=2.0, targets="down,query", layers="1")
+    found = make_plan(options, depth=3, head=Head("classification", 2)).lora
+    assert found == methods.Lora(5, 2.0, (1,), ("query", "down"))
+    assert found.scale == 0.4
+    assert (found.widened(8).rank, found.widened(8).scale) == (8, 0.4)
+
+
+def test_a_plan_written_before_there_was_lora_is_read():
+    plan = make_plan(Options(), depth=3, head=Head("classification", 2))
+    old = {key: value for key, value in plan.to_json().items() if key != "lora"}
+    assert Plan.from_json(old) == plan
+
+
+def test_low_rank_parts_of_bert_base_are_the_papers_0_3_million():
+    plan = make_plan(Options(method="lora"), depth=12, head=Head("classification", 2))
+    count = sum(torch.Size(shape).numel() for shape in lora.shapes(plan.lora, bert_base()).values())
+    assert count == 12 * 2 * 2 * 8 * 768 == 294_912

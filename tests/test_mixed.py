@@ -33,6 +33,9 @@ METHODS = {
     "adapter here and there": {"layers": "0,2"},
     "layernorm": {"method": "layernorm"},
     "layernorm above": {"method": "layernorm", "layers": "1-2"},
+    "lora": {"method": "lora"},
+    "lora here and there": {"method": "lora", "layers": "0,2", "targets": "query,up,down", "alpha": 3.0},
+    "bitfit": {"method": "bitfit"},
     "feature": {"method": "feature"},
 }
 READS = {
@@ -268,6 +271,9 @@ OFFERED = [
     (KINDS[2], {"size": 3, "placement": "parallel", "combine": "multiply"}),
     (KINDS[0], {"method": "layernorm"}),
     (KINDS[3], {"method": "feature"}),
+    (KINDS[0], {"method": "lora", "rank": 3, "alpha": 6.0}),
+    (KINDS[1], {"method": "lora", "rank": 9, "alpha": 18.0}),
+    (KINDS[2], {"method": "bitfit"}),
     (KINDS[1], {"method": "full"}),
 ]
 CALL = st.lists(st.tuples(st.integers(0, 99), st.integers(1, 20)), min_size=1, max_size=7)
@@ -325,6 +331,11 @@ def crowd(bench):
         bench.put(Head("span", 2), size=5, sites="attention"),
         bench.put(Head("span", 2, hidden=4), method="layernorm"),
         bench.put(Head("multilabel", 4, "first"), method="layernorm"),
+        bench.put(Head("classification", 4), method="lora", rank=3, alpha=6.0),
+        bench.put(Head("classification", 2), method="lora", rank=8, alpha=16.0),
+        bench.put(Head("regression", 1), method="lora", rank=8, targets="key,output,up,down"),
+        bench.put(Head("multilabel", 4), method="bitfit"),
+        bench.put(Head("classification", 3), method="bitfit"),
         bench.put(Head("regression", 1, "first", shift=1.0, scale=3.0), method="layernorm"),
         bench.put(Head("classification", 3, pooler, hidden=6), method="feature"),
         bench.put(Head("classification", 2, pooler), method="full"),
@@ -353,7 +364,7 @@ def test_slots_that_change_most_of_the_encoder_go_the_eager_way(bench, monkeypat
     ran = {slot for mine in seen for slot in mine}
     assert ran == {slot for slot in slots if slot is None or not bench.stacks.plan(slot).alone}
     assert all(len({bench.stacks.slot(slot).family for slot in mine if slot is not None}) <= 1 for mine in seen)
-    assert len(seen) == 7
+    assert len(seen) == 10
 
 
 def test_an_engine_with_programs_answers_as_one_without(bert, new_slot):
@@ -389,3 +400,18 @@ def test_on_the_cpu_an_engine_never_runs_programs(bert):
     for _ in range(40):
         engine.outputs(rows_of(1, lengths=[3]), [None])
     assert engine._mixed is None
+
+
+def test_a_copy_that_fails_for_lack_of_memory_leaves_nothing_half_staged(bench, monkeypatch):
+    slots = family_of_slots(bench, METHODS["adapter"], READS[next(iter(READS))])
+    tokens = rows_of(len(slots), seed=1)
+    whole = bench.mixed._map
+
+    def fail(*layouts):
+        monkeypatch.setattr(bench.mixed, "_map", whole)
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(bench.mixed, "_map", fail)
+    with torch.inference_mode(), pytest.raises(torch.OutOfMemoryError):
+        bench.mixed.outputs(tokens, slots)
+    bench.check(tokens, slots)

@@ -25,7 +25,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "adapterbank"
 
-NO_TORCH = ("bank", "cache", "config", "data", "errors", "methods", "metrics", "records", "storage", "tasks")
+NO_TORCH = ("automl", "bank", "cache", "config", "data", "errors", "methods", "metrics", "records", "storage", "tasks")
 """The modules of the import contract in pyproject.toml that work without torch."""
 
 KERNELS = "adapterbank.encoder.kernels"
@@ -208,7 +208,7 @@ def imports(file: Path) -> Iterator[tuple[int, str]]:
 
 def test_every_import_in_the_source_is_declared_by_name(wheel: Path) -> None:
     """Also inside functions, and also where the package would come along with another by chance."""
-    needs = [*requirements(wheel), *requirements(wheel, extra="data")]
+    needs = [need for extra in ("", "automl", "data") for need in requirements(wheel, extra=extra)]
     declared = {canonicalize_name(need.name) for need in needs}
     owners = packages_distributions()
     undeclared = [

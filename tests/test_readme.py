@@ -13,7 +13,7 @@ import torch
 
 from adapterbank.config import Config
 from adapterbank.methods import METHODS, Head, Options, make_plan, trained
-from adapterbank.slots import bottleneck, heads
+from adapterbank.slots import bottleneck, heads, lora
 from small_data import shell, write
 
 ROOT = Path(__file__).parents[1]
@@ -105,6 +105,8 @@ def eval_or_exec(statement, names):
         ("adapter", {"size": 8}, "0.4 % at 8"),
         ("top", {}, "7.8 % a layer"),
         ("layernorm", {}, "0.05 %"),
+        ("lora", {}, "0.3 %"),
+        ("bitfit", {}, "0.1 %"),
         ("feature", {}, "0.003 %"),
     ],
 )
@@ -113,6 +115,7 @@ def test_the_shares_of_the_method_table_are_true(minilm, method, options, said):
     draw = torch.Generator()
     tensors = dict(minilm.tensors) | heads.initial(plan.head, 384, draw)
     tensors |= bottleneck.initial(plan.adapter, 384, 0.01, draw) if plan.adapter else {}
+    tensors |= lora.initial(plan.lora, minilm.anatomy, draw) if plan.lora else {}
     percent = 100 * sum(tensors[name].numel() for name in trained(tensors, plan)) / minilm.parameters
     row = next(line for line in README.splitlines() if line.startswith(f"| `{method}` |"))
     assert said in row

@@ -19,6 +19,7 @@ from adapterbank.runtime import stamp
 from small_data import FAST, answers, flags, pairs, reviews, scores, shell, snapshot, tags, write
 
 ROWS = reviews()
+SLOTS = [name for name, row in METHODS.items() if row.slot]
 SITES = [f"layers.{i}.{site}" for i in range(3) for site in ("attention", "feedforward")]
 
 
@@ -164,6 +165,8 @@ def expected_names(method, backbone):
         | {
             "adapter": inner | norms,
             "layernorm": norms,
+            "lora": {f"layers.{i}.attention.{t}.lora.{k}" for i in range(3) for t in ("query", "value") for k in "ab"},
+            "bitfit": {name for name in backbone.tensors if name.endswith(".bias") and not name.startswith("pooler")},
             "feature": set(),
             "full": {name for name in backbone.tensors if not name.startswith("pooler")},
             "top": {name for name in backbone.tensors if name.startswith("layers.2.")},
@@ -171,7 +174,7 @@ def expected_names(method, backbone):
     )
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SLOTS)
 def test_exactly_what_trains_is_saved_and_counted(bank, bert, method):
     result = bank.train("s", ROWS, ROWS, **quick(method))
     saved = result.package.tensors()
@@ -183,7 +186,7 @@ def test_exactly_what_trains_is_saved_and_counted(bank, bert, method):
     assert params["percent"] == pytest.approx(100 * params["trained"] / bert.parameters)
     assert any(
         (array != bert.tensors[name].numpy()).any() for name, array in saved.items() if name in bert.tensors
-    ) == (method != "feature")
+    ) == (method not in ("feature", "lora"))
 
 
 @pytest.mark.parametrize(("size", "classes"), [(4, 2), (7, 3)])
@@ -196,7 +199,7 @@ def test_an_adapters_trained_parameters_equal_the_formula(bank, size, classes):
 
 def test_training_never_writes_the_encoder(bank, bert, checkpoint):
     before = {name: tensor.clone() for name, tensor in bert.tensors.items()}
-    for method in METHODS:
+    for method in SLOTS:
         bank.train(method, ROWS, ROWS, **quick(method))
     assert all(torch.equal(tensor, before[name]) for name, tensor in bert.tensors.items())
     assert load(str(checkpoint("bert")[0])).sha256 == bert.sha256

@@ -77,6 +77,10 @@ METHODS = {
     "adapter here and there": Options(size=5, layers="0,2", train_norms=False),
     "layernorm": Options(method="layernorm"),
     "layernorm above": Options(method="layernorm", layers="1-2"),
+    "lora": Options(method="lora", rank=3),
+    "lora everywhere above": Options(method="lora", rank=5, targets="query,key,value,output,up,down", layers="1-2"),
+    "bitfit": Options(method="bitfit"),
+    "bitfit above": Options(method="bitfit", layers="1-2"),
     "feature": Options(method="feature"),
     "top": Options(method="top", top=2),
     "full": Options(method="full"),
@@ -156,7 +160,7 @@ def test_runs_above_a_prefix_of_other_rows_are_taught_apart(bert, new_slot, stea
     assert steadily.steps == 16
 
 
-@pytest.mark.parametrize("method", ["adapter", "full"])
+@pytest.mark.parametrize("method", ["adapter", "full", "lora", "bitfit"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(family, method, tiny, new_slot, steadily):
     backbone = tiny(family)

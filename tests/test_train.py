@@ -24,6 +24,7 @@ METHODS = {
     "full": Options(method="full"),
     "top 2": Options(method="top", top=2),
     "layernorm": Options(method="layernorm"),
+    "bitfit": Options(method="bitfit"),
     "feature": Options(method="feature"),
 }
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from adapterbank import audit as audits
-from adapterbank import benchmarks, metrics
+from adapterbank import benchmarks, metrics, records
 from adapterbank import config as configs
 from adapterbank.bank import Bank, Removed
 from adapterbank.data import defaults, scored_table
 from adapterbank.encoder import checkpoint
 from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.engine import Engine, Prediction
-from adapterbank.errors import InputError
+from adapterbank.errors import InputError, UnknownName
 from adapterbank.package import Manifest, Package
 from adapterbank.run import Result, run
 from adapterbank.spans import Reading
@@ -194,7 +194,7 @@ class OpenBank:
     ) -> dict[str, dict[str, Any]]:
         specs, requests, notes = [], [], []
         for name, data in wanted.items():
-            package = self.bank.get(name)
+            package = self._package(name)
             spec = Task.from_json(package.manifest.task)
             table = scored_table(name, data, split, self.data_root)
             examples, report = read_examples(table, labelled_as(table, spec, text, text_pair, label))
@@ -215,7 +215,7 @@ class OpenBank:
         return self.engine.read(self._load(self._span_package(task)), examples, best, keep=True)
 
     def _span_package(self, task: str) -> Package:
-        package = self.bank.get(task)
+        package = self._package(task)
         kind = package.manifest.task["kind"]
         if kind != "span":
             raise InputError(f"{package.ref} is a task of {kind}; only span tasks, such as squad/v1, give answers.")
@@ -264,7 +264,7 @@ class OpenBank:
 
     def _labels_of(self, task: str, examples: Examples) -> list[Any]:
         """Say what a task of labels or numbers makes of rows."""
-        name = self._load(self.bank.get(task))
+        name = self._load(self._package(task))
         (found,) = self.engine.predict([(name, examples)])
         return [one.value if one.label is None else one.label for one in found]
 
@@ -274,7 +274,7 @@ class OpenBank:
 
     def show(self, task: str) -> Manifest:
         """Give the manifest of a task or of one version, `name@2`."""
-        return self.bank.get(task).manifest
+        return self._package(task).manifest
 
     def remove(self, task: str) -> None:
         """Remove a task, or one version of it."""
@@ -295,6 +295,21 @@ class OpenBank:
         backbone = self._backbone or checkpoint.load(self._name or bank.backbone["name"])
         return audits.audit(bank, backbone, device=self._device, precision=self._precision)
 
+    def _package(self, ref: str) -> Package:
+        """Find a package; of a task that has none but was run, say why."""
+        bank = self.bank
+        try:
+            return bank.get(ref)
+        except UnknownName:
+            runs = (r for r in records.read_all(bank.records_path) if r["config"].get("task") == bank_name(ref))
+            made = next((r["config"].get("method") for r in runs if r.get("package", "") is None), None)
+            if made is None:
+                raise
+            raise InputError(
+                f"{ref!r} was run with method {made!r}, which leaves a record but no package to predict with; "
+                "train it with another method, such as adapter."
+            ) from None
+
     def _load(self, package: Package) -> str:
         # By content: a bank may be made anew in the same folder while this object lives.
         name = f"{package.ref}#{package.manifest.weights_sha256}"
@@ -303,7 +318,7 @@ class OpenBank:
     def _request(self, name: str | None, rows: Sequence[tuple[str, str | None]]) -> tuple[str | None, Examples]:
         """Make the engine's request of one task's rows; a task reads one text a row, or two."""
         texts, seconds = [text for text, _ in rows], [second for _, second in rows if second is not None]
-        resident = self._load(self.bank.get(name)) if name is not None else None
+        resident = self._load(self._package(name)) if name is not None else None
         if resident is not None:
             columns = self.engine.residents[resident].task.text
             if len(seconds) != (len(rows) if len(columns) == 2 else 0):

@@ -24,8 +24,11 @@ from adapterbank.tasks.spec import KINDS
 
 PRECISIONS = ("auto", "fp32", "bf16")
 CLASS_WEIGHTS = ("none", "balanced")
-_BY_METHOD = ("lr", "epochs", "weight_decay", "epsilon", "bias_correction", "pooling")
-"""Fields whose default stands in the method's row of `methods.METHODS`."""
+_OF_SLOTS = (
+    *("pooling", "head_hidden", "lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction"),
+    *("clip", "dropout", "class_weights", "patience"),
+)
+"""Fields that mean nothing to a method without a slot."""
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
@@ -81,7 +84,9 @@ class Config:
     )
     method: str = option("adapter", "How to transfer.", group="Method", choices=tuple(METHODS))
     size: int = option(64, "Adapter: width of the bottleneck.", group="Method", low=1, high=methods.MAX_SIZE)
-    layers: str = option("all", "Adapter, layernorm: which layers: all, upper, or such as 0,2,6-11.", group="Method")
+    layers: str = option(
+        "all", "Adapter, layernorm, lora, bitfit: which layers: all, upper, or such as 0,2,6-11.", group="Method"
+    )
     sites: str = option("attention,feedforward", "Adapter: after which sub-layers.", group="Method")
     activation: str = option("gelu_tanh", "Adapter: nonlinearity.", group="Method", choices=methods.ACTIVATIONS)
     sigma: float = option(
@@ -99,7 +104,16 @@ class Config:
     )
     inner_norm: bool = option(False, "Adapter: a LayerNorm of its own inside.", group="Method")
     depth: int = option(1, "Adapter: hidden layers of the bottleneck.", group="Method", low=1, high=8)
+    rank: int = option(8, "Lora: rank of the parts.", group="Method", low=1, high=methods.MAX_SIZE)
+    alpha: float = option(16.0, "Lora: the parts count alpha / rank.", group="Method", low=0.001, high=1e6)
+    targets: str = option(
+        "query,value", f"Lora: which linear layers, of {', '.join(methods.PROJECTIONS)}.", group="Method"
+    )
     top: int = option(1, "Top: how many upper layers train.", group="Method", low=1)
+    trials: int = option(50, "Automl: how many models are tried.", group="Method", low=1, high=100000)
+    minutes: float = option(
+        0.0, "Automl: begin no other model after as many minutes; 0 for no limit.", group="Method", low=0, high=1e6
+    )
     pooling: str | None = option(None, "How a text becomes one vector.", group="Method", choices=methods.POOLINGS)
     head_hidden: int = option(
         0, "Width of a hidden layer in the head; 0 for a linear head.", group="Method", low=0, high=65536
@@ -192,6 +206,9 @@ def check(config: Config) -> list[str]:
     sites = config.sites.split(",")
     if not config.sites or set(sites) - set(methods.SITES):
         mistakes.append(f"sites is {config.sites!r}; it must be {' or '.join(methods.SITES)}, or both with a comma.")
+    if not config.targets or set(config.targets.split(",")) - set(methods.PROJECTIONS):
+        choices = ", ".join(methods.PROJECTIONS)
+        mistakes.append(f"targets is {config.targets!r}; it must be one or more of {choices}, with commas.")
     if not _DEVICE.fullmatch(config.device):
         mistakes.append(f"device is {config.device!r}; it must be auto, cpu, cuda or cuda:N.")
     if config.lr == 0:
@@ -202,7 +219,7 @@ def check(config: Config) -> list[str]:
 def resolve(config: Config) -> Config:
     """Fill in the defaults that depend on the method."""
     defaults = METHODS[config.method].defaults
-    missing = {name: defaults[name].value for name in _BY_METHOD if getattr(config, name) is None}
+    missing = {name: row.value for name, row in defaults.items() if getattr(config, name) is None}
     return dataclasses.replace(config, **missing)
 
 
@@ -213,6 +230,7 @@ def _idle_options(config: Config) -> list[str]:
         return []
     special = {name for row in METHODS.values() for name in row.uses} | {"sigma"}
     used = {*method.uses, *(("sigma",) if method.adapters else ())}
+    special |= set() if method.slot else {*_OF_SLOTS}
     defaults = {f.name: f.default for f in fields(config)}
     return [
         f"{name} is {getattr(config, name)!r}, but method {config.method!r} has no use for it; leave it out."

@@ -21,7 +21,7 @@ from adapterbank.package import RESTORE, Package
 from adapterbank.program import Programs
 from adapterbank.residency import Known, Residency
 from adapterbank.runtime import find_device, find_dtype
-from adapterbank.slots import bottleneck, heads
+from adapterbank.slots import bottleneck, heads, lora
 from adapterbank.slots.stack import Stacks
 from adapterbank.tasks.spec import Examples, Task
 
@@ -97,7 +97,9 @@ class Engine:
 
     def prepare(self) -> None:
         """Run programs from the next call on: for an engine that is going to answer many."""
-        if self._calls_left is not None:
+        if self._calls_left is None:
+            return
+        with self.slots.lock:
             self._calls_left = None
             self._mixed = Mixed(self.backbone.anatomy, self.stacks, Programs(self.device))
 
@@ -145,7 +147,11 @@ class Engine:
         if plan.adapter:
             said["activation"] = plan.adapter.activation
             expected |= bottleneck.shapes(plan.adapter, anatomy.hidden)
+        if plan.lora:
+            expected |= lora.shapes(plan.lora, anatomy)
         wrong = [f"{key} {value!r}" for key, value in said.items() if value not in known[key]]
+        if plan.lora and not (plan.lora.rank > 0 and plan.lora.scale > 0):
+            wrong.append(f"rank {plan.lora.rank!r} and alpha {plan.lora.alpha!r}")
         if not 0 < max_length <= anatomy.max_length:
             wrong.append(f"max_length {max_length}")
         frozen = anatomy.shapes(self.backbone.has_pooler)
@@ -222,10 +228,11 @@ class Engine:
         )
 
     def _outputs(self, tokens: Sequence[Tokens], tasks: Sequence[Known | None]) -> list[np.ndarray]:
-        if self._calls_left is not None:
-            self._calls_left -= 1
-            if self._calls_left < 0:
-                self.prepare()
+        with self.slots.lock:
+            if self._calls_left is not None:
+                self._calls_left -= 1
+                if self._calls_left < 0:
+                    self.prepare()
         found: dict[int, np.ndarray] = {}
         for part in self.slots.within_budget(dict.fromkeys(known for known in tasks if known)) if any(tasks) else [[]]:
             here = {*part, None}  # rows of no task go with the first part

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from adapterbank.errors import ConfigError, UnknownName
@@ -18,6 +18,15 @@ SITES = ("attention", "feedforward")
 PLACEMENTS = ("sequential", "parallel")
 COMBINATIONS = ("add", "multiply")
 POOLINGS = ("pooler", "first", "mean")
+PROJECTIONS: Mapping[str, str] = {
+    "query": "attention.query",
+    "key": "attention.key",
+    "value": "attention.value",
+    "output": "attention.output",
+    "up": "feedforward.up",
+    "down": "feedforward.down",
+}
+"""The linear layers that may get a low-rank part, and where they stand in a layer."""
 MAX_SIZE = 4096
 """No adapter is wider: past the hidden size it is no bottleneck, and a slip of the keyboard would fill the memory."""
 
@@ -40,6 +49,28 @@ class Adapter:
     """A LayerNorm of the adapter's own before the down-projection."""
     depth: int = 1
     """Hidden layers of the bottleneck."""
+
+
+@dataclass(frozen=True)
+class Lora:
+    """The shape of a slot's low-rank parts: `x W' + b + (x A') B' alpha / r` at each chosen linear layer."""
+
+    rank: int = 8
+    """r, the rows of A and columns of B."""
+    alpha: float = 16.0
+    layers: tuple[int, ...] = ()
+    """The layers that get them, from 0."""
+    targets: tuple[str, ...] = ("query", "value")
+    """Which linear layers of those, by their names in `PROJECTIONS`."""
+
+    @property
+    def scale(self) -> float:
+        """What the product is multiplied by."""
+        return self.alpha / self.rank
+
+    def widened(self, rank: int) -> Lora:
+        """Give the same arithmetic at another rank: A and B filled up with zeros, the scale as it was."""
+        return replace(self, rank=rank, alpha=self.scale * rank)
 
 
 @dataclass(frozen=True)
@@ -66,6 +97,7 @@ class Plan:
     adapter: Adapter | None
     trains: frozenset[str]
     """The roles that train and are saved."""
+    lora: Lora | None = None
 
     @property
     def alone(self) -> bool:
@@ -78,17 +110,21 @@ class Plan:
             "name": self.method,
             "head": asdict(self.head),
             "adapter": asdict(self.adapter) if self.adapter else None,
+            "lora": asdict(self.lora) if self.lora else None,
             "trains": sorted(self.trains),
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Plan:
         """Read what `to_json` gave."""
-        adapter = value["adapter"]
+        adapter, lora = value["adapter"], value.get("lora")  # packages of the first release know of no `lora`
         if adapter is not None:
             lists = {key: tuple(adapter[key]) for key in ("layers", "sites")}
             adapter = Adapter(**{**adapter, **lists})
-        return cls(value["name"], Head(**value["head"]), adapter, frozenset(value["trains"]))
+        if lora is not None:
+            lists = {key: tuple(lora[key]) for key in ("layers", "targets")}
+            lora = Lora(**{**lora, **lists})
+        return cls(value["name"], Head(**value["head"]), adapter, frozenset(value["trains"]), lora)
 
 
 @dataclass(frozen=True)
@@ -101,7 +137,7 @@ class Default:
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may choose of a method; an option that a method has no use for is refused (`config.check`)."""
+    """What a user may choose of a slot; an option that a method has no use for is refused (`config.check`)."""
 
     method: str = "adapter"
     size: int = 64
@@ -113,6 +149,9 @@ class Options:
     inner_norm: bool = False
     depth: int = 1
     train_norms: bool = True
+    rank: int = 8
+    alpha: float = 16.0
+    targets: str = "query,value"
     top: int = 1
     pooling: str = "mean"
     head_hidden: int = 0
@@ -129,11 +168,19 @@ class Method:
     """The options that mean something to this method, beside the head's."""
     defaults: Mapping[str, Default]
     adapters: bool = False
+    lora: bool = False
+    slot: bool = True
+    """Whether it leaves a slot on the encoder, and so a package; else a record alone."""
 
 
 def _norms(layers: Iterable[int]) -> frozenset[str]:
     """Name the LayerNorms of chosen layers; the embeddings' own goes with layer 0."""
     return frozenset(f"layer_norm:{i}" for i in layers)
+
+
+def _biases(layers: Iterable[int]) -> frozenset[str]:
+    """Name the biases of chosen layers; the embeddings' go with layer 0."""
+    return frozenset(f"bias:{i}" for i in layers)
 
 
 _HEAD = frozenset({"head"})
@@ -184,11 +231,31 @@ METHODS: Mapping[str, Method] = {
         ("layers",),
         _FEW,
     ),
+    "lora": Method(
+        "low-rank parts of chosen linear layers and a head (Hu et al. 2021)",
+        lambda o, layers, depth: _HEAD | {"lora"},
+        ("layers", "rank", "alpha", "targets"),
+        _FEW,
+        lora=True,
+    ),
+    "bitfit": Method(
+        "the biases of the linear layers and LayerNorms, and a head (Ben Zaken et al. 2021)",
+        lambda o, layers, depth: _HEAD | _biases(layers),
+        ("layers",),
+        _FEW,
+    ),
     "feature": Method(
         "a head on the frozen encoder's features",
         lambda o, layers, depth: _HEAD,
         (),
         {**_FEW, "epochs": Default(20, "only the head trains, which takes more passes")},
+    ),
+    "automl": Method(
+        "no encoder at all: a search over TF-IDF and n-gram models (the paper's non-BERT baseline)",
+        lambda o, layers, depth: frozenset(),
+        ("trials", "minutes"),
+        {},
+        slot=False,
     ),
 }
 
@@ -209,10 +276,12 @@ def roles(name: str) -> frozenset[str]:
     if first in ("head", "pooler"):
         return frozenset(found | {first})
     layer = _LAYER.match(name)
-    if ".adapter." in name:
-        return frozenset(found | {"adapter"})
+    for added in ("adapter", "lora"):
+        if f".{added}." in name:
+            return frozenset(found | {added})
     if ".norm." in name:
-        found |= {"layer_norm", f"layer_norm:{layer[1] if layer else 0}"}
+        found.add("layer_norm")
+    found |= {f"{role}:{layer[1] if layer else 0}" for role in found}
     return frozenset(found | {f"layer:{layer[1]}" if layer else "embedding"})
 
 
@@ -256,12 +325,13 @@ def make_plan(options: Options, *, depth: int, head: Head, shared_layers: bool =
     if options.method == "top" and not 1 <= options.top <= depth:
         raise ConfigError([f"top is {options.top}, but this backbone has {depth} layers: give 1 to {depth}."])
     layers = parse_layers(options.layers, depth) if "layers" in method.uses else tuple(range(depth))
-    partial = len(layers) < depth and (options.train_norms or options.method != "adapter")
+    trains = method.trains(options, layers, depth)
+    partial = len(layers) < depth and any(role.startswith(("layer_norm:", "bias:")) for role in trains)
     if shared_layers and (options.method == "top" or partial):
         raise ConfigError(
             [
                 "This backbone's layers share one set of weights, so a part of them cannot be trained alone: "
-                "use method full, or adapter without train_norms."
+                "use method full, lora, or adapter without train_norms."
             ]
         )
     adapter = None
@@ -276,7 +346,11 @@ def make_plan(options: Options, *, depth: int, head: Head, shared_layers: bool =
             inner_norm=options.inner_norm,
             depth=options.depth,
         )
-    return Plan(options.method, head, adapter, method.trains(options, layers, depth))
+    lora = None
+    if method.lora:
+        chosen = tuple(name for name in PROJECTIONS if name in options.targets.split(","))
+        lora = Lora(options.rank, options.alpha, layers, chosen)
+    return Plan(options.method, head, adapter, trains, lora)
 
 
 def first_trained_layer(names: Iterable[str], depth: int) -> int:

@@ -134,7 +134,7 @@ class Mixed:
         for place, number in wanted:
             if stage.holds[place] == number:
                 continue
-            stage.holds[place] = number
+            stage.holds[place] = None  # until it is whole: a copy may fail for lack of memory
             for block, row in self._stacks.slot(number).rows:
                 layout, into = stage.rows[_part(block.layout)]
                 if layout is block.layout and layout.width > _LARGE:
@@ -147,6 +147,8 @@ class Mixed:
                     torch.index_select(block.each[row], 0, self._map(block.layout, layout), out=into[place])
         for wide, mine in pairs.values():
             torch._foreach_copy_(wide, mine)
+        for place, number in wanted:
+            stage.holds[place] = number
 
     def _map(self, narrow: Layout, wide: Layout) -> Tensor:
         """Say where each number of a wide row stands in a narrow one; the narrow one's last number is always 0."""
@@ -167,7 +169,8 @@ class Mixed:
         cells = shape.rows * shape.longest
         ids, types = program.rows[: 2 * cells].view(2, -1).unbind(0)
         batch = Padded.of(ids, types, program.rows[2 * cells :], self._fused)
-        uniform = Uniform(self._stacks.frozen, stage.own, plan.adapter if plan else None)
+        added = (plan.adapter, plan.lora) if plan else (None, None)
+        uniform = Uniform(self._stacks.frozen, stage.own, *added)
         hidden = forward(self._anatomy, uniform, batch, runs=self._runs)
         x = heads.reads(hidden, batch, head, uniform.linear)
         if plan:

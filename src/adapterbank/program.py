@@ -29,6 +29,7 @@ class Programs:
         self.device = device
         self._compiles = self._captures = compiled and device.type == "cuda"
         self._pool: Any = None
+        self._first: Any = None
         self._ready: dict[Callable[..., Any], Callable[..., Any]] = {}
 
     def compiled(self, function: F, changing: Callable[..., Iterable[tuple[Any, int]]] | None = None) -> F:
@@ -71,6 +72,7 @@ class Programs:
             self._captures = False
             self._say("captured in a CUDA graph", error)
             return body
+        self._first = self._first or graph  # the shared memory lives as long as one graph that uses it
         self._pool = self._pool or graph.pool()
         return graph.replay
 

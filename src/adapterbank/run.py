@@ -26,11 +26,11 @@ from adapterbank.data import Data, named, read_data
 from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.engine import Engine, decide
 from adapterbank.errors import ConfigError
-from adapterbank.methods import Head, Plan, make_plan, trained
+from adapterbank.methods import Head, Plan, find_method, make_plan, trained
 from adapterbank.optimizer import Settings
 from adapterbank.package import FORMAT, Manifest, Package
 from adapterbank.runtime import find_device, find_dtype, stamp
-from adapterbank.slots import bottleneck, heads
+from adapterbank.slots import bottleneck, heads, lora
 from adapterbank.spans import tune
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.train import Lesson, Progress, State, train
@@ -42,7 +42,8 @@ class Result:
 
     record: dict[str, Any] = field(repr=False)
     record_path: Path
-    package: Package
+    package: Package | None
+    """None of a method that leaves a record alone."""
     notes: tuple[str, ...]
 
 
@@ -71,6 +72,8 @@ def initial_tensors(plan: Plan, backbone: Backbone, *, sigma: float, seed: int) 
     found = {name: backbone.tensors[name] for name in trained(backbone.tensors, plan)}
     if plan.adapter:
         found |= bottleneck.initial(plan.adapter, backbone.anatomy.hidden, sigma, generator)
+    if plan.lora:
+        found |= lora.initial(plan.lora, backbone.anatomy, generator)
     return found | heads.initial(plan.head, backbone.anatomy.hidden, generator)
 
 
@@ -99,14 +102,17 @@ def run(
         note(text)
 
     ready = read_data(config, data)
+    if not find_method(config.method).slot:
+        about, bank = _search(config, backbone, ready, bank_path, tell, stage)
+        record = {"config": _whole(config, backbone, ready), **about, "notes": notes}
+        return Result(record, records.write(bank.records_path, record), None, tuple(notes))
     early = list(ready.notes)  # told once nothing can be refused any more: a mistake is one sentence
     plan = make_run_plan(config, backbone, ready)
     device = find_device(config.device)
     dtype = find_dtype(config.precision, device)
     lesson = _lesson(config, backbone, ready, plan, early.append, stage)
-    identity = {"name": backbone.name, "sha256": backbone.sha256}
-    whole = {**config.to_json(), "backbone_sha256": backbone.sha256, "data": ready.about()}
-    bank = Bank.open(bank_path, identity, create=True)
+    whole = _whole(config, backbone, ready)
+    bank = _open(bank_path, backbone)
     for text in early:
         tell(text)
     with resume.own_folder(bank.runs_path, records.config_hash(whole)) as kept:
@@ -131,6 +137,52 @@ def run(
         path = records.write(bank.records_path, record)
         resume.forget(kept)
     return Result(record, path, package, tuple(notes))
+
+
+def _search(
+    config: Config,
+    backbone: Backbone,
+    data: Data,
+    bank_path: str | Path,
+    tell: Callable[[str], None],
+    stage: Callable[[str, int, int], None],
+) -> tuple[dict[str, Any], Bank]:
+    """Do without the encoder: search for the best model of the texts; give what its record says, and where it goes."""
+    from adapterbank.automl.search import check, search
+
+    began, metric = time.perf_counter(), data.task.metric
+    check(data.task)
+    bank = _open(bank_path, backbone)
+    for text in data.notes:
+        tell(text)
+
+    def watch(done: int, total: int, best: float | None) -> None:
+        so_far = "" if best is None else f", best {metric} {best:.4f}"
+        stage(f"model {done + 1}/{total}{so_far}", done, total)
+
+    found = search(
+        data.task,
+        data.splits["train"],
+        data.splits["dev"],
+        trials=config.trials,
+        minutes=config.minutes,
+        seed=config.seed,
+        watch=watch,
+    )
+    if found.stopped:
+        tell(f"Stopped after {len(found.history)} of {config.trials} models; the best of them is kept.")
+    about = found.about(data.task, data.splits, backbone.parameters)
+    rest = {"package": None, "bytes": 0, "stamp": stamp(torch.device("cpu"), torch.float32)}
+    return {**about, **rest, "seconds": time.perf_counter() - began}, bank
+
+
+def _whole(config: Config, backbone: Backbone, data: Data) -> dict[str, Any]:
+    """Give all that decides what a run gives."""
+    return {**config.to_json(), "backbone_sha256": backbone.sha256, "data": data.about()}
+
+
+def _open(path: str | Path, backbone: Backbone) -> Bank:
+    return Bank.open(path, {"name": backbone.name, "sha256": backbone.sha256}, create=True)
 
 
 def _finish(

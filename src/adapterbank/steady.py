@@ -28,8 +28,10 @@ from adapterbank.slots.uniform import Uniform
 
 
 def form(plan: Plan) -> Hashable:
-    """Give what runs must share to share a steady step: all but the true size of their adapters."""
-    return replace(plan, adapter=replace(plan.adapter, size=size_class(plan.adapter.size)) if plan.adapter else None)
+    """Give what runs must share to share a steady step: all but the true size of their adapters or low-rank parts."""
+    adapter = replace(plan.adapter, size=size_class(plan.adapter.size)) if plan.adapter else None
+    lora = plan.lora.widened(size_class(plan.lora.rank)) if plan.lora else None
+    return replace(plan, adapter=adapter, lora=lora)
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Steady:
         known = None
         if self._prefix is not None and self._prefix.store is not None:
             known = self._prefix.store[where]
-        uniform = Uniform(self._frozen, self._own, self._plan.adapter)
+        uniform = Uniform(self._frozen, self._own, self._plan.adapter, self._plan.lora)
         hidden = forward(self._anatomy, uniform, batch, drop, self._first, known, self._runs)
         head = self._plan.head
         x = heads.reads(hidden, batch, head, uniform.linear, drop)

@@ -34,6 +34,11 @@ METHODS = {
     "adapter here and there": Options(size=5, layers="0,2", activation="relu"),
     "layernorm": Options(method="layernorm"),
     "layernorm above": Options(method="layernorm", layers="2"),
+    "lora": Options(method="lora", rank=3),
+    "lora of one": Options(method="lora", rank=4, targets="value", alpha=1.0),
+    "lora here and there": Options(method="lora", rank=5, targets="key,output,up,down", layers="0,2"),
+    "bitfit": Options(method="bitfit"),
+    "bitfit above": Options(method="bitfit", layers="2"),
     "feature": Options(method="feature"),
     "top": Options(method="top", top=2),
     "full": Options(method="full"),
@@ -59,7 +64,7 @@ class Both:
         self.route = Route(self.stacks, segments([(i // ROWS, n) for i, n in enumerate(self.lengths)]))
         self.padded, _ = TokenStore.of(rows, torch.device("cpu")).batch(torch.arange(len(rows)), LONGEST)
         self.leaves = {name: view for block in self.stacks.blocks for name, view in block.views.items()}
-        self.uniform = Uniform(self.stacks.frozen, self.leaves, plan.adapter)
+        self.uniform = Uniform(self.stacks.frozen, self.leaves, plan.adapter, plan.lora)
 
     def dropout(self, batch, rate):
         keys = torch.cat([row_keys(slot, 5, torch.arange(ROWS)) for slot in range(self.slots)])
@@ -108,10 +113,11 @@ def test_every_method_on_filled_up_rows_is_what_a_route_gives(method, slots, rat
     assert_both_alike(Both(bert, new_slot, METHODS[method], slots), rate)
 
 
+@pytest.mark.parametrize("method", ["adapter", "lora", "bitfit"])
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_on_filled_up_rows_is_what_a_route_gives(family, slots, tiny, new_slot):
-    assert_both_alike(Both(tiny(family), new_slot, Options(size=5), slots), 0.1)
+def test_every_family_on_filled_up_rows_is_what_a_route_gives(family, slots, method, tiny, new_slot):
+    assert_both_alike(Both(tiny(family), new_slot, METHODS[method], slots), 0.1)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -136,7 +142,7 @@ def test_every_head_on_filled_up_rows_is_what_a_route_gives(head, slots, bert, n
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize("method", ["adapter", "top"])
+@pytest.mark.parametrize("method", ["adapter", "top", "lora", "bitfit"])
 def test_query_key_and_value_may_lie_joined_or_apart(method, slots, bert, new_slot):
     together, apart = (Both(bert, new_slot, METHODS[method], slots, joined=joined) for joined in (True, False))
     for mine, other in zip(together.by_uniform(), apart.by_uniform(), strict=True):
@@ -156,7 +162,7 @@ class ByFullNames:
         return Within(self.uniform, weights, site)
 
 
-@pytest.mark.parametrize("method", ["adapter", "adapter here and there", "layernorm", "top"])
+@pytest.mark.parametrize("method", ["adapter", "adapter here and there", "layernorm", "lora", "bitfit", "top"])
 def test_short_names_within_a_layer_find_what_full_names_find(method, bert, new_slot):
     both = Both(bert, new_slot, METHODS[method], 3)
     for mine, other in zip(both.by_uniform(), both.by_uniform(uniform=ByFullNames(both.uniform)), strict=True):

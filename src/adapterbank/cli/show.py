@@ -23,7 +23,9 @@ def command(bank: BankPath, task: TaskName, json: AsJson = False) -> None:
         return
     default = opened.get(m.name).manifest.version
     versions = [f"{v} (default)" if v == default else str(v) for v in opened.versions(m.name)]
-    adapter = m.method["adapter"]
+    adapter, lora = m.method["adapter"], m.method.get("lora")
+    shape = f", size {adapter['size']}, {adapter['activation']}" if adapter else ""
+    shape += f", rank {lora['rank']}, alpha {lora['alpha']:g}, {', '.join(lora['targets'])}" if lora else ""
     lines = {
         "task": f"{package.ref}, {m.task['kind']}, reads {' and '.join(m.task['text'])}",
         "labels": ", ".join(m.task["labels"]) or "-",
@@ -31,7 +33,7 @@ def command(bank: BankPath, task: TaskName, json: AsJson = False) -> None:
             f"{s} scores": ", ".join(f"{k} {v:.4f}" for k, v in got.items() if k != "rows")
             for s, got in m.metrics.items()
         },
-        "method": m.method["name"] + (f", size {adapter['size']}, {adapter['activation']}" if adapter else ""),
+        "method": m.method["name"] + shape,
         "pooling": m.method["head"]["pooling"],
         "trained": f"{m.params['trained']:,} parameters, {m.params['percent']:.2f} % of the encoder",
         "size": size(m.bytes),

@@ -30,8 +30,8 @@ def command(bank: BankPath, json: AsJson = False) -> None:
     rows = []
     for m in found:
         metric = m.task["metric"]
-        adapter = m.method["adapter"]
-        method = m.method["name"] + (f" {adapter['size']}" if adapter else "")
+        adapter, lora = m.method["adapter"], m.method.get("lora")
+        method = m.method["name"] + (f" {adapter['size']}" if adapter else "") + (f" {lora['rank']}" if lora else "")
         score = f"{m.metrics['dev'][metric]:.4f}"
         rows.append([m.name, str(m.version), m.task["kind"], score, metric, method, f"{m.params['percent']:.2f} %",
                      size(m.bytes), m.created[:10]])  # fmt: skip

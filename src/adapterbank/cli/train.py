@@ -88,10 +88,15 @@ def _parsed(config: str | None, chosen: dict[str, Any], base: dict[str, Any]) ->
 def _summary(record: dict[str, Any]) -> None:
     metric, dev, params = record["task"]["metric"], record["metrics"]["dev"], record["params"]
     majority = f" (always the commonest answer: {dev['majority']:.4f})" if metric == "accuracy" else ""
-    typer.echo(f"{record['package']}  {metric} {dev[metric]:.4f} on dev{majority}, epoch {record['best_epoch']}")
+    name, turn = record["package"] or record["task"]["name"], "epoch" if record["package"] else "model"
+    typer.echo(f"{name}  {metric} {dev[metric]:.4f} on dev{majority}, {turn} {record['best_epoch']}")
     for split, scores in record["metrics"].items():
         if split != "dev":
             typer.echo(f"  {metric} {scores[metric]:.4f} on {split}")
+    if not record["package"]:
+        best = ", ".join(f"{key} {value}" for key, value in record["choice"].items())
+        typer.echo(f"  {len(record['history'])} models, {record['seconds']:.0f} s; a record, no package: {best}")
+        return
     typer.echo(
         f"  {params['trained']:,} trained parameters ({params['percent']:.2f} % of the encoder), "
         f"{size(record['bytes'])}, {record['seconds']:.0f} s, {record['examples_per_second']:.0f} rows/s"
@@ -133,7 +138,7 @@ def _option(name: str, hint: Any, help: str, panel: str, default: Any) -> inspec
 def _help(f: dataclasses.Field[Any]) -> str:
     choices = f" One of: {', '.join(f.metadata['choices'])}." if f.metadata["choices"] else ""
     if f.default is None and f.name in METHODS["adapter"].defaults:
-        values = {name: row.defaults[f.name].value for name, row in METHODS.items()}
+        values = {name: row.defaults[f.name].value for name, row in METHODS.items() if f.name in row.defaults}
         same = len(set(values.values())) == 1
         shown = str(values["adapter"]) if same else ", ".join(f"{name} {value}" for name, value in values.items())
         return f"{f.metadata['help']}{choices} (default: {shown})"

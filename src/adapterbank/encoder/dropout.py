@@ -35,9 +35,12 @@ def step_keys(seeds_and_steps: Tensor, rows: Tensor) -> Tensor:
     return mix(mix(rows.to(torch.int32) * _GOLDEN + run) ^ now).flatten()
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.cache
 def _numbered(count: int, start: int, device: torch.device) -> Tensor:
-    """Give `count` well-mixed keys; the same at every step, so they are kept."""
+    """Give `count` well-mixed keys; the same at every step, so they are kept, and for good: captured steps read them.
+
+    There is one for each place and length: some ten thousand small ones at the very most.
+    """
     with torch.inference_mode(False):
         return mix(torch.arange(count, dtype=torch.int32, device=device) * _GOLDEN + start)
 

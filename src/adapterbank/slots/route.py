@@ -2,23 +2,25 @@
 
 The only place that knows a batch may hold rows of several slots. It answers the encoder's look-ups
 (`encoder.forward.Slots`). Rows stand sorted by slot, in *segments*. Where only some segments differ the work is shared:
-frozen tensors are used on all tokens at once, LayerNorms look their gains up by token, and adapters of one shape run as
-one batched product over segments laid out side by side.
+frozen tensors are used on all tokens at once, LayerNorms and biases are looked up by token, and adapters or low-rank
+parts of one shape run as one batched product over segments laid out side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adapterbank.encoder.forward import PROJECTIONS, Frozen, Within
+from adapterbank.encoder.forward import PROJECTIONS, Frozen
 from adapterbank.encoder.packed import Grid
-from adapterbank.methods import Adapter, Plan, roles
+from adapterbank.methods import Adapter, Lora, Plan, roles
+from adapterbank.slots import lora as low_rank
 from adapterbank.slots.bottleneck import Each, bottleneck, parts
 from adapterbank.slots.stack import Block, Slot, Stacks, size_class
 
@@ -46,7 +48,7 @@ class Route:
         self._sites = frozenset().union(*(held.sites for held in self._held if held))
         self._entries: dict[tuple[Block, str], Sequence[Tensor]] = {}
         self._sizes = [s.tokens for s in segments]
-        self._parties: dict[frozenset[int], list[_Party]] = {}
+        self._parties: dict[tuple[Callable[[Plan], Any], frozenset[int]], list[_Party]] = {}
         self._segment_of_token: Tensor | None = None
 
     def rows(self) -> Route:
@@ -57,12 +59,19 @@ class Route:
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Slots`."""
-        return self._by_slot(F.linear, x, (f"{name}.weight", f"{name}.bias"))
+        weight, bias = f"{name}.weight", f"{name}.bias"
+        if bias in self._touched and weight not in self._touched:
+            return self._shifted(x, self._stacks.frozen[weight], [bias])
+        return self._by_slot(F.linear, x, (weight, bias))
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Slots`."""
-        if self._touched.isdisjoint(f"{name}.{part}.{leaf}" for part in PROJECTIONS for leaf in ("weight", "bias")):
+        weights, biases = ([f"{name}.{part}.{leaf}" for part in PROJECTIONS] for leaf in ("weight", "bias"))
+        if self._touched.isdisjoint((*weights, *biases)):
             return Frozen(self._stacks.frozen).attention(x, name)
+        joined = self._stacks.frozen.get(f"{name}.joined.weight")
+        if joined is not None and self._touched.isdisjoint(weights):
+            return self._shifted(x, joined, biases)
         return torch.cat([self.linear(x, f"{name}.{part}") for part in PROJECTIONS], -1)
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
@@ -96,27 +105,40 @@ class Route:
         """See `encoder.forward.Slots`."""
         if site not in self._sites:
             return y
-        members = frozenset(i for i, held in enumerate(self._held) if held and site in held.sites)
-        if members not in self._parties:
-            self._parties[members] = self._make_parties(sorted(members), y.device)
-        split = list(y.split(self._sizes)) if len(self._held) > 1 else [y]
-        inputs = list(x.split(self._sizes)) if len(self._held) > 1 else [x]
-        for party in self._parties[members]:
-            if party.grid is None:
-                (i,) = party.members
-                split[i] = bottleneck(split[i], inputs[i], party.adapter, self._parts(i, site, party.adapter))
-            elif len(party.members) == len(self._held):  # everybody: no need to take the batch apart
-                return self._together(y, x, site, party)
-            else:
-                mine_y, mine_x = (torch.cat([t[i] for i in party.members]) for t in (split, inputs))
-                mine = self._together(mine_y, mine_x, site, party)
-                for i, part in zip(party.members, mine.split([self._sizes[i] for i in party.members]), strict=True):
-                    split[i] = part
-        return torch.cat(split) if len(split) > 1 else split[0]
 
-    def layer(self, weights: str, site: str) -> Within:
+        in_place = not (y.is_cuda or torch.is_grad_enabled())  # no weights need to be copied side by side
+
+        def run(y: Tensor, x: Tensor, party: _Party) -> Tensor:
+            names = {part: f"{site}.adapter.{part}" for part in parts(party.form)}
+            if y.dim() == 2 and party.grid:
+                sizes = [self._sizes[i] for i in party.members]
+                each = {part: Each(self._each(party, name), sizes) for part, name in names.items()}
+                return bottleneck(y, x, party.form, each)
+            return bottleneck(y, x, party.form, {part: self._stacked(party, name) for part, name in names.items()})
+
+        members = frozenset(i for i, held in enumerate(self._held) if held and site in held.sites)
+        return self._in_parties(
+            y, x, members, _adapter_form, run, in_place=lambda adapter: in_place and not adapter.inner_norm
+        )
+
+    def lift(self, y: Tensor, x: Tensor, modules: Sequence[str]) -> Tensor:
+        """Add what slots' low-rank parts give to the outputs of linear layers, which stand side by side in `y`."""
+        names = [f"{module}.lora.{leaf}" for module in modules for leaf in ("a", "b")]
+        if self._touched.isdisjoint(names):
+            return y
+
+        def run(y: Tensor, x: Tensor, party: _Party) -> Tensor:
+            held = self._held[party.members[0]]
+            mine = {name: self._stacked(party, name) for name in names if held and name in held.places}
+            found = low_rank.joined(mine, modules)
+            return low_rank.apply(y, x, *found, party.form.scale) if found else y
+
+        members = frozenset(i for i, held in enumerate(self._held) if held and not held.places.keys().isdisjoint(names))
+        return self._in_parties(y, x, members, _lora_form, run)
+
+    def layer(self, weights: str, site: str) -> RouteLayer:
         """See `encoder.forward.Slots`."""
-        return Within(self, weights, site)
+        return RouteLayer(self, weights, site)
 
     def tensor(self, held: Slot | None, name: str) -> Tensor:
         """Give one slot's tensor of a name, padded, or the frozen one."""
@@ -139,36 +161,75 @@ class Route:
             for held in self._held
         ]
 
-    def _parts(self, segment: int, site: str, adapter: Adapter) -> dict[str, Tensor]:
-        return {part: self.tensor(self._held[segment], f"{site}.adapter.{part}") for part in parts(adapter)}
+    def _stacked(self, party: _Party, name: str) -> Tensor:
+        """Give a tensor of a party's one member, or of all of them, stacked."""
+        each = self._each(party, name)
+        return torch.stack(each) if party.grid else each[0]
 
-    def _together(self, y: Tensor, x: Tensor, site: str, party: _Party) -> Tensor:
-        """Run the adapters of several segments as one batched product."""
-        assert party.grid is not None
-        each = [self._parts(i, site, party.adapter) for i in party.members]
-        if not (y.is_cuda or torch.is_grad_enabled() or party.adapter.inner_norm):
-            sizes = [self._sizes[i] for i in party.members]
-            ragged = {part: Each([one[part] for one in each], sizes) for part in each[0]}
-            return bottleneck(y, x, party.adapter, ragged)
-        tensors = {part: torch.stack([one[part] for one in each]) for part in each[0]}
-        return party.grid.to_packed(bottleneck(party.grid.to_grid(y), party.grid.to_grid(x), party.adapter, tensors))
+    def _each(self, party: _Party, name: str) -> list[Tensor]:
+        return [self.tensor(self._held[i], name) for i in party.members]
 
-    def _make_parties(self, members: Sequence[int], device: torch.device) -> list[_Party]:
-        """Find which segments' adapters can run together: same arithmetic, same size class, little padding."""
-        alike: dict[Adapter, list[int]] = {}
+    def _in_parties(
+        self,
+        y: Tensor,
+        x: Tensor,
+        members: frozenset[int],
+        form: Callable[[Plan], Any],
+        run: Callable[[Tensor, Tensor, _Party], Tensor],
+        in_place: Callable[[Any], bool] = lambda form: False,
+    ) -> Tensor:
+        """Give `run(y, x, party)` for these segments, `y` for the others; those of one form run together if it pays.
+
+        A party is laid out side by side for that, `[members, n, hidden]`, but for forms that run `in_place`.
+        """
+        if (form, members) not in self._parties:
+            self._parties[form, members] = self._make_parties(sorted(members), form, y.device)
+
+        def together(y: Tensor, x: Tensor, party: _Party, grid: Grid) -> Tensor:
+            if in_place(party.form):
+                return run(y, x, party)
+            return grid.to_packed(run(grid.to_grid(y), grid.to_grid(x), party))
+
+        split = list(y.split(self._sizes)) if len(self._held) > 1 else [y]
+        inputs = list(x.split(self._sizes)) if len(self._held) > 1 else [x]
+        for party in self._parties[form, members]:
+            if party.grid is None:
+                (i,) = party.members
+                split[i] = run(split[i], inputs[i], party)
+            elif len(party.members) == len(self._held):  # everybody: no need to take the batch apart
+                return together(y, x, party, party.grid)
+            else:
+                mine_y, mine_x = (torch.cat([t[i] for i in party.members]) for t in (split, inputs))
+                mine = together(mine_y, mine_x, party, party.grid)
+                for i, part in zip(party.members, mine.split([self._sizes[i] for i in party.members]), strict=True):
+                    split[i] = part
+        return torch.cat(split) if len(split) > 1 else split[0]
+
+    def _make_parties(self, members: Sequence[int], form: Callable[[Plan], Any], device: torch.device) -> list[_Party]:
+        """Find which segments can run together: same arithmetic, same size class, little padding."""
+        alike: dict[Any, list[int]] = {}
         for i in members:
             held = self._held[i]
             assert held is not None
-            assert held.plan.adapter is not None
-            alike.setdefault(_form(held.plan.adapter), []).append(i)
+            alike.setdefault(form(held.plan), []).append(i)
         found = []
-        for adapter, chosen in alike.items():
+        for one, chosen in alike.items():
             sizes = [self._sizes[i] for i in chosen]
             if len(chosen) > 1 and len(sizes) * max(sizes) <= _WASTE * sum(sizes):
-                found.append(_Party(chosen, adapter, Grid.of(np.array(sizes), device)))
+                found.append(_Party(chosen, one, Grid.of(np.array(sizes), device)))
             else:
-                found += [_Party([i], adapter, None) for i in chosen]
+                found += [_Party([i], one, None) for i in chosen]
         return found
+
+    def _shifted(self, x: Tensor, weight: Tensor, biases: Sequence[str]) -> Tensor:
+        """Give `x W' + b` with one product for all segments and each one's own biases, side by side."""
+        each = [torch.cat([self.tensor(held, name) for name in biases]) for held in self._held]
+        if len(each) == 1:
+            return F.linear(x, weight, each[0])
+        y = F.linear(x, weight)
+        if torch.is_grad_enabled():  # as in `norm`
+            return torch.cat([part + bias for part, bias in zip(y.split(self._sizes), each, strict=True)])
+        return y + torch.stack(each).index_select(0, self._tokens_segments(x.device))
 
     def _tokens_segments(self, device: torch.device) -> Tensor:
         if self._segment_of_token is None:
@@ -186,14 +247,50 @@ class Route:
 
 
 @dataclass(frozen=True)
+class RouteLayer:
+    """One layer of a route, by short names: its tensors are under `weights`, what slots add to it under `site`."""
+
+    route: Route
+    weights: str
+    site: str
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        """See `encoder.forward.Layer`."""
+        return self.route.lift(self.route.linear(x, f"{self.weights}.{name}"), x, [f"{self.site}.{name}"])
+
+    def attention(self, x: Tensor, name: str) -> Tensor:
+        """See `encoder.forward.Layer`."""
+        y = self.route.attention(x, f"{self.weights}.{name}")
+        return self.route.lift(y, x, [f"{self.site}.{name}.{part}" for part in PROJECTIONS])
+
+    def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
+        """See `encoder.forward.Layer`."""
+        return self.route.norm(x, f"{self.weights}.{name}", epsilon)
+
+    def embed(self, ids: Tensor, name: str) -> Tensor:
+        """See `encoder.forward.Layer`."""
+        return self.route.embed(ids, f"{self.weights}.{name}")
+
+    def add(self, y: Tensor, x: Tensor, site: str) -> Tensor:
+        """See `encoder.forward.Layer`."""
+        return self.route.add(y, x, f"{self.site}.{site}")
+
+
+@dataclass(frozen=True)
 class _Party:
-    """Segments whose adapters run together, laid out as a grid; one alone without a grid."""
+    """Segments that run together, laid out as a grid; one alone without a grid."""
 
     members: list[int]
-    adapter: Adapter
+    form: Any
+    """The shape of what they add: an `Adapter` or a `Lora`."""
     grid: Grid | None
 
 
-def _form(adapter: Adapter) -> Adapter:
+def _adapter_form(plan: Plan) -> Adapter | None:
     """Give what two adapters must share to run together: the arithmetic, not where they stand or their true size."""
-    return replace(adapter, size=size_class(adapter.size), layers=(), sites=())
+    return replace(plan.adapter, size=size_class(plan.adapter.size), layers=(), sites=()) if plan.adapter else None
+
+
+def _lora_form(plan: Plan) -> Lora | None:
+    """Give what two slots' low-rank parts must share to run together: their scale and which linear layers have any."""
+    return replace(plan.lora.widened(size_class(plan.lora.rank)), layers=()) if plan.lora else None

@@ -3,8 +3,9 @@
 A slot's tensors stand end to end in a row of a *block*, beside the rows of all slots that bring the same tensors. So
 one copy moves a slot, one fused operation updates all slots that train, and the tensors of one name in all rows of a
 block are one view `[rows, *shape]`. A slot has up to four rows: its head's tensors are kept apart from the rest, which
-may be computed in a lower precision, and what weight decay touches apart from what it spares. Adapters are widened with
-zeros to a power of two, so that near sizes share blocks and one wide task does not widen a thousand narrow ones.
+may be computed in a lower precision, and what weight decay touches apart from what it spares. Adapters and low-rank
+parts are widened with zeros to a power of two, so that near sizes share blocks and one wide task does not widen a
+thousand narrow ones.
 """
 
 from __future__ import annotations
@@ -268,7 +269,8 @@ def size_class(size: int) -> int:
 def _family(plan: Plan, names: Iterable[str]) -> Hashable:
     head = plan.head
     adapter = replace(plan.adapter, size=0) if plan.adapter else None
-    return adapter, frozenset(names), head.kind == "span", head.pooling, head.hidden, plan.alone
+    lora = plan.lora.widened(1) if plan.lora else None
+    return adapter, lora, frozenset(names), head.kind == "span", head.pooling, head.hidden, plan.alone
 
 
 def _size(shape: tuple[int, ...]) -> int:
@@ -279,7 +281,10 @@ def _size(shape: tuple[int, ...]) -> int:
 
 
 def _padded(name: str, shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
-    """Widen an adapter tensor's bottleneck dimensions to its size class, the next power of two."""
+    """Widen an adapter's or low-rank part's narrow dimensions to its size class, the next power of two."""
+    if plan.lora and ".lora." in name:
+        wide = size_class(plan.lora.rank)
+        return (wide, shape[1]) if name.endswith(".a") else (shape[0], wide)
     if plan.adapter is None or ".adapter." not in name or ".adapter.norm." in name:
         return shape
     wide = size_class(plan.adapter.size)

@@ -6,8 +6,8 @@ The counterpart of `route` for a device that replays a fixed sequence of kernels
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adapterbank.encoder.forward import PROJECTIONS
-from adapterbank.methods import Adapter
+from adapterbank.methods import Adapter, Lora, roles
+from adapterbank.slots import lora as low_rank
 from adapterbank.slots.bottleneck import bottleneck, linear, parts
 
 
@@ -25,16 +26,20 @@ class UniformLayer:
 
     tensors: Mapping[str, Tensor]
     adapter: Adapter | None
+    lora: Lora | None = None
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Layer`."""
-        return apply_linear(x, self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"])
+        return self._lifted(self._plain_linear(x, name), x, [name])
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Layer`."""
+        parts = [f"{name}.{part}" for part in PROJECTIONS]
         if f"{name}.joined.weight" in self.tensors:
-            return self.linear(x, f"{name}.joined")
-        return torch.cat([self.linear(x, f"{name}.{part}") for part in PROJECTIONS], -1)
+            y = self._plain_linear(x, f"{name}.joined")
+        else:
+            y = torch.cat([self._plain_linear(x, part) for part in parts], -1)
+        return self._lifted(y, x, parts)
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `encoder.forward.Layer`."""
@@ -58,38 +63,58 @@ class UniformLayer:
         slots = mine["up.weight"].shape[0]
         return bottleneck(_by_slot(y, slots), _by_slot(x, slots), self.adapter, mine).view(y.shape)
 
+    def _plain_linear(self, x: Tensor, name: str) -> Tensor:
+        return apply_linear(x, self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"])
+
+    def _lifted(self, y: Tensor, x: Tensor, modules: Sequence[str]) -> Tensor:
+        """Add what low-rank parts give to the outputs of linear layers, side by side in `y`."""
+        found = low_rank.joined(self.tensors, modules) if self.lora else None
+        if self.lora is None or found is None:
+            return y
+        a, b = found
+        flat_y, flat_x = (_by_slot(t, len(a)) if a.dim() == 3 else t.reshape(-1, t.shape[-1]) for t in (y, x))
+        return low_rank.apply(flat_y, flat_x, a, b, self.lora.scale).view(y.shape)
+
 
 class Uniform:
     """The whole pass."""
 
-    def __init__(self, frozen: Mapping[str, Tensor], own: Mapping[str, Tensor], adapter: Adapter | None) -> None:
+    def __init__(
+        self,
+        frozen: Mapping[str, Tensor],
+        own: Mapping[str, Tensor],
+        adapter: Adapter | None,
+        lora: Lora | None = None,
+    ) -> None:
         """Take the frozen tensors, and the slots' own by name, each `[slots, *shape]`."""
         # One slot's tensors are used without their first dimension: a plain product is quicker than a batch of one.
         self.own = {name: tensor.squeeze(0) if len(tensor) == 1 else tensor for name, tensor in own.items()}
-        self._adapter = adapter
-        touched = {name.rsplit(".", 2)[0] for name in own if name.rsplit(".", 2)[-2] in PROJECTIONS}
-        self._tensors = {
-            name: tensor
-            for name, tensor in {**frozen, **self.own}.items()
-            if not any(name.startswith(f"{attention}.joined.") for attention in touched)
-        }
+        self._tensors = {**frozen, **self.own}
+        touched = {tuple(name.rsplit(".", 2)[::2]) for name in own if name.rsplit(".", 2)[-2] in PROJECTIONS}
+        for attention, leaf in sorted(touched, reverse=True):  # weights first
+            if leaf == "weight":
+                for gone in ("weight", "bias"):
+                    self._tensors.pop(f"{attention}.joined.{gone}", None)
+            elif f"{attention}.joined.weight" in self._tensors:
+                self._tensors[f"{attention}.joined.bias"] = self._biases(attention)
+        self._whole = UniformLayer(self._tensors, adapter, lora)
         self._layers: dict[tuple[str, str], UniformLayer] = {}
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Slots`."""
-        return apply_linear(x, self._tensors[f"{name}.weight"], self._tensors[f"{name}.bias"])
+        return self._whole.linear(x, name)
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Slots`."""
-        return UniformLayer(self._tensors, self._adapter).attention(x, name)
+        return self._whole.attention(x, name)
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `encoder.forward.Slots`."""
-        return apply_norm(x, self._tensors[f"{name}.weight"], self._tensors[f"{name}.bias"], epsilon)
+        return self._whole.norm(x, name, epsilon)
 
     def embed(self, ids: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Slots`."""
-        return UniformLayer(self._tensors, self._adapter).embed(ids, name)
+        return self._whole.embed(ids, name)
 
     def table(self, name: str) -> Tensor:
         """See `encoder.forward.Slots`."""
@@ -97,18 +122,23 @@ class Uniform:
 
     def add(self, y: Tensor, x: Tensor, site: str) -> Tensor:
         """See `encoder.forward.Slots`."""
-        return UniformLayer(self._tensors, self._adapter).add(y, x, site)
+        return self._whole.add(y, x, site)
 
     def layer(self, weights: str, site: str) -> UniformLayer:
         """See `encoder.forward.Slots`."""
         if (weights, site) not in self._layers:
             found = {}
             for name, tensor in self._tensors.items():
-                prefix = site if ".adapter." in name else weights
+                prefix = site if roles(name) & {"adapter", "lora"} else weights
                 if name.startswith(f"{prefix}."):
                     found[name.removeprefix(f"{prefix}.")] = tensor
-            self._layers[weights, site] = UniformLayer(found, self._adapter)
+            self._layers[weights, site] = replace(self._whole, tensors=found)
         return self._layers[weights, site]
+
+    def _biases(self, attention: str) -> Tensor:
+        """Give the biases of query, key and value side by side, for a product that all slots share."""
+        found = [self._tensors[f"{attention}.{part}.bias"] for part in PROJECTIONS]
+        return torch.cat(torch.broadcast_tensors(*found), -1)
 
 
 def apply_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -1,0 +1,185 @@
+"""Claims about `automl.search` and the run that uses it: a budget, a seed, the best on dev, a record, no package."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from typing import ClassVar
+
+import pytest
+
+from adapterbank import records
+from adapterbank.api import open_bank
+from adapterbank.automl import search as searches
+from adapterbank.errors import ConfigError, InputError, TrainingError, UnknownName
+from adapterbank.tasks.spec import Examples, Task
+from small_data import answers, flags, pairs, reviews, scores, shell, tags, write
+
+ROWS = reviews()
+TASK = Task("s", "classification", ("text",), "label", ("negative", "positive"), "accuracy")
+TRAIN = Examples([text for text, _ in ROWS], None, [int(label == "positive") for _, label in ROWS])
+FAST = {"method": "automl", "trials": 4}
+
+
+@pytest.fixture
+def bank(tmp_path, bert):
+    return open_bank(tmp_path / "bank", bert, device="cpu")
+
+
+class Fake:
+    """A model that scores what the test says, or fails, or is interrupted."""
+
+    told: ClassVar[list[object]] = []
+
+    def __init__(self, task, choice, seed):
+        self.numbers = 7
+
+    def fit(self, examples):
+        self.right = Fake.told.pop(0)
+        if isinstance(self.right, BaseException):
+            raise self.right
+
+    def decide(self, examples):
+        return [t if i < self.right else 1 - t for i, t in enumerate(examples.targets)]
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    def tell(*scores):
+        Fake.told = list(scores)
+
+    monkeypatch.setattr(searches, "TextModel", Fake)
+    return tell
+
+
+# --- the search
+
+
+def test_the_best_on_dev_is_kept_and_the_first_of_equals(fake):
+    fake(3, 20, 5, 20)
+    found = searches.search(TASK, TRAIN, TRAIN, trials=4)
+    assert [round(trial["score"] * 24) for trial in found.history] == [3, 20, 5, 20]
+    assert (found.best, found.model.right, found.stopped) == (2, 20, False)
+    assert found.choice == found.history[1]["choice"]
+
+
+def test_the_same_seed_tries_the_same_models_and_another_seed_others():
+    same, again, other = (
+        [(trial["choice"], trial["score"]) for trial in searches.search(TASK, TRAIN, TRAIN, trials=4, seed=s).history]
+        for s in (3, 3, 4)
+    )
+    assert same == again != other
+
+
+def test_a_model_that_cannot_be_fitted_is_passed_over(fake):
+    fake(ValueError("empty vocabulary"), 9, InputError("not a number"), 2)
+    found = searches.search(TASK, TRAIN, TRAIN, trials=4)
+    assert [trial["score"] is None for trial in found.history] == [True, False, True, False]
+    assert found.best == 2
+
+
+def test_when_none_can_be_fitted_it_says_so(fake):
+    fake(*[ValueError("empty")] * 2)
+    with pytest.raises(TrainingError, match="None of 2 models could be fitted to 24 rows"):
+        searches.search(TASK, TRAIN, TRAIN, trials=2)
+
+
+def test_an_interruption_keeps_the_best_so_far(fake):
+    fake(3, 9, KeyboardInterrupt())
+    found = searches.search(TASK, TRAIN, TRAIN, trials=10)
+    assert (found.stopped, found.best, len(found.history)) == (True, 2, 2)
+
+
+def test_an_interruption_before_there_is_any_model_is_one(fake):
+    fake(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        searches.search(TASK, TRAIN, TRAIN, trials=10)
+
+
+def test_no_model_is_begun_when_the_minutes_are_over_and_one_always_is(fake, monkeypatch):
+    clock = iter(range(0, 10_000, 25))  # seconds that each look at the clock takes
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    fake(*range(20))
+    assert len(searches.search(TASK, TRAIN, TRAIN, trials=20, minutes=3).history) == 3
+    fake(*range(20))
+    assert len(searches.search(TASK, TRAIN, TRAIN, trials=20, minutes=0.01).history) == 1
+
+
+def test_who_watches_hears_of_each_model_and_the_best_so_far(fake):
+    heard = []
+    fake(6, 12, 3)
+    searches.search(TASK, TRAIN, TRAIN, trials=3, watch=lambda *told: heard.append(told))
+    assert heard == [(0, 3, None), (1, 3, 0.25), (2, 3, 0.5)]
+
+
+# --- a run
+
+
+def test_a_run_leaves_a_record_like_any_other_and_no_package(bank, bert):
+    result = bank.train("s", ROWS, ROWS, reviews(8), **FAST)
+    other = bank.train("t", ROWS, ROWS, reviews(8), epochs=1, max_length=32).record
+    record = result.record
+    assert result.package is None
+    assert records.read(result.record_path) == record
+    assert set(record) == {*other, "choice"}
+    assert set(record["config"]) == set(other["config"])
+    assert set(record["params"]) == set(other["params"])
+    assert record["stamp"] == other["stamp"]
+    assert record["metrics"]["dev"].keys() == other["metrics"]["dev"].keys()
+    assert record["metrics"]["dev"]["accuracy"] == max(trial["score"] for trial in record["history"])
+    assert record["history"][record["best_epoch"] - 1]["score"] == record["metrics"]["dev"]["accuracy"]
+    assert record["metrics"]["test"]["rows"] == 8
+    assert (record["package"], record["bytes"], len(record["history"])) == (None, 0, 4)
+    assert record["params"]["trained"] == record["params"]["total"] > 0
+    assert [task.name for task in bank.tasks()] == ["t"]
+
+
+@pytest.mark.parametrize("rows", [scores(), tags(), pairs()], ids=["regression", "multilabel", "pairs"])
+def test_every_kind_of_task_but_spans_is_searched(bank, rows):
+    record = bank.train("s", rows, rows, **FAST).record
+    assert record["metrics"]["dev"][record["task"]["metric"]] > 0.5
+
+
+def test_spans_are_refused_in_one_sentence_before_the_bank_is_made(bank):
+    with pytest.raises(ConfigError, match="'automl', which does not answer spans; use one with an encoder"):
+        bank.train("s", answers(), answers(), **FAST)
+    assert not bank.path.exists()
+
+
+def test_without_optuna_it_says_what_to_install(bank, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs Optuna: pip install 'adapterbank\[automl\]'"):
+        bank.train("s", ROWS, ROWS, **FAST)
+    assert not bank.path.exists()
+
+
+def test_predict_and_evaluate_say_that_there_is_a_record_but_no_package(bank):
+    bank.train("s", ROWS, ROWS, **FAST)
+    for ask in (lambda: bank.predict("s", ["good"]), lambda: bank.evaluate("s", ROWS), lambda: bank.show("s")):
+        with pytest.raises(InputError, match="'s' was run with method 'automl', which leaves a record but no package"):
+            ask()
+    with pytest.raises(UnknownName, match="'z' is not a task of this bank"):
+        bank.predict("z", ["good"])
+    bank.train("s", ROWS, ROWS, epochs=1, max_length=32)
+    assert bank.predict("s", ["good"])[0].label
+
+
+def test_an_interrupted_run_says_so_in_its_record(bank, fake):
+    fake(3, 9, KeyboardInterrupt())
+    result = bank.train("s", ROWS, ROWS, method="automl", trials=10)
+    assert result.notes == ("Stopped after 2 of 10 models; the best of them is kept.",)
+    assert result.record["notes"] == list(result.notes)
+    assert result.record["metrics"]["dev"]["accuracy"] == 9 / 24
+
+
+def test_the_shell_trains_and_predict_explains(tmp_path, checkpoint):
+    data, bank, encoder = write(tmp_path / "train.csv", ROWS), tmp_path / "bank", checkpoint("bert")[0]
+    words = ["train", "--bank", bank, "--train", data, "--dev", data, "--backbone", encoder, "--task", "s"]
+    found = shell(*words, *flags(FAST))
+    assert (found.code, found.err) == (0, "")
+    assert found.out.startswith("s  accuracy ")
+    assert "4 models" in found.out
+    assert "a record, no package: model " in found.out
+    found = shell("predict", "--bank", bank, "--task", "s", "--text", "good")
+    assert (found.code, found.out, len(found.err.splitlines())) == (2, "", 1)
+    assert "leaves a record but no package" in found.err

@@ -1,0 +1,45 @@
+"""Runs of methods that train few numbers, LoRA and BitFit: their packages are loaded, answer and are checked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from adapterbank.api import open_bank
+from adapterbank.errors import PackageDamaged
+from small_data import reviews
+
+ROWS = reviews()
+FAST = {"epochs": 2, "lr": 0.01, "batch": 8, "max_length": 32}
+
+
+@pytest.fixture
+def bank(tmp_path, bert):
+    return open_bank(tmp_path / "bank", bert, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "lora"},
+        {"method": "lora", "rank": 3, "alpha": 1, "targets": "up,key", "layers": "1-2"},
+        {"method": "bitfit"},
+        {"method": "bitfit", "layers": "2"},
+    ],
+)
+def test_a_package_of_few_numbers_is_loaded_answers_as_trained_and_is_audited(bank, bert, options):
+    result = bank.train("s", ROWS, ROWS, **FAST, **options)
+    again = open_bank(bank.path, bert, device="cpu")
+    assert again.evaluate("s", ROWS)["accuracy"] == result.record["metrics"]["dev"]["accuracy"]
+    assert all(finding.ok for finding in again.audit())
+    assert (result.package.manifest.method["lora"] is None) == (options["method"] == "bitfit")
+
+
+@pytest.mark.parametrize("change", [{"rank": 7}, {"alpha": 0}, {"alpha": "x"}, {"rank": 0}, {"targets": ["knee"]}])
+def test_a_plan_whose_low_rank_parts_are_not_those_of_the_package_is_refused(bank, bert, change):
+    package = bank.train("s", ROWS, ROWS, **FAST, method="lora").package
+    plan = package.manifest.method
+    manifest = replace(package.manifest, method={**plan, "lora": {**plan["lora"], **change}})
+    with pytest.raises(PackageDamaged, match="s@1 does not hold what its manifest says"):
+        bank.engine.load(replace(package, manifest=manifest))
