@@ -109,6 +109,6 @@ def _compare(package: Package, found: list[Any], now: dict[str, Any]) -> Finding
 def _outputs(engine: Engine, name: str) -> list[Any]:
     resident = engine.residents[name]
     pairs = [second for _, second in PROBES] if len(resident.task.text) == 2 else None
-    # Not `engine.tokens`: for spans it cuts the second text alone, and refuses a probe whose first one is too long.
+    # Not `engine.rows`: for spans it cuts the second text alone, and refuses a probe whose first one is too long.
     tokens = engine.backbone.tokenize([first for first, _ in PROBES], pairs, resident.max_length)
     return [out.tolist() for out in engine.outputs(tokens, [name] * len(tokens))]

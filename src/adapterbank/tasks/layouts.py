@@ -90,12 +90,8 @@ def _table(columns: dict[str, list[Any]], names: Mapping[str, str | None], sourc
 # --- Parquet ------------------------------------------------------------------------------------------------
 
 
-_HUB_SPLITS = {
-    "validation": "dev",
-    "validation_matched": "dev",
-    "validation_mismatched": "dev_mismatched",
-    "test_matched": "test",
-}
+_HUB_SPLITS = {"validation": "dev", "validation_matched": "dev", "validation_mismatched": "dev_mismatched",
+               "test_matched": "test"}  # fmt: skip
 _NUMBERS = ("index", "idx", "id")
 """What columns are called that number the rows."""
 
