@@ -94,7 +94,8 @@ def draw(found: dict[str, Any], path: Path) -> None:
     clock = "" if found.get("clock", "wall") == "wall" else ", processor time"
     where = stamp["device"] if stamp["device"] != "cpu" else f"{stamp['threads']} CPU thread(s), {stamp['cpu']}"
     figure.suptitle(
-        f"{where}, {stamp['precision']}, torch {stamp['torch']}, {settings['shape']} shape{clock}; medians, quartiles shaded",
+        f"{where}, {stamp['precision']}, torch {stamp['torch']}, {settings['shape']} shape{clock}; "
+        "medians, quartiles shaded",
         fontsize=9,
     )
     figure.tight_layout()

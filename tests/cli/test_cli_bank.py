@@ -69,7 +69,17 @@ def test_every_command_explains_itself_with_an_example(name, flag):
     assert (found.code, found.err) == (0, "")
     assert f"Example: adapterbank {name}" in " ".join(found.out.split()) or f"| adapterbank {name}" in found.out
     assert "--json" in found.out
-    assert "(default: " in found.out or name in ("tasks", "show", "remove", "gc", "backbones", "glue-score", "cache")
+    assert "(default: " in found.out or name in (
+        "tasks",
+        "show",
+        "remove",
+        "gc",
+        "backbones",
+        "glue-score",
+        "cache",
+        "figures",
+        "report",
+    )
 
 
 def test_the_commands_are_listed_without_being_asked_and_with():
@@ -108,7 +118,8 @@ def test_json_prints_one_json_value_and_nothing_else(here, name):
 
 def test_json_is_there_for_every_command():
     elsewhere = {"catalog", "data", "squad", "glue-score", "glue-submission", "cache"}  # test_cli_catalog.py
-    assert {*JSON, "backbones", *elsewhere} == set(COMMANDS)
+    studies = {"sweep", "ablate", "prune", "figures", "report"}  # test_cli_sweep.py, test_cli_analysis.py
+    assert {*JSON, "backbones", *elsewhere, *studies} == set(COMMANDS)
 
 
 # --- tasks and show -----------------------------------------------------------------------------------------
