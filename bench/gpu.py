@@ -58,14 +58,15 @@ def fastest(found: dict[str, Any]) -> dict[str, Any]:
     return best
 
 
+def full_rows(folder: str, shape: Shape, device: torch.device, options: Any) -> dict[str, Any]:
+    """Say what every contestant of either comparison is set up with."""
+    cases = {"full rows": batches(options.rows, options.length, shape.vocabulary)}
+    return {"backbone": folder, "device": device.type, "size": options.size, "cases": cases}
+
+
 def training(folder: str, shape: Shape, peers: Peers, device: torch.device, options: Any) -> dict[str, Any]:
     """Compare training steps."""
-    setup = {
-        "backbone": folder,
-        "device": device.type,
-        "size": options.size,
-        "cases": {"full rows": batches(options.rows, options.length, shape.vocabulary)},
-    }
+    setup = full_rows(folder, shape, device, options)
     order = {"do": "train", "case": "full rows", "block": options.block}
     with training_field(setup, peers, device) as field:
         field.warm_up({**order, "blocks": 2}, one_by_one=options.one_by_one)
@@ -110,12 +111,7 @@ TASKS = ("mixed", "one", "switched")
 
 def inference(folder: str, shape: Shape, peers: Peers, device: torch.device, options: Any) -> dict[str, Any]:
     """Compare inference, tokens on the host to logits on the host."""
-    setup = {
-        "backbone": folder,
-        "device": device.type,
-        "size": options.size,
-        "cases": {"full rows": batches(options.rows, options.length, shape.vocabulary)},
-    }
+    setup = full_rows(folder, shape, device, options)
     order = {"do": "infer", "case": "full rows"}
     with inference_field(setup, peers, device, options.rows) as field:
         field.warm_up({**order, "blocks": 5}, one_by_one=options.one_by_one)

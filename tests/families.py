@@ -31,6 +31,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "albert": ("Albert", {**SMALL, "embedding_size": 16, "max_position_embeddings": 64, "num_hidden_groups": 1}),
 }
 
+TEXTS = [
+    "the cat sat",
+    "a big red fox jumps over the lazy dog",
+    "why",
+    "who ran in the house? the small dog was bad.",
+    "is it a good film",
+    "what",
+    "the the the a a a on in mat house",
+]
+"""Rows of different lengths, some of a single word."""
+
 
 def vocabulary(pad: int = 0) -> list[str]:
     """Give the tokens in the order of their ids: what stands in vocab.txt, a line each."""

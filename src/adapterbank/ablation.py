@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -154,7 +153,7 @@ def ablate(
         ],
         "stamp": stamp(engine.device, engine.dtype),
         "seconds": time.perf_counter() - began,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "created": storage.now(),
     }
 
 

@@ -17,7 +17,6 @@ import difflib
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,7 +116,7 @@ class Bank:
             format=FORMAT,
             bytes=len(weights),
             weights_sha256=storage.sha256_bytes(weights),
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            created=storage.now(),
         )
         with storage.temporary_folder(self._tasks) as temporary:
             storage.atomic_write(temporary / "weights.safetensors", weights)
@@ -343,7 +342,7 @@ def _create(path: Path, backbone: Mapping[str, Any] | None) -> None:
     value = {
         "format": FORMAT,
         "backbone": {"name": backbone["name"], "sha256": backbone["sha256"]},
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "created": storage.now(),
     }
     try:
         with contextlib.suppress(FileExistsError):

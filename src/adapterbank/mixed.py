@@ -18,7 +18,7 @@ from torch import Tensor
 from adapterbank.encoder.anatomy import Anatomy
 from adapterbank.encoder.forward import compiled_runs, forward, fused_attention
 from adapterbank.encoder.packed import Padded, Tokens, room
-from adapterbank.methods import Head, Plan
+from adapterbank.methods import Plan
 from adapterbank.program import Programs
 from adapterbank.slots import heads
 from adapterbank.slots.stack import Layout, Slot, Stacks
@@ -30,8 +30,6 @@ _LARGE = 1 << 18
 """Numbers of a row from which on it is copied by itself, at the speed of the memory; smaller ones share a kernel."""
 ROWS = 256
 """Rows of one batch at most: each may need a place in the stage."""
-
-_BARE = Head("classification", 1, "mean")
 
 
 class _Stage:
@@ -165,7 +163,7 @@ class Mixed:
     def _body(self, program: _Program, stage: _Stage, plan: Plan | None, shape: _Shape) -> None:
         """Do what a program does, on the tensors that `outputs` has filled."""
         # A task's own scale is applied to what comes out.
-        head = replace(plan.head, shift=0.0, scale=1.0) if plan else _BARE
+        head = replace(plan.head, shift=0.0, scale=1.0) if plan else heads.BARE
         cells = shape.rows * shape.longest
         ids, types = program.rows[: 2 * cells].view(2, -1).unbind(0)
         batch = Padded.of(ids, types, program.rows[2 * cells :], self._fused)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from adapterbank import __version__, metrics, records, resume
+from adapterbank import __version__, metrics, records, resume, storage
 from adapterbank.audit import fingerprint
 from adapterbank.bank import Bank
 from adapterbank.batches import Rows
@@ -210,7 +209,7 @@ def failed(identity: Mapping[str, Any], failure: str, ready: Ready | None = None
     if ready is not None:
         prospect = ready.prospect
         found |= {"task": prospect.data.task.to_json(), "stamp": stamp(prospect.device, prospect.dtype)}
-    return {**found, "notes": list(ready.notes) if ready else [], "created": _now()}
+    return {**found, "notes": list(ready.notes) if ready else [], "created": storage.now()}
 
 
 def _finish(ready: Ready, backbone: Backbone, state: State, engine: Engine, bank: Bank | None) -> Ended:
@@ -229,7 +228,7 @@ def _finish(ready: Ready, backbone: Backbone, state: State, engine: Engine, bank
     }
     manifest = _draft(ready, task, backbone, scores, best, fingerprint(engine, config.task) if bank else {})
     package = bank.put(manifest, best) if bank else None
-    manifest = package.manifest if package else replace(manifest, bytes=len(pack(best)), created=_now())
+    manifest = package.manifest if package else replace(manifest, bytes=len(pack(best)), created=storage.now())
     training = sum(epoch["seconds"] for epoch in state.history)
     record = {
         "config": prospect.identity,
@@ -247,10 +246,6 @@ def _finish(ready: Ready, backbone: Backbone, state: State, engine: Engine, bank
         "notes": list(ready.notes),
     }
     return Ended(record, package)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _scores(

@@ -17,6 +17,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 from uuid import uuid4
@@ -52,6 +53,11 @@ def refusals_explained(path: Path) -> Iterator[None]:
 
 
 # --- checksums and JSON -------------------------------------------------------------------------------
+
+
+def now() -> str:
+    """Give the time as files and records state it: UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def sha256_bytes(data: bytes) -> str:

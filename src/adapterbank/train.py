@@ -176,10 +176,12 @@ def train(
     programs = Programs(device)
     for (first, alone, *_), group in _groups(backbone.anatomy, lessons, device).items():
         school = _School(backbone.anatomy, frozen, prefixes, dtype, dropout, first, programs)
-        waiting = deque(_Learner(i, lessons[i], states[i]) for i in group)
-        for learner in [learner for learner in waiting if learner.done]:  # resumed after its last epoch
-            _leave(learner, end)
-        school.prepare([learner for learner in waiting if not learner.done], 1 if alone else at_once)
+        coming = [_Learner(i, lessons[i], states[i]) for i in group]
+        for learner in coming:
+            if learner.done:  # resumed after its last epoch
+                _leave(learner, end)
+        waiting = deque(learner for learner in coming if not learner.done)
+        school.prepare(waiting, 1 if alone else at_once)
         while school.fill(waiting):
             try:
                 if not school.step():
@@ -271,9 +273,7 @@ class _School:
             self.stacks.remove(learner.slot)
             self.adam.release(learner.slot)
         while waiting and len(self.learners) < self.places:
-            learner = waiting.popleft()
-            if not learner.done:  # resumed after its last epoch
-                self._admit(learner)
+            self._admit(waiting.popleft())
         if self.data and self.learners and 2 * len(self.learners) <= self.places:
             self._move_together()
         if self.data and self.learners and not self.steady:

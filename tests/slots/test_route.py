@@ -18,17 +18,7 @@ from adapterbank.methods import Head, Options, make_plan
 from adapterbank.slots import heads
 from adapterbank.slots.route import Route
 from adapterbank.slots.stack import Stacks
-from families import FAMILIES
-
-TEXTS = [
-    "the cat sat",
-    "a big red fox jumps over the lazy dog",
-    "why",
-    "who ran in the house? the small dog was bad.",
-    "is it a good film",
-    "what",
-    "the the the a a a on in mat house",
-]
+from families import FAMILIES, TEXTS
 
 
 def kinds_of_slots(backbone):

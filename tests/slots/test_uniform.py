@@ -14,17 +14,8 @@ from adapterbank.slots import heads
 from adapterbank.slots.route import Route
 from adapterbank.slots.stack import Stacks
 from adapterbank.slots.uniform import Uniform, apply_linear, apply_norm
-from families import FAMILIES
+from families import FAMILIES, TEXTS
 
-TEXTS = [
-    "the cat sat",
-    "a big red fox jumps over the lazy dog",
-    "why",
-    "who ran in the house? the small dog was bad.",
-    "is it a good film",
-    "what",
-    "the the the a a a on in mat house",
-]
 ROWS, LONGEST = 4, 24
 METHODS = {
     "adapter": Options(size=5),

@@ -10,10 +10,9 @@ import importlib.util
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
-from adapterbank import metrics
+from adapterbank import metrics, storage
 from adapterbank.automl.models import TextModel, draw
 from adapterbank.errors import ConfigError, InputError, TrainingError
 from adapterbank.tasks.spec import Examples, Task
@@ -48,7 +47,7 @@ class Found:
             "history": self.history,
             "choice": self.choice,
             "examples_per_second": len(splits["train"]) * len(self.history) / max(spent, 1e-9),
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "created": storage.now(),
         }
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from adapterbank.cli.catalog import DataRoot
+from adapterbank.cli.catalog import DataRoot, ScoredData, Split
 from adapterbank.cli.console import (
     AsJson,
     BackboneName,
@@ -38,11 +38,8 @@ Python: adapterbank.open_bank("bank").ablate("sentiment", "dev.csv")
 def command(
     bank: BankPath,
     task: TaskName,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="Labelled data, or a task of the catalog (default: the task's own)."),
-    ] = None,
-    split: Annotated[str, typer.Option("--split", help="Of the catalog's task.")] = "dev",
+    data: ScoredData = None,
+    split: Split = "dev",
     data_root: DataRoot = None,
     backbone: BackboneName = None,
     device: Device = "auto",

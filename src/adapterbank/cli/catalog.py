@@ -18,6 +18,10 @@ Example: adapterbank catalog --data-root data
 Example: adapterbank train --bank bank --task glue/mrpc --data-root data
 """
 
+Split = Annotated[str, typer.Option("--split", help="Of the catalog's task.")]
+ScoredData = Annotated[
+    str | None, typer.Option("--data", help="Labelled data, or a task of the catalog (default: the task's own).")
+]
 DataRoot = Annotated[
     str | None, typer.Option("--data-root", help="Folder of data sets (default: ADAPTERBANK_DATA).", show_default=False)
 ]

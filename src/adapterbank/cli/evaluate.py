@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from adapterbank.cli.catalog import DataRoot
+from adapterbank.cli.catalog import DataRoot, Split
 from adapterbank.cli.console import (
     AsJson,
     BackboneName,
@@ -37,7 +37,7 @@ def command(
             "--data", help="Labelled data: CSV, TSV, JSONL, Parquet, or a task of the catalog (default: its own)."
         ),
     ] = None,
-    split: Annotated[str, typer.Option("--split", help="Of the catalog's task.")] = "dev",
+    split: Split = "dev",
     data_root: DataRoot = None,
     text: Annotated[str | None, typer.Option("--text", help="Column of the text (default: as in training).")] = None,
     text_pair: Annotated[str | None, typer.Option("--text-pair", help="Column of the second text.")] = None,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from adapterbank.cli.catalog import DataRoot
+from adapterbank.cli.catalog import DataRoot, ScoredData, Split
 from adapterbank.cli.console import (
     AsJson,
     BackboneName,
@@ -38,11 +38,8 @@ def command(
     tolerance: Annotated[
         float, typer.Option("--tolerance", help="Points of the metric that it may lose in all.")
     ] = 0.5,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="Labelled data, or a task of the catalog (default: the task's own)."),
-    ] = None,
-    split: Annotated[str, typer.Option("--split", help="Of the catalog's task.")] = "dev",
+    data: ScoredData = None,
+    split: Split = "dev",
     data_root: DataRoot = None,
     backbone: BackboneName = None,
     device: Device = "auto",

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from adapterbank.cli.catalog import DataRoot
+from adapterbank.cli.catalog import DataRoot, Split
 from adapterbank.cli.console import AsJson, BackboneName, Device, Precision, print_json
 from adapterbank.errors import InputError
 
@@ -30,7 +30,7 @@ def command(
         str | None,
         typer.Option("--data", help="A SQuAD JSON file, or a name of the catalog (default: the task's own)."),
     ] = None,
-    split: Annotated[str, typer.Option("--split", help="Of the catalog's task.")] = "dev",
+    split: Split = "dev",
     predictions: Annotated[str | None, typer.Option("--predictions", help="Score this file instead.")] = None,
     output: Annotated[str | None, typer.Option("--output", "-o", help="Write the predictions here.")] = None,
     nbest: Annotated[str | None, typer.Option("--nbest", help="Write the best answers here.")] = None,

@@ -21,7 +21,7 @@ _SIGMA = 0.02
 """Of a new head's weights: BERT's own, and the public code's."""
 _PLACE = 1_000_000
 """Dropout place of the head, after those of any number of layers."""
-_BARE = Head("classification", 1, "mean")
+BARE = Head("classification", 1, "mean")
 """How rows of no task are read: by their mean."""
 
 
@@ -53,7 +53,7 @@ def outputs(hidden: Tensor, batch: Packed, route: Route, dropout: Dropout | None
     for segment, mine in zip(route.segments, route.heads(), strict=True):
         rows, tokens = slice(row, row + segment.rows), slice(token, token + segment.tokens)
         row, token = rows.stop, tokens.stop
-        head = mine[0].head if mine else _BARE
+        head = mine[0].head if mine else BARE
         sort = "span" if head.kind == "span" else head.pooling
         if sort not in read:
             read[sort] = reads(hidden, batch, head, route.rows().linear, dropout)
