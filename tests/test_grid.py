@@ -32,6 +32,17 @@ def test_seeds_are_a_number_or_a_list():
     assert values(grid.make({"task": "mr", "seeds": [5, 7]}).runs, "seed") == [(5,), (7,)]
 
 
+def test_a_block_takes_from_above_what_its_method_has_a_use_for_and_its_own_must_fit():
+    tasks = ["mr", {"task": "trec", "epochs": 2}]
+    blocks = [{"size": [8, 64]}, {"method": "full"}, {"method": "automl", "trials": 3}]
+    study = grid.make({"task": tasks, "epochs": 5, "lr": 1e-3, "sigma": 0.1, "blocks": blocks})
+    assert [len(block.runs) for block in study.blocks] == [4, 2, 2]
+    assert values(study.blocks[1].runs, "epochs", "lr", "sigma") == [(5, 1e-3, 0.01), (2, 1e-3, 0.01)]
+    assert values(study.blocks[2].runs, "epochs", "trials") == [(None, 3), (None, 3)]
+    with pytest.raises(ConfigError, match="size is 8, but method 'full' has no use for it"):
+        grid.make({"task": "mr", "blocks": [{"method": "full", "size": 8}]})
+
+
 def test_blocks_add_to_what_is_common_and_what_two_ask_for_is_run_once():
     study = grid.make({"task": "mr", "blocks": [{"size": [8, 64]}, {"name": "one", "size": 64}, {"method": "full"}]})
     assert [len(block.runs) for block in study.blocks] == [2, 1, 1]
@@ -41,7 +52,7 @@ def test_blocks_add_to_what_is_common_and_what_two_ask_for_is_run_once():
 
 def test_a_mapping_in_a_list_brings_options_of_its_own():
     runs = grid.make({"task": ["mr", {"task": "glue/sst2", "limit": 100}], "limit": 0}).runs
-    assert values(runs, "task", "limit") == [("mr", 0), ("glue-sst2", 0)]
+    assert values(runs, "task", "limit") == [("mr", 0), ("glue-sst2", 100)]
     runs = grid.make({"limit": 0, "task": ["mr", {"task": "glue/sst2", "limit": 100}]}).runs
     assert values(runs, "task", "limit") == [("mr", 0), ("glue-sst2", 100)]
 

@@ -26,7 +26,7 @@ from adapterbank.slots.stack import Stacks
 TOKENS_AT_ONCE = 4096
 """Padded tokens of one batch: fills two CPU cores, and fits any memory."""
 _GPU_TOKENS = 16384
-"""The same for a GPU that runs programs."""
+"""The same for a GPU, which has to be asked for each kernel."""
 
 
 def place(backbone: Backbone, device: torch.device, dtype: torch.dtype) -> Mapping[str, Tensor]:
@@ -49,8 +49,9 @@ def outputs(
     """
     found: dict[int, np.ndarray] = {}
     groups = _groups(stacks, slots, mixed)
+    limit = _GPU_TOKENS if stacks.device.type == "cuda" else TOKENS_AT_ONCE
     with torch.inference_mode():
-        for chosen in by_length(tokens, _GPU_TOKENS if mixed else TOKENS_AT_ONCE, groups, ROWS if mixed else None):
+        for chosen in by_length(tokens, limit, groups, ROWS if mixed else None):
             order = sorted(chosen, key=lambda i: _number(slots[i]))
             mine, theirs = [tokens[i] for i in order], [slots[i] for i in order]
             if mixed and not prefix and not _alone(stacks, theirs[0]):

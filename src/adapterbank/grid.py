@@ -108,12 +108,29 @@ def make(values: Any, overrides: Mapping[str, Any] | None = None, base: Mapping[
         own = {_key(name): value for name, value in block.items()}
         name = str(own.pop("name", values.get("name", f"block {number}")))
         try:
-            found.append(_block(name, {**common, **own}, overrides or {}, base or {}))
+            found.append(_block(name, {**_of_use(common, own), **own}, overrides or {}, base or {}))
         except ConfigError as error:
             mistakes |= dict.fromkeys(f"{name}: {mistake}" for mistake in error.mistakes)
     if mistakes:
         raise ConfigError(mistakes)
     return Study(tuple(found))
+
+
+def _of_use(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Give what a block takes from above it: not what its own method has no use for."""
+    method = own.get("method")
+    idle = unused_options(method) if isinstance(method, str) and method in METHODS else set()
+
+    def used(value: Any) -> Any:
+        if isinstance(value, list):
+            return [used(one) for one in value]
+        return (
+            {name: one for name, one in value.items() if _key(name) not in idle}
+            if isinstance(value, Mapping)
+            else value
+        )
+
+    return {name: used(value) if name != "select" else value for name, value in common.items() if name not in idle}
 
 
 def differing(runs: Sequence[Config]) -> tuple[str, ...]:
@@ -165,9 +182,10 @@ def _combinations(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     lists = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
     several = len(lists.get("method", ())) > 1
     for combination in itertools.product(*lists.values()):
-        chosen: dict[str, Any] = {}
-        for name, value in zip(lists, combination, strict=True):
-            chosen |= {_key(k): v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
+        pairs = list(zip(lists, combination, strict=True))
+        chosen = {name: value for name, value in pairs if not isinstance(value, Mapping)}
+        for _, value in pairs:  # what a mapping brings stands above the rest, wherever that is written
+            chosen |= {_key(k): v for k, v in value.items()} if isinstance(value, Mapping) else {}
         method = chosen.get("method")
         if several and isinstance(method, str) and method in METHODS:
             chosen = {name: value for name, value in chosen.items() if name not in unused_options(method)}

@@ -20,7 +20,7 @@ from adapterbank.audit import fingerprint
 from adapterbank.bank import Bank
 from adapterbank.batches import Rows
 from adapterbank.config import Config, resolve
-from adapterbank.data import named, read_data
+from adapterbank.data import Data, named, read_data
 from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.engine import Engine, decide, readings
 from adapterbank.errors import TrainingError
@@ -78,7 +78,7 @@ def run(
     record should say beside the rest.
     """
     if not find_method(config.method).slot:
-        return _search(resolve(named(config, data)), backbone, bank_path, data, note, stage)
+        return _keep_found(resolve(named(config, data)), backbone, bank_path, data, note, stage)
     workshop = Workshop(backbone, stage)
     prospect = workshop.look(config, data)
     ready = workshop.ready(prospect)
@@ -115,7 +115,7 @@ def run(
     return Result(record, path, one.package, tuple(ready.notes))
 
 
-def _search(
+def _keep_found(
     config: Config,
     backbone: Backbone,
     bank_path: str | Path,
@@ -124,14 +124,30 @@ def _search(
     stage: Callable[[str, int, int], None],
 ) -> Result:
     """Do without the encoder: search for the best model of the texts, which leaves a record and no package."""
-    from adapterbank.automl.search import check, search
+    from adapterbank.automl.search import check
 
-    began, data = time.perf_counter(), read_data(config, given)
-    metric, notes = data.task.metric, list(data.notes)
+    data = read_data(config, given)
     check(data.task)
     bank = _open(bank_path, backbone)
-    for text in notes:
+    for text in data.notes:
         note(text)
+    record = search_record(config, backbone, data, stage)
+    for text in record["notes"][len(data.notes) :]:
+        note(text)
+    return Result(record, records.write(bank.records_path, record), None, tuple(record["notes"]))
+
+
+def search_record(
+    config: Config, backbone: Backbone, data: Data, stage: Callable[[str, int, int], None] = lambda what, d, n: None
+) -> dict[str, Any]:
+    """Search for the best model without the encoder and give the record; one that was stopped says so.
+
+    A search that the user ended early is known by the models it came to, so it does not stand for the whole one.
+    """
+    from adapterbank.automl.search import check, search
+
+    check(data.task)
+    began, metric, notes = time.perf_counter(), data.task.metric, list(data.notes)
 
     def watch(done: int, total: int, best: float | None) -> None:
         so_far = "" if best is None else f", best {metric} {best:.4f}"
@@ -147,13 +163,14 @@ def _search(
         watch=watch,
     )
     if found.stopped:
-        notes.append(f"Stopped after {len(found.history)} of {config.trials} models; the best of them is kept.")
-        note(notes[-1])
+        tried = len(found.history)
+        notes.append(f"Stopped after {tried} of {config.trials} models; the best of them is kept.")
+        config = replace(config, trials=tried)
+    stopped = {"stopped": True} if found.stopped else {}
     about = found.about(data.task, data.splits, backbone.parameters)
-    rest = {"package": None, "bytes": 0, "stamp": stamp(torch.device("cpu"), torch.float32)}
+    rest = {"package": None, "bytes": 0, "stamp": stamp(torch.device("cpu"), torch.float32), **stopped}
     whole = identity(config, backbone, data.about())
-    record = {"config": whole, **about, **rest, "seconds": time.perf_counter() - began, "notes": notes}
-    return Result(record, records.write(bank.records_path, record), None, tuple(notes))
+    return {"config": whole, **about, **rest, "seconds": time.perf_counter() - began, "notes": notes}
 
 
 def _open(path: str | Path, backbone: Backbone) -> Bank:

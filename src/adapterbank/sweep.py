@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from adapterbank import resume, selection
+from adapterbank import records, resume, selection
 from adapterbank.bank import Bank
 from adapterbank.config import Config
-from adapterbank.data import SOURCE
+from adapterbank.data import SOURCE, read_data
 from adapterbank.encoder.checkpoint import Backbone, load
-from adapterbank.errors import ConfigError, InputError
+from adapterbank.errors import ConfigError, InputError, TrainingError
 from adapterbank.grid import Study, options, with_seeds
 from adapterbank.ledger import Folder, Ledger, open_ledger
+from adapterbank.methods import find_method
 from adapterbank.prepare import Ready, Workshop, identity
-from adapterbank.run import Ended, failed, train_together
+from adapterbank.run import Ended, failed, search_record, train_together
 from adapterbank.selection import Choice
 from adapterbank.tally import News, Tally
 from adapterbank.train import AT_ONCE, Progress, State
@@ -200,7 +201,11 @@ def run_unit(unit: Unit, backbone: Backbone, means: Means) -> None:
     bank = None
     if means.bank is not None:
         bank = Bank.open(means.bank, {"name": backbone.name, "sha256": backbone.sha256}, create=True)
-    waiting = list(_prepared(unit, backbone, means))
+    workshop, known = Workshop(backbone, means.stage), means.ledger.all()
+    for config in unit:
+        if not find_method(config.method).slot:
+            _search(config, backbone, means, known)
+    waiting = list(_prepared(unit, workshop, means, known))
     if not waiting:
         return
     with _States(means.states) as states:
@@ -249,10 +254,11 @@ def _end(ready: Ready, ended: Ended, means: Means, states: _States) -> None:
     means.hear(News(ready.prospect.config, kind, score=score, failure=ended.failure))
 
 
-def _prepared(unit: Unit, backbone: Backbone, means: Means) -> Iterator[Ready]:
+def _prepared(unit: Unit, workshop: Workshop, means: Means, known: Mapping[str, Mapping[str, Any]]) -> Iterator[Ready]:
     """Make those ready that have no record; what does not fit its data or the backbone leaves a record that says so."""
-    workshop, known = Workshop(backbone, means.stage), means.ledger.all()
     for config in unit:
+        if not find_method(config.method).slot:
+            continue
         try:
             prospect = workshop.look(config)
             if prospect.hash in known:
@@ -260,9 +266,32 @@ def _prepared(unit: Unit, backbone: Backbone, means: Means) -> Iterator[Ready]:
                 continue
             yield workshop.ready(prospect)
         except InputError as error:
-            record = failed(identity(config, backbone, None), str(error))
-            new = means.ledger.add(record)
-            means.hear(News(config, "failed" if new else "known", failure=record["failure"]))
+            _refuse(config, workshop.backbone, error, means)
+
+
+def _search(config: Config, backbone: Backbone, means: Means, known: Mapping[str, Mapping[str, Any]]) -> None:
+    """Run a method that needs no encoder by itself; one that the user stops leaves no record, unlike a run alone."""
+    try:
+        data = read_data(config)
+        hash = records.config_hash(identity(config, backbone, data.about()))
+        if hash in known:
+            means.hear(News(config, "known", score=selection.score(known[hash])))
+            return
+        record = search_record(config, backbone, data, means.stage)
+    except (InputError, TrainingError) as error:
+        _refuse(config, backbone, error, means)
+        return
+    if record.get("stopped"):
+        raise KeyboardInterrupt
+    means.ledger.add(record)
+    means.hear(News(config, "done", score=selection.score(record)))
+
+
+def _refuse(config: Config, backbone: Backbone, error: Exception, means: Means) -> None:
+    """Record a run that cannot be run, with the reason."""
+    record = failed(identity(config, backbone, None), str(error))
+    new = means.ledger.add(record)
+    means.hear(News(config, "failed" if new else "known", failure=record["failure"]))
 
 
 class _States:

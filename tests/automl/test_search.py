@@ -170,6 +170,38 @@ def test_an_interrupted_run_says_so_in_its_record(bank, fake):
     assert result.notes == ("Stopped after 2 of 10 models; the best of them is kept.",)
     assert result.record["notes"] == list(result.notes)
     assert result.record["metrics"]["dev"]["accuracy"] == 9 / 24
+    assert (result.record["stopped"], result.record["config"]["trials"]) == (True, 2)
+
+
+def swept(bank, tmp_path, **options):
+    data = write(tmp_path / "s.csv", ROWS)
+    study = {"task": "s", "train": data, "dev": data, "max_length": 32, "trials": 10, **options}
+    return bank.sweep(study)
+
+
+def test_in_a_sweep_it_stands_beside_the_methods_with_an_encoder_and_is_run_once(bank, tmp_path, fake):
+    fake(*range(1, 11))
+    methods = {"method": ["automl", "feature"], "epochs": 1}
+    assert swept(bank, tmp_path, **methods).tally.done == 2
+    found = {record["config"]["method"]: record for record in records.read_all(bank.path / "records")}
+    assert (found["automl"]["package"], len(found["automl"]["history"])) == (None, 10)
+    assert found["automl"]["metrics"]["dev"]["accuracy"] == 10 / 24
+    assert swept(bank, tmp_path, **methods).tally.known == 2
+
+
+def test_in_a_sweep_an_interruption_leaves_no_record(bank, tmp_path, fake):
+    fake(3, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        swept(bank, tmp_path, method="automl")
+    assert [path.name for path in bank.path.rglob("*.json")] == ["bank.json"]
+
+
+def test_in_a_sweep_what_cannot_be_searched_fails_alone(bank, tmp_path, fake):
+    fake(ValueError(), ValueError())
+    outcome = swept(bank, tmp_path, method=["automl", "feature"], epochs=1, trials=2)
+    assert (outcome.tally.done, outcome.tally.failed) == (1, 1)
+    ((config, failure),) = outcome.tally.failures
+    assert (config.method, failure[:35]) == ("automl", "None of 2 models could be fitted to")
 
 
 def test_the_shell_trains_and_predict_explains(tmp_path, checkpoint):
