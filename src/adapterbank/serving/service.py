@@ -205,7 +205,7 @@ class BankService:
     def _prepare_all(self) -> None:
         """Tokenise what has come."""
         with self._turn:
-            fresh = [parcel for parcel in self._fresh if not parcel.gone]
+            fresh = [parcel for parcel in self._fresh if parcel.inside]
             self._fresh.clear()
         jobs = [parcel.value for parcel in fresh]
         requests = [(job.held.known, Examples(job.ask.texts, job.ask.pairs)) for job in jobs]
