@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "adapterbank"
 
 NO_TORCH = (
-    *("analysis", "automl", "bank", "cache", "config", "data", "errors", "grid", "ledger", "methods", "metrics"),
-    *("records", "selection", "storage", "tally", "tasks"),
+    *("analysis", "automl", "bank", "cache", "calls", "client", "config", "data", "errors", "grid", "ledger"),
+    *("methods", "metrics", "records", "selection", "storage", "tally", "tasks"),
 )
 """The modules of the import contract in pyproject.toml that work without torch."""
 
@@ -211,7 +211,7 @@ def imports(file: Path) -> Iterator[tuple[int, str]]:
 
 def test_every_import_in_the_source_is_declared_by_name(wheel: Path) -> None:
     """Also inside functions, and also where the package would come along with another by chance."""
-    extras = ("", "automl", "data", "plot", "ray")
+    extras = ("", "automl", "data", "plot", "ray", "serve")
     needs = [need for extra in extras for need in requirements(wheel, extra=extra)]
     declared = {canonicalize_name(need.name) for need in needs}
     owners = packages_distributions()

@@ -27,6 +27,7 @@ from adapterbank.cli import (
     remove,
     report,
     rollback,
+    serve,
     show,
     squad,
     sweep,
@@ -42,7 +43,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_BANK = (train, predict, evaluate, tasks, show, remove, rollback, audit, gc, backbones)
+_BANK = (train, predict, evaluate, tasks, show, remove, rollback, audit, gc, backbones, serve)
 _STUDIES = (sweep, ablate, prune, figures, report)
 for module in (*_BANK, *_STUDIES, catalog, data, squad, glue_score, glue_submission, cache):
     name = module.__name__.rsplit(".", 1)[1].replace("_", "-")
