@@ -49,6 +49,7 @@ CREATE TABLE IF NOT EXISTS runs (
 CREATE INDEX IF NOT EXISTS by_state ON runs (state, number);
 """
 _JSON = ("options", "data", "progress", "history", "notes", "metrics")
+_NO_PROGRESS = {"epoch": 0, "epochs": 0, "step": 0, "steps": 0, "loss": None, "rows_per_second": None}
 
 
 class UnknownRun(InputError):
@@ -99,6 +100,7 @@ class Run:
         """Give what may be shown."""
         shown = ("id", "task", "state", "options", "data", "created", "started", "ended", "progress", "history")
         found = {name: getattr(self, name) for name in (*shown, "notes")}
+        found["progress"] = self.progress or {**_NO_PROGRESS, "epochs": self.options.get("epochs") or 0}
         return found | {
             name: value for name in ("version", "metrics", "failure") if (value := getattr(self, name)) is not None
         }

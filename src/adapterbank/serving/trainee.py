@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapterbank import config as configs
-from adapterbank import resume
+from adapterbank import resume, storage
 from adapterbank.bank import Bank
 from adapterbank.errors import AdapterbankError, InputError
 from adapterbank.prepare import Prospect, Workshop
@@ -115,8 +115,10 @@ def _made_already(bank: Bank, prospect: Prospect, newest: int) -> dict[str, Any]
                 continue
             made = bank.get(f"{config.task}@{version}").manifest
             recipe = {name: getattr(config, name) for name in made.recipe}
-            same = (made.data, made.seed, made.recipe) == (prospect.data.about(), config.seed, recipe)
-            if same and made.method == prospect.plan.to_json():
+            wanted = [prospect.data.about(), prospect.plan.to_json(), config.seed, recipe]
+            if storage.canonical_json([made.data, made.method, made.seed, made.recipe]) == storage.canonical_json(
+                wanted
+            ):
                 return _ending(version, made.metrics)
     return None
 
