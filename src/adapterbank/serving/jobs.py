@@ -29,7 +29,7 @@ from adapterbank.errors import AdapterbankError, ConfigError, InputError, Unknow
 from adapterbank.methods import METHODS
 from adapterbank.package import parse_ref
 from adapterbank.serving.runs import Run, Runs
-from adapterbank.serving.uploads import FORMATS, Upload
+from adapterbank.serving.uploads import FORMATS, Upload, check_size
 
 OPTIONS = (
     *("text", "text_pair", "label", "kind", "labels", "metric", "limit", "max_length", "doc_stride"),
@@ -111,6 +111,10 @@ class Jobs:
             choices = ", ".join(method for method, row in METHODS.items() if row.slot)
             raise ConfigError([f"method is {parsed.method!r}, which leaves nothing to serve; use one of {choices}."])
         return name, {key: getattr(parsed, key) for key in (option.replace("-", "_") for option in options)}
+
+    def check_size(self, size: int) -> None:
+        """Refuse a file of that many bytes if it is too large."""
+        check_size(size, self._largest)
 
     def upload(self, format: str) -> Upload:
         """Begin to take a data file in; use it in a `with`."""

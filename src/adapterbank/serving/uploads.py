@@ -19,6 +19,12 @@ class TooLarge(InputError):
     """A data file is larger than allowed."""
 
 
+def check_size(size: int, limit: int) -> None:
+    """Refuse a file that is too large."""
+    if size > limit:
+        raise TooLarge(f"The data file is larger than {limit} bytes; send fewer rows, or Parquet.")
+
+
 class Upload:
     """A data file on its way in: written part by part, and gone unless it was submitted."""
 
@@ -44,8 +50,7 @@ class Upload:
     def write(self, part: bytes) -> None:
         """Add bytes; refused as soon as they are too many."""
         self.size += len(part)
-        if self.size > self._limit:
-            raise TooLarge(f"The data file is larger than {self._limit} bytes; send fewer rows, or Parquet.")
+        check_size(self.size, self._limit)
         self._hash.update(part)
         with storage.refusals_explained(self._part):
             self._file.write(part)
