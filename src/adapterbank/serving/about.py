@@ -21,7 +21,7 @@ def summary(manifest: Manifest, *, resident: bool) -> dict[str, Any]:
         "name": manifest.name,
         "version": manifest.version,
         "kind": task["kind"],
-        "texts": len(task["text"]),
+        "text": list(task["text"]),
         "labels": list(task["labels"]),
         "metric": task["metric"],
         "score": scores.get("dev", {}).get(task["metric"]),

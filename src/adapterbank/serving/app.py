@@ -13,12 +13,18 @@ from starlette.exceptions import HTTPException
 
 from adapterbank import __version__
 from adapterbank.serving.frame import Frame, error_body
+from adapterbank.serving.keys import Pace
 from adapterbank.serving.routes_predict import ClientGone, predict_router, reply
 from adapterbank.serving.terms import CODES, Keys, Limits, Refusal, Service
 from adapterbank.serving.watch import Metrics
+from adapterbank.serving.wire import Removed, RolledBack, Status, TaskAnswer, TasksAnswer, answers
 
 DEFAULT_LIMITS = Limits()
-_BY_STATUS = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 415: "unsupported", 401: "unauthorized"}
+_BY_STATUS = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+_SAID = {
+    "not_found": "There is nothing at this address; see /docs.",
+    "method_not_allowed": "This address does not take that method; see /docs.",
+}
 
 
 def create_app(
@@ -29,23 +35,30 @@ def create_app(
     limits: Limits = DEFAULT_LIMITS,
     page: bool = True,
 ) -> FastAPI:
-    """Make the app; with `jobs` it trains, with `keys` it asks for them, with `page` it shows one at /."""
+    """Make the app; with `jobs` it trains, with `keys` it asks for them, with `page` it shows one at /.
+
+    `app.state.draining` set to true lets it refuse what is new while it answers the rest.
+    """
     metrics = Metrics(service.numbers)
     service.on_batch(metrics.batch)
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
+        app.state.draining = False
         await service.start()
         if jobs is not None:
             await jobs.start()
         yield
+        app.state.draining = True
         if jobs is not None:
             await jobs.stop()
         await service.stop()
 
     app = FastAPI(title="adapterbank", version=__version__, lifespan=life, redoc_url=None)
     app.state.draining = False
-    app.add_middleware(Frame, metrics=metrics, keys=keys, draining=lambda: bool(app.state.draining))
+    app.add_middleware(
+        Frame, metrics=metrics, keys=keys, pace=Pace().wait, draining=lambda: bool(app.state.draining)
+    )
     _errors(app)
     app.include_router(predict_router(service, limits))
     _tasks(app, service)
@@ -62,42 +75,47 @@ def create_app(
 
 
 def _tasks(app: FastAPI, service: Service) -> None:
-    @app.get("/v1/tasks", tags=["tasks"])
+    @app.get("/v1/tasks", tags=["tasks"], responses=answers(TasksAnswer))
     async def tasks() -> Response:
         """List the tasks that are served, and those that are refused."""
         return reply(await service.tasks())
 
-    @app.get("/v1/tasks/{task}", tags=["tasks"])
+    known = ("unknown_task", "unknown_version", "damaged")
+
+    @app.get("/v1/tasks/{task}", tags=["tasks"], responses=answers(TaskAnswer, *known))
     async def task(task: str) -> Response:
         """Tell all that is known of a task."""
         return reply(await service.task(task))
 
-    @app.delete("/v1/tasks/{task}", tags=["tasks"])
+    @app.delete("/v1/tasks/{task}", tags=["tasks"], responses=answers(Removed, *known))
     async def remove(task: str) -> Response:
         """Remove a task, or one version of it, from the bank."""
         await service.remove(task)
         return reply({"removed": task})
 
-    @app.post("/v1/tasks/{task}/rollback", tags=["tasks"])
+    @app.post("/v1/tasks/{task}/rollback", tags=["tasks"], responses=answers(RolledBack, *known, "conflict"))
     async def rollback(task: str) -> Response:
         """Serve the version before this one again."""
         return reply({"task": task, "version": await service.rollback(task)})
 
 
 def _health(app: FastAPI, service: Service, metrics: Metrics) -> None:
-    @app.get("/healthz", tags=["health"])
+    @app.get("/healthz", tags=["health"], responses=answers(Status))
     async def healthz() -> Response:
         """Say that the server is alive."""
         return reply({"status": "alive"})
 
-    @app.get("/readyz", tags=["health"])
+    @app.get("/readyz", tags=["health"], responses=answers(Status))
     async def readyz() -> Response:
         """Say whether the bank's tasks are loaded."""
         if app.state.draining or not service.ready:
-            raise Refusal("not_ready", "The bank's tasks are still being loaded, or the server is stopping.", retry_after=1)
+            why = "The bank's tasks are still being loaded, or the server is stopping; ask again soon."
+            raise Refusal("not_ready", why, retry_after=1)
         return reply({"status": "ready"})
 
-    @app.get("/metrics", tags=["health"])
+    text = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+
+    @app.get("/metrics", tags=["health"], responses={**answers(Status), **text}, response_class=Response)
     async def numbers() -> Response:
         """Give numbers for Prometheus."""
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
@@ -108,14 +126,13 @@ def _errors(app: FastAPI) -> None:
 
     @app.exception_handler(Refusal)
     async def refused(request: Request, error: Refusal) -> Response:
-        headers = {} if error.retry_after is None else {"Retry-After": str(max(1, round(error.retry_after)))}
+        headers = {} if error.retry_after is None else {"Retry-After": error.seconds}
         return _told(request, error.code, error.message, headers)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
         code = _BY_STATUS.get(error.status_code, "bad_request" if error.status_code < 500 else "internal")
-        what = {"not_found": "There is nothing at this address; see /docs."}.get(code, f"{error.detail}.")
-        return _told(request, code, what, dict(error.headers or {}))
+        return _told(request, code, _SAID.get(code, f"{error.detail}."), dict(error.headers or {}))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -124,7 +141,7 @@ def _errors(app: FastAPI) -> None:
 
     @app.exception_handler(ClientGone)
     async def gone(request: Request, error: ClientGone) -> Response:
-        return Response(status_code=499)
+        return Response(status_code=499)  # for the log; nobody reads it
 
 
 def _told(request: Request, code: str, message: str, headers: dict[str, str]) -> Response:

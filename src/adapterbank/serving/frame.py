@@ -52,9 +52,17 @@ class Visit:
 class Frame:
     """An app with the frame around it."""
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics, keys: Keys | None, draining: Callable[[], bool]) -> None:
-        """Take the app, and what says whether the server is about to stop."""
-        self.app, self.metrics, self.keys, self.draining = app, metrics, keys, draining
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        metrics: Metrics,
+        keys: Keys | None,
+        pace: Callable[[Any], float],
+        draining: Callable[[], bool],
+    ) -> None:
+        """Take the app; `pace` says how long a key must wait, `draining` whether the server is about to stop."""
+        self.app, self.metrics, self.keys, self.pace, self.draining = app, metrics, keys, pace, draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -97,9 +105,9 @@ class Frame:
         visit.key = self.keys.check(secret.strip()) if kind.lower() == "bearer" else None
         if visit.key is None:
             raise Refusal("unauthorized", "This server needs a key: send 'Authorization: Bearer KEY' with one of its keys.")
-        spend = getattr(visit.key, "spend", None)
-        if spend is not None and (wait := spend()):
-            raise Refusal("rate_limited", f"The key {visit.key.name!r} asks too often.", retry_after=wait)
+        if wait := self.pace(visit.key):
+            said = f"The key {visit.key.name!r} asks more often than it may; come again in {wait:.1f} s."
+            raise Refusal("rate_limited", said, retry_after=wait)
         for wanted, pattern, need in _NEEDS:
             if (wanted in (None, method)) and (found := pattern.fullmatch(path)):
                 visit.need(need, found[1] if pattern.groups else None)
@@ -122,7 +130,7 @@ async def refuse(refusal: Refusal, request_id: str, send: Send) -> None:
     body = error_body(refusal.code, refusal.message, request_id)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if refusal.retry_after is not None:
-        headers.append((b"retry-after", str(max(1, round(refusal.retry_after))).encode()))
+        headers.append((b"retry-after", refusal.seconds.encode()))
     if refusal.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})

@@ -12,7 +12,15 @@ from pydantic import BaseModel, ValidationError
 
 from adapterbank.serving.frame import Visit
 from adapterbank.serving.terms import Ask, Limits, Refusal, Service
-from adapterbank.serving.wire import PredictRequest, RowsRequest
+from adapterbank.serving.wire import (
+    PredictAnswer,
+    PredictRequest,
+    RowsAnswer,
+    RowsRequest,
+    answers,
+    predict_body,
+    rows_body,
+)
 
 Form = TypeVar("Form", bound=BaseModel)
 
@@ -20,8 +28,12 @@ Form = TypeVar("Form", bound=BaseModel)
 def predict_router(service: Service, limits: Limits) -> APIRouter:
     """Make the routes that predict."""
     router = APIRouter(tags=["predict"])
+    codes = ("unknown_task", "unknown_version", "damaged", "too_large", "unsupported", "overloaded")
+    codes += ("too_many_texts", "text_too_long")
 
-    @router.post("/v1/tasks/{task}/predict")
+    @router.post(
+        "/v1/tasks/{task}/predict", responses=answers(PredictAnswer, *codes), openapi_extra=predict_body(limits)
+    )
     async def predict(task: str, request: Request) -> Response:
         """Ask one task about texts."""
         form = await read_form(request, PredictRequest, limits)
@@ -31,7 +43,7 @@ def predict_router(service: Service, limits: Limits) -> APIRouter:
         (answer,) = await unless_gone(request, service.predict([ask]))
         return reply({"task": answer.task, "version": answer.version, "predictions": answer.predictions})
 
-    @router.post("/v1/predict")
+    @router.post("/v1/predict", responses=answers(RowsAnswer, *codes), openapi_extra=rows_body(limits))
     async def predict_rows(request: Request) -> Response:
         """Ask any tasks about rows, each naming its own."""
         form = await read_form(request, RowsRequest, limits)
@@ -52,9 +64,9 @@ def predict_router(service: Service, limits: Limits) -> APIRouter:
             )
             for (name, lone), mine in places.items()
         ]
-        answers = await unless_gone(request, service.predict(asks))
+        told = await unless_gone(request, service.predict(asks))
         found: dict[int, Any] = {}
-        for mine, answer in zip(places.values(), answers, strict=True):
+        for mine, answer in zip(places.values(), told, strict=True):
             for i, one in zip(mine, answer.predictions, strict=True):
                 found[i] = {"task": answer.task, "version": answer.version, **one}
         return reply({"predictions": [found[i] for i in range(len(form.rows))]})

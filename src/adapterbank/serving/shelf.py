@@ -1,6 +1,6 @@
 """Which packages are served: follows a bank's folder, as tasks come and go. Knows the engine's names, no rows, no HTTP.
 
-The bank is looked through twice a second: a stat or four a task, so that a thousand tasks cost milliseconds. What is new
+The bank is looked through twice a second: a stat a task, so that a thousand tasks cost milliseconds. What is new
 or changed is loaded before it takes its place, and what cannot be loaded is refused with a sentence; neither touches
 the other tasks. Older versions are loaded when they are asked for, and few of them are kept.
 """
@@ -16,7 +16,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from adapterbank.bank import Bank
@@ -29,7 +28,10 @@ POLL = 0.4
 """Seconds between two looks: a new package is served within one, its loading included."""
 PINNED = 32
 """Versions that are kept beside the default ones; the least recently used go first."""
+_CLOSELY = 5
+"""Every so many looks is a close one."""
 _LISTED = 5
+"""Near names in a refusal."""
 _LOADERS = 2
 
 log = logging.getLogger("adapterbank.serving")
@@ -120,12 +122,17 @@ class Shelf:
         near = difflib.get_close_matches(name, list(self._held), n=_LISTED, cutoff=0.3)
         return UnknownName(name, "a task of this bank", near or sorted(self._held)[:_LISTED], see="GET /v1/tasks")
 
-    def look(self) -> None:
-        """Look through the bank once, and load, replace and drop what has changed."""
+    def look(self, *, closely: bool = True) -> None:
+        """Look through the bank once, and load, replace and drop what has changed.
+
+        Every pointer and version is written by a rename, which a task's folder shows; what else may have happened to
+        the files is seen only on looking closely.
+        """
         with self._looking:
             names = self.bank.folders()
-            known = {name: self._seen.get(name, (None,)) for name in names}
-            changed = [name for name, seen in known.items() if self._stamp(name, seen[0]) != seen]
+            known = {name: self._seen.get(name, (None, None)) for name in names}
+            kept = slice(None) if closely else slice(1, 2)
+            changed = [name for name, seen in known.items() if self._stamp(name, seen[0], closely)[kept] != seen[kept]]
             if len(changed) > 1:
                 with ThreadPoolExecutor(_LOADERS) as pool:
                     list(pool.map(self._refresh, changed))
@@ -137,20 +144,22 @@ class Shelf:
             self.ready = True
 
     def _follow(self) -> None:
-        last = ""
+        last, looks = "", 0
         while not self._stopped.is_set():
             try:
-                self.look()
-                last = ""
+                self.look(closely=looks % _CLOSELY == 0)
+                last, looks = "", looks + 1
             except Exception as error:  # a bank that cannot be read for a while must not end the watch
                 if (text := f"{type(error).__name__}: {error}") != last:
                     log.error("bank", extra={"fields": {"problem": text}})
                 last = text
             self._stopped.wait(POLL)
 
-    def _stamp(self, name: str, version: int | None = None) -> Seen:
+    def _stamp(self, name: str, version: int | None = None, closely: bool = True) -> Seen:
         """Tell a task's state, and that of its version, without reading them."""
-        folder = os.path.join(self.bank.path, "tasks", name)
+        folder = f"{self.bank.path}/tasks/{name}"
+        if not closely:
+            return version, _stat(folder)
         files = ["", "/task.json"]
         files += [f"/{version}/manifest.json", f"/{version}/weights.safetensors"] if version else []
         return version, *(_stat(folder + file) for file in files)
@@ -214,7 +223,7 @@ class Shelf:
                 self.engine.remove(held.key)
 
 
-def _stat(path: str | Path) -> tuple[int, ...] | None:
+def _stat(path: str) -> tuple[int, ...] | None:
     try:
         found = os.stat(path)
     except OSError:

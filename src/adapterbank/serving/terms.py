@@ -1,7 +1,8 @@
-"""What the app, the service and what else is served say to each other: plain values. Knows no HTTP library and no engine."""
+"""What the app and the service say to each other: plain values. Knows no HTTP library and no engine."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -32,7 +33,7 @@ CODES = {
 class Refusal(Exception):
     """A request that gets an error for an answer."""
 
-    def __init__(self, code: str, message: str, *, retry_after: int | None = None) -> None:
+    def __init__(self, code: str, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.code, self.message, self.retry_after = code, message, retry_after
 
@@ -40,6 +41,11 @@ class Refusal(Exception):
     def status(self) -> int:
         """The HTTP status of its code."""
         return CODES[self.code]
+
+    @property
+    def seconds(self) -> str:
+        """The value of the Retry-After header: whole seconds, at least one."""
+        return str(max(1, math.ceil(self.retry_after or 0)))
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,9 @@ class Service(Protocol):
 class Key(Protocol):
     """Who asks."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What it is called in the log."""
 
     def allows(self, scope: str, task: str | None) -> bool:
         """Whether this key may do that."""
@@ -126,13 +134,3 @@ class Keys(Protocol):
 
     def check(self, secret: str) -> Any:
         """Give the `Key` of a secret, or None."""
-
-
-class Jobs(Protocol):
-    """Training runs; what else they can is for their own routes."""
-
-    async def start(self) -> None:
-        """Begin."""
-
-    async def stop(self) -> None:
-        """End."""
