@@ -11,7 +11,6 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from training import FAST, LONG, children, new_bank, send, table, until
 
 from adapterbank.api import open_bank
 from adapterbank.bank import Bank
@@ -22,12 +21,13 @@ from adapterbank.serving import trainee
 from adapterbank.serving.jobs import ATTEMPTS, OPTIONS, Jobs, QueueFull
 from adapterbank.serving.runs import Runs, UnknownRun
 from adapterbank.serving.uploads import TooLarge
+from serving.training import FAST, LONG, children, new_bank, send, table, until
 
 linux = pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="looks for processes in /proc")
 
 OWNER = """
 import sys, time
-from training import LONG, send
+from serving.training import LONG, send
 from adapterbank.serving.jobs import Jobs
 jobs = Jobs(sys.argv[1], threads=1)
 jobs.begin()
@@ -281,7 +281,7 @@ def test_a_run_whose_process_is_killed_goes_on_and_after_three_kills_it_has_fail
 
 @linux
 def test_a_run_whose_server_is_killed_ends_with_it_and_goes_on_with_the_next(bank):
-    path = os.pathsep.join(["tests", "tests/serving", *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    path = os.pathsep.join(["tests", *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-c", OWNER, str(bank), "40"]
     jobs = Jobs(bank, threads=1)

@@ -11,7 +11,7 @@ from typing import Any
 from adapterbank.bank import Bank
 from adapterbank.serving.jobs import Jobs
 from adapterbank.serving.runs import Run
-from small_data import reviews, write
+from small_data import reviews
 
 FAST: dict[str, Any] = {"epochs": 2, "size": 4, "lr": 0.01, "batch": 8, "max_length": 32}
 LONG: dict[str, Any] = {**FAST, "epochs": 2000, "patience": 0}
@@ -50,6 +50,3 @@ def children(pid: int | str = "self") -> list[int]:
     """Give the processes that a process has started."""
     pid = os.getpid() if pid == "self" else pid
     return [int(one) for path in glob.glob(f"/proc/{pid}/task/*/children") for one in Path(path).read_text().split()]
-
-
-__all__ = ["FAST", "LONG", "children", "new_bank", "send", "table", "until", "write"]

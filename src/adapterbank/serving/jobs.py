@@ -29,7 +29,7 @@ from adapterbank.errors import AdapterbankError, ConfigError, InputError, Unknow
 from adapterbank.methods import METHODS
 from adapterbank.package import parse_ref
 from adapterbank.serving.runs import Run, Runs
-from adapterbank.serving.uploads import FORMATS, Upload, check_size
+from adapterbank.serving.uploads import FORMATS, Upload
 
 OPTIONS = (
     *("text", "text_pair", "label", "kind", "labels", "metric", "limit", "max_length", "doc_stride"),
@@ -85,7 +85,7 @@ class Jobs:
         opened = Bank.open(bank)
         self.bank, self.backbone = opened.path, backbone or opened.backbone["name"]
         self._device = {"device": device, "precision": precision}
-        self._weights, self._workers, self._largest, self._waiting = weights, workers, largest, waiting
+        self._weights, self._workers, self.largest, self._waiting = weights, workers, largest, waiting
         self._threads = threads or max(1, len(os.sched_getaffinity(0)) - 1 if hasattr(os, "sched_getaffinity") else 1)
         self._folder = self.bank / "serving"
         self._data = self._folder / "data"
@@ -112,15 +112,11 @@ class Jobs:
             raise ConfigError([f"method is {parsed.method!r}, which leaves nothing to serve; use one of {choices}."])
         return name, {key: getattr(parsed, key) for key in (option.replace("-", "_") for option in options)}
 
-    def check_size(self, size: int) -> None:
-        """Refuse a file of that many bytes if it is too large."""
-        check_size(size, self._largest)
-
     def upload(self, format: str) -> Upload:
         """Begin to take a data file in; use it in a `with`."""
         if self.runs.waiting() >= self._waiting:
             raise QueueFull(f"{self._waiting} runs are queued already; try again when some have ended.")
-        return Upload(self._data, format, self._largest)
+        return Upload(self._data, format, self.largest)
 
     def submit(self, task: str, options: Mapping[str, Any], upload: Upload, asked_by: str | None = None) -> Run:
         """Queue a run on a file that has come in whole."""

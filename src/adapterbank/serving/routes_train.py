@@ -1,4 +1,4 @@
-"""The HTTP face of training runs: send a data file, look at runs, follow one, cancel one. Knows no SQLite, no process."""
+"""The HTTP face of training runs: send a data file, look at runs, follow or cancel one. Knows no process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from adapterbank.serving.jobs import OPTIONS, Jobs, QueueFull
 from adapterbank.serving.routes_predict import ClientGone, reply
 from adapterbank.serving.runs import Run, UnknownRun
 from adapterbank.serving.terms import Refusal
-from adapterbank.serving.uploads import FORMATS, TooLarge
+from adapterbank.serving.uploads import FORMATS, TooLarge, check_size
 from adapterbank.serving.wire import answers
 
 Found = TypeVar("Found")
@@ -112,7 +112,9 @@ def train_router(jobs: Jobs, *, heartbeat: float = HEARTBEAT) -> APIRouter:
     async def events(id: str, request: Request) -> Response:
         """Follow a run: its finished epochs first, then every change, until it has ended."""
         await _known(jobs, id, request)
-        told = follow(lambda: asked(jobs.get, id), heartbeat, lambda: bool(getattr(request.app.state, "draining", False)))
+        told = follow(
+            lambda: asked(jobs.get, id), heartbeat, lambda: bool(getattr(request.app.state, "draining", False))
+        )
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(told, media_type="text/event-stream", headers=headers)
 
@@ -132,11 +134,13 @@ async def asked(work: Callable[..., Found], *given: Any) -> Found:
     except InputError as error:
         raise Refusal("bad_request", " ".join(str(error).split())) from error
     except StorageError as error:
-        raise Refusal("not_ready", "The server cannot write to its disk now; its log says more.", retry_after=30) from error
+        raise Refusal(
+            "not_ready", "The server cannot write to its disk now; its log says more.", retry_after=30
+        ) from error
 
 
 async def follow(look: Callable[[], Any], heartbeat: float, draining: Callable[[], bool]) -> AsyncIterator[str]:
-    """Tell what has become of a run, then what becomes of it, as server-sent events, until it ends or the server does."""
+    """Tell what has become of a run, then what becomes of it, as server-sent events, until it or the server ends."""
     seen, state, epochs, last = -1, "", 0, time.monotonic()
     while True:
         run: Run = await look()
@@ -183,7 +187,7 @@ async def _take(
     """Stream the body to disk and queue a run on it; one that breaks off leaves nothing."""
     await asked(jobs.check, task, options, format)
     if request.headers.get("content-length", "").isdecimal():
-        await asked(jobs.check_size, int(request.headers["content-length"]))
+        await asked(check_size, int(request.headers["content-length"]), jobs.largest)
     upload = await asked(jobs.upload, format)
     with upload:
         try:
@@ -208,7 +212,9 @@ def _format(content_type: str) -> str:
     said = content_type.partition(";")[0].strip().lower()
     if said not in TYPES:
         choices = ", ".join(FORMATS)
-        raise Refusal("unsupported", f"The body is {said or 'of no stated type'!r}; add ?format= with one of {choices}.")
+        raise Refusal(
+            "unsupported", f"The body is {said or 'of no stated type'!r}; add ?format= with one of {choices}."
+        )
     return TYPES[said]
 
 
@@ -219,7 +225,7 @@ def _described() -> dict[str, Any]:
     choices = {"type": "string", "enum": [*FORMATS]}
     format = _parameter("format", "Format of the data file, where its Content-Type does not say.", choices)
     file = {"schema": {"type": "string", "format": "binary"}}
-    body = {"required": True, "content": {type: file for type in (*TYPES, "application/octet-stream")}}
+    body = {"required": True, "content": dict.fromkeys((*TYPES, "application/octet-stream"), file)}
     return {"parameters": [*options, format], "requestBody": body}
 
 
