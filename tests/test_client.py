@@ -1,5 +1,6 @@
 """Claims about the client: both kinds ask and read the same, try again when that can help, and speak as the server."""
 
+
 from __future__ import annotations
 
 import asyncio
@@ -9,6 +10,8 @@ import subprocess
 import sys
 
 import pytest
+
+pytest.importorskip("fastapi", reason="pip install 'adapterbank[serve]'")
 
 import adapterbank
 from adapterbank import calls

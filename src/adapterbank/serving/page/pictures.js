@@ -86,7 +86,7 @@ function paint(element, share) {
   const linear = [r, g, b].map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
   const light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
   element.style.backgroundColor = `rgb(${r} ${g} ${b})`;
-  element.style.color = light > 0.18 ? "#111" : "#fff";
+  element.style.color = light > 0.179 ? "#000" : "#fff";
   return element;
 }
 
