@@ -1,6 +1,5 @@
 """Claims about the client: both kinds ask and read the same, try again when that can help, and speak as the server."""
 
-
 from __future__ import annotations
 
 import asyncio

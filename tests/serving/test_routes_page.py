@@ -1,6 +1,5 @@
 """Claims about the page's routes: the page's own files and no other, with headers that keep it to itself."""
 
-
 from __future__ import annotations
 
 import re

@@ -9,7 +9,7 @@ const TEXTS = ["text", "sentence", "content", "review", "tweet", "message", "bod
 const LABELS = ["label", "labels", "gold_label", "answers", "class", "category", "target", "sentiment", "emotion", "intent",
   "topic", "score", "rating", "stars", "similarity", "tag", "tags", "y", "answer"];
 
-export const formatOf = (name) => name.toLowerCase().replace(/\.gz$/, "").split(".").pop();
+export const formatOf = (name) => name.toLowerCase().split(".").pop();
 
 // Read rows of delimited text: quotes may hold the delimiter, line ends and doubled quotes.
 export function delimited(text, delimiter, limit) {
@@ -42,7 +42,7 @@ function objects(text, limit) {
 
 export async function columnsOf(file) {
   const format = formatOf(file.name);
-  if (/\.gz$/i.test(file.name) || !["csv", "tsv", "jsonl"].includes(format)) return { columns: [], rows: [] };
+  if (!["csv", "tsv", "jsonl"].includes(format)) return { columns: [], rows: [] };
   const text = (await file.slice(0, FIRST).text()).replace(/^\ufeff/, "");
   if (format === "jsonl") {
     const found = objects(text, ROWS), columns = [...new Set(found.flatMap(Object.keys))];

@@ -30,7 +30,7 @@ async function chooseFile() {
     make("thead", {}, make("tr", {}, columns.map((name) => make("th", { scope: "col" }, name)))),
     make("tbody", {}, rows.map((row) => make("tr", {}, columns.map((_, k) => make("td", {}, (row[k] ?? "").slice(0, 120))))))));
   find("train-columns").hidden = false;
-  if (!find("train-name").value) find("train-name").value = file.name.replace(/\.(gz|csv|tsv|jsonl|json|parquet)/gi, "").replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[^A-Za-z0-9]+/, "");
+  if (!find("train-name").value) find("train-name").value = file.name.replace(/\.(csv|tsv|jsonl|parquet)$/i, "").replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[^A-Za-z0-9]+/, "");
   hint();
 }
 
@@ -104,6 +104,7 @@ function render(run, steps) {
   find("run-body").replaceChildren(...[
     make("p", { class: "quiet" }, [`run ${run.id}`, options].filter(Boolean).join(" · ")),
     ending(run),
+    ...(run.notes || []).map((note) => make("p", { class: "quiet" }, note)),
     OVER.includes(run.state) ? null : make("div", { class: "card" }, progressOf(run), make("div", { class: "actions" }, cancel)),
     make("div", { class: "card curves" }, curve("loss", "Loss on the training data", points("loss"), { epochs, width, faint: steps }),
       curve("score", "Score on dev", points("score"), { epochs, width })),
