@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+pytest.importorskip("fastapi", reason="pip install 'adapterbank[serve]'")
+
 import adapterbank
 from adapterbank import calls
 from adapterbank.calls import Reply, Stream, pause, talk

@@ -6,6 +6,7 @@ whoever drives it (`client`) sends and waits as it is told.
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -220,9 +221,11 @@ def train(task: str, path: str | Path, options: Mapping[str, Any]) -> Call[str]:
     """Queue a training."""
     file = Path(path)
     try:
-        data = file.read_bytes()
+        data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}; name a CSV, TSV, JSONL or Parquet file.") from error
+        raise InputError(
+            f"{file} cannot be read: {error.strerror or error}; name a CSV, TSV, JSONL or Parquet file."
+        ) from error
     params = {"format": file.name.removesuffix(".gz").rpartition(".")[2]} | {k: str(v) for k, v in options.items()}
     place = f"{_place(task)}/train"
     return Call("POST", place, lambda body: str(body["id"]), content=data, params=params, repeatable=False)

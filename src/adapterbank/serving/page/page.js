@@ -1,0 +1,65 @@
+// The page: which part is shown, by the address after the #. The parts are files of their own.
+
+import { find } from "./dom.js";
+import { Refused, startKeys } from "./server.js";
+import * as tasks from "./tasks.js";
+import * as train from "./train.js";
+import * as trying from "./try.js";
+
+const EVERY = 10000;
+const VIEWS = ["tasks", "task", "try", "train", "run"];
+const PART = { task: "tasks", run: "train" };
+
+function report(error) {
+  if (error.name === "AbortError") return;
+  const box = find("trouble");
+  box.textContent = error instanceof Refused ? error.message : `The page has stumbled: ${error.message}`;
+  box.hidden = false;
+}
+
+function address() {
+  const [view, ...rest] = location.hash.slice(1).split("/");
+  return VIEWS.includes(view) ? [view, decodeURIComponent(rest.join("/"))] : ["tasks", ""];
+}
+
+async function show() {
+  const [view, name] = address();
+  train.stop();
+  find("trouble").hidden = true;
+  for (const one of VIEWS) find(`view-${one}`).hidden = one !== view;
+  document.querySelectorAll("nav a").forEach((link) => {
+    if (link.hash === `#${PART[view] || view}`) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
+  });
+  document.title = `${name || { tasks: "Tasks", try: "Try", train: "Train" }[view] || view} · adapterbank`;
+  try {
+    if (view === "task") await tasks.showTask(name);
+    else if (view === "run") await train.showRun(name, tasks.refresh);
+    else {
+      await tasks.refresh();
+      if (view === "try") trying.choose(name || undefined);
+      if (view === "train") await train.showRuns();
+    }
+  } catch (error) {
+    report(error);
+  }
+}
+
+async function look() {
+  const [view] = address();
+  if (document.hidden || !["tasks", "try"].includes(view)) return;
+  try {
+    if (await tasks.refresh() && view === "try") trying.choose();
+    find("trouble").hidden = true;
+  } catch (error) {
+    report(error);
+  }
+}
+
+startKeys();
+tasks.start();
+trying.start();
+train.start(report);
+addEventListener("hashchange", () => { show(); scrollTo(0, 0); find("main").focus({ preventScroll: true }); });
+document.addEventListener("visibilitychange", look);
+setInterval(look, EVERY);
+show();
