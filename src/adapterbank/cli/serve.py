@@ -49,9 +49,7 @@ def command(
     from adapterbank.serving.watch import log_to
 
     opened = open_bank(bank, backbone, device=device, precision=precision)
-    engine = Engine(
-        opened.backbone, device=device, precision=precision, budget=budget * 1_000_000 if budget else None
-    )
+    engine = Engine(opened.backbone, device=device, precision=precision, budget=budget * 1_000_000 if budget else None)
     log_to()
     app = create_app(BankService(opened.bank, engine, queue=queue), keys=keys)
     say(f"adapterbank: serving {bank} on http://{host}:{port}")

@@ -56,9 +56,7 @@ def create_app(
 
     app = FastAPI(title="adapterbank", version=__version__, lifespan=life, redoc_url=None)
     app.state.draining = False
-    app.add_middleware(
-        Frame, metrics=metrics, keys=keys, pace=Pace().wait, draining=lambda: bool(app.state.draining)
-    )
+    app.add_middleware(Frame, metrics=metrics, keys=keys, pace=Pace().wait, draining=lambda: bool(app.state.draining))
     _errors(app)
     app.include_router(predict_router(service, limits))
     _tasks(app, service)

@@ -91,7 +91,9 @@ class Frame:
                 LOG.error("failed", exc_info=error, extra={"fields": {"request_id": visit.id}})
                 if status:  # the answer has begun: break it off
                     raise
-                await refuse(Refusal("internal", "The request failed on the server; its log says more."), visit.id, sending)
+                await refuse(
+                    Refusal("internal", "The request failed on the server; its log says more."), visit.id, sending
+                )
         finally:
             self._note(scope, visit, status, time.perf_counter() - began)
 
@@ -104,7 +106,9 @@ class Frame:
         kind, _, secret = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         visit.key = self.keys.check(secret.strip()) if kind.lower() == "bearer" else None
         if visit.key is None:
-            raise Refusal("unauthorized", "This server needs a key: send 'Authorization: Bearer KEY' with one of its keys.")
+            raise Refusal(
+                "unauthorized", "This server needs a key: send 'Authorization: Bearer KEY' with one of its keys."
+            )
         if wait := self.pace(visit.key):
             said = f"The key {visit.key.name!r} asks more often than it may; come again in {wait:.1f} s."
             raise Refusal("rate_limited", said, retry_after=wait)

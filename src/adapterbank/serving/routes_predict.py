@@ -81,7 +81,9 @@ def reply(value: Any, status: int = 200) -> Response:
 
 async def read_body(request: Request, most: int) -> bytes:
     """Read a body, and stop at once when it is larger than it may be."""
-    refusal = Refusal("too_large", f"The body is larger than the {most:,} bytes that are taken; send fewer texts at once.")
+    refusal = Refusal(
+        "too_large", f"The body is larger than the {most:,} bytes that are taken; send fewer texts at once."
+    )
     said = request.headers.get("content-length", "")
     if said.isdecimal() and int(said) > most:
         raise refusal
@@ -150,7 +152,9 @@ def _check(texts: list[str], count: int, best: int, limits: Limits) -> None:
     if not count:
         raise Refusal("bad_request", "There is no text; give at least one.")
     if count > limits.texts:
-        raise Refusal("too_many_texts", f"There are {count} texts, and a request may have {limits.texts}; send several.")
+        raise Refusal(
+            "too_many_texts", f"There are {count} texts, and a request may have {limits.texts}; send several."
+        )
     longest = max(map(len, texts))
     if longest > limits.characters:
         limit = f"{limits.characters:,}"
