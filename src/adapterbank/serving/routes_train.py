@@ -17,7 +17,8 @@ from starlette.requests import ClientDisconnect
 from adapterbank.config import Config
 from adapterbank.errors import InputError, StorageError
 from adapterbank.methods import METHODS, PROJECTIONS, SITES
-from adapterbank.serving.jobs import OPTIONS, Jobs, QueueFull
+from adapterbank.serving.jobs import Jobs, QueueFull
+from adapterbank.serving.orders import OPTIONS, check
 from adapterbank.serving.routes_predict import ClientGone, reply
 from adapterbank.serving.runs import Run, UnknownRun
 from adapterbank.serving.terms import Refusal
@@ -190,7 +191,7 @@ async def _take(
     jobs: Jobs, request: Request, task: str, options: Mapping[str, str], format: str, by: str | None
 ) -> Run:
     """Stream the body to disk and queue a run on it; one that breaks off leaves nothing."""
-    await asked(jobs.check, task, options, format)
+    await asked(check, task, options, format)
     if request.headers.get("content-length", "").isdecimal():
         await asked(check_size, int(request.headers["content-length"]), jobs.largest)
     upload = await asked(jobs.upload, format)
