@@ -181,7 +181,9 @@ def test_a_failure_is_told_without_its_cause_and_logged_without_the_text(app, li
 @pytest.fixture
 def lines():
     stream = io.StringIO()
-    before = [(logging.getLogger(name), vars(logging.getLogger(name)).copy()) for name in ("adapterbank.serving", "uvicorn")]
+    before = [
+        (logging.getLogger(name), vars(logging.getLogger(name)).copy()) for name in ("adapterbank.serving", "uvicorn")
+    ]
     watch.log_to(stream)
     yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
     for logger, state in before:
