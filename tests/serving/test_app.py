@@ -145,6 +145,7 @@ def test_a_body_is_given_up_as_soon_as_it_is_too_large():
     headers = {"content-type": "application/json"}
     answer = ask(app, "POST", "/v1/predict", content=stream(), headers=headers)
     assert code(answer) == "too_large"
+    assert len(sent) <= 12
     assert code(ask(app, "POST", "/v1/predict", content=b"x" * 1001, headers=headers)) == "too_large"
 
 

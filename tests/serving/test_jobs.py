@@ -263,20 +263,41 @@ def test_a_data_file_that_has_gone_is_told_in_a_sentence(idle):
 
 
 @linux
-def test_a_run_whose_process_is_killed_goes_on_and_after_three_kills_it_has_failed(jobs):
+def test_a_run_whose_process_is_killed_goes_on_unless_that_happens_too_often(jobs, monkeypatch):
     run, reached = send(jobs, **LONG), 0
-    for attempt in range(1, ATTEMPTS + 1):
-        now = until(jobs, run.id, lambda run, n=attempt, e=reached: run.attempts == n and len(run.history) > e + 3)
+    for most in (ATTEMPTS, 1):
+        now = until(jobs, run.id, lambda run, epoch=reached: len(run.history) > epoch + 3)
         reached = len(now.history)
         assert [row["epoch"] for row in now.history] == [*range(1, reached + 1)]
+        assert now.attempts == 1  # since it has done another epoch
+        monkeypatch.setattr("adapterbank.serving.jobs.ATTEMPTS", most)
         (child,) = children()
         os.kill(child, signal.SIGKILL)
     ended = until(jobs, run.id)
     assert ended.state == "failed"
-    assert "broken off each time; the last time its process ended with SIGKILL" in ended.failure
-    assert sum("Going on after epoch" in note for note in ended.notes) == ATTEMPTS - 1
+    assert "broken off 1 times before another epoch was done; the last time its process ended with SIGKILL." in (
+        ended.failure
+    )
+    assert sum("Going on after epoch" in note for note in ended.notes) == 1
     assert Bank.open(jobs.bank).names() == []
     assert (left(jobs), list((jobs.bank / "runs").glob("*"))) == ([], [])
+
+
+def test_a_run_that_is_killed_at_the_same_place_again_and_again_has_failed(idle, monkeypatch):
+    def train(self, run):
+        begun.append(run.attempts)
+        row = {"epoch": 1, "loss": 0.5, "score": 0.5, "seconds": 1.0}
+        self._hear(run.id, {"epoch": row}, {"history": run.history, "notes": []})
+        self._broken_off(run, "a test broke it off")
+
+    begun = []
+    monkeypatch.setattr(Jobs, "_train", train)
+    run = send(idle)
+    idle.begin()
+    ended = until(idle, run.id)
+    idle.close()
+    assert begun == [1, 2, 3]
+    assert ended.failure.startswith("The run was broken off 3 times before another epoch was done;")
 
 
 @linux
@@ -297,13 +318,13 @@ def test_a_run_whose_server_is_killed_ends_with_it_and_goes_on_with_the_next(ban
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, 0)
         pytest.fail("the killed server's run is still there")
-    assert (ended.state, ended.version, ended.attempts) == ("done", 1, 2)
+    assert (ended.state, ended.version) == ("done", 1)
     assert any("Going on after epoch" in note for note in ended.notes)
     assert [row["epoch"] for row in ended.history] == [*range(1, 41)]
     assert all(finding.ok for finding in open_bank(bank).audit())
 
 
-def test_a_server_that_stops_leaves_its_run_queued_and_that_is_no_attempt(idle):
+def test_a_server_that_stops_leaves_its_run_queued_and_goes_on_with_it_when_it_starts_again(idle):
     run = send(idle, **LONG)
     idle.begin()
     until(idle, run.id, lambda run: run.history)
@@ -312,6 +333,12 @@ def test_a_server_that_stops_leaves_its_run_queued_and_that_is_no_attempt(idle):
     assert (stopped.state, stopped.attempts, stopped.ended) == ("queued", 0, None)
     assert left(idle) == [f"{run.id}.csv"]
     assert list((idle.bank / "runs").glob("*/state.json"))
+    idle.begin()
+    until(idle, run.id, lambda run: len(run.history) > len(stopped.history))
+    assert any("Going on after epoch" in note for note in idle.get(run.id).notes)
+    idle.cancel(run.id)
+    assert until(idle, run.id).state == "cancelled"
+    idle.close()
 
 
 def test_of_two_servers_of_a_bank_one_works_and_the_other_takes_over(bank, monkeypatch):
@@ -348,20 +375,20 @@ def test_a_worker_outlives_what_hinders_it(idle, monkeypatch):
 
 def test_what_was_put_into_the_bank_before_a_kill_is_not_put_there_twice(idle):
     run = send(idle)
-    order = {**idle._order(run), "attempt": 1, "newest": 0}
+    order = {**idle._order(run, False), "newest": 0}
     said = []
     first = trainee.teach(order, said.append)
-    again = trainee.teach({**order, "attempt": 2}, said.append)
+    again = trainee.teach({**order, "again": True}, said.append)
     assert (first["version"], again["version"]) == (1, 1)
     assert again["metrics"] == first["metrics"]
     assert Bank.open(idle.bank).versions("sentiment") == [1]
-    other = trainee.teach({**order, "attempt": 2, "newest": 1}, said.append)
+    other = trainee.teach({**order, "again": True, "newest": 1}, said.append)
     assert other["version"] == 2
 
 
 def test_a_state_that_cannot_be_read_costs_the_epochs_and_not_the_run(idle):
     run = send(idle)
-    order = {**idle._order(run), "attempt": 2, "newest": 0}
+    order = {**idle._order(run, True), "newest": 0}
     said = []
     with pytest.raises(KeyboardInterrupt):
         trainee.teach(order, lambda message: said.append(message) or ("epoch" in message and stop()))

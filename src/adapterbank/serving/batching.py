@@ -46,7 +46,8 @@ class Parcel:
     """Tokens of each row, once they are known."""
     taken: int = 0
     """How many rows have been taken, in their order."""
-    gone: bool = False
+    inside: bool = False
+    """Whether it has come, and has not been cancelled."""
 
 
 @dataclass(frozen=True)
@@ -88,21 +89,18 @@ class Batching:
     def enter(self, parcel: Parcel, now: float) -> None:
         """Count a parcel in, or raise `Full`. An empty queue takes any."""
         self._check(parcel.task, parcel.counted)
-        parcel.since = now
+        parcel.since, parcel.inside = now, True
         self._count(parcel.task, parcel.counted)
 
     def make_ready(self, parcel: Parcel, sizes: Sequence[int]) -> None:
         """Let a parcel be taken, now that its rows' sizes are known; `Full` when they are more than there is room for."""
-        if parcel.gone:
+        if not parcel.inside:
             return
         self._count(parcel.task, -parcel.counted)
         total, parcel.counted = sum(sizes), 0
-        try:
-            if self.waiting and self.waiting + total > self.bound:
-                raise self._full()
-        except Full:
-            parcel.gone = True
-            raise
+        if self.waiting and self.waiting + total > self.bound:
+            parcel.inside = False
+            raise self._full()
         parcel.sizes, parcel.counted = sizes, total
         self._count(parcel.task, total)
         if sizes:
@@ -110,10 +108,10 @@ class Batching:
             self._lines.setdefault(parcel.task, _Line()).parcels.append(parcel)
 
     def cancel(self, parcel: Parcel) -> None:
-        """Take a parcel out; rows that are in a batch already are nobody's business any more."""
-        if parcel.gone:
+        """Take a parcel out, if it is in; rows that are in a batch already are nobody's business any more."""
+        if not parcel.inside:
             return
-        parcel.gone = True
+        parcel.inside = False
         self._count(parcel.task, -parcel.counted)
         line = self._lines.get(parcel.task)
         if line and parcel in line.parcels:

@@ -40,7 +40,7 @@ OPTIONS = (
 )
 """What a request may set. Not among them: whatever names a file, an encoder or a device of this machine."""
 ATTEMPTS = 3
-"""So often is a run begun whose process, or server, was killed."""
+"""So often is a run begun whose process, or server, is killed before it has done another epoch."""
 _GRACE = 10.0
 """Seconds that a run has to stop when asked; then it is killed."""
 _LOOK = 0.2
@@ -158,9 +158,8 @@ class Jobs:
     def begin(self) -> None:
         """See `start`."""
         self._closing.clear()
-        owner = threading.Thread(target=self._own, name="training", daemon=True)
-        self._crew = [owner]
-        owner.start()
+        self._crew = [threading.Thread(target=self._own, name="training", daemon=True)]
+        self._crew[0].start()
 
     def close(self) -> None:
         """See `stop`."""
@@ -222,7 +221,8 @@ class Jobs:
 
     def _train(self, run: Run) -> None:
         """Have a run done by a process, and write down what it says and how it ends."""
-        if run.newest is None:
+        again = run.newest is not None
+        if not again:
             run = self._remember_newest(run)
         heard: dict[str, Any] = {"history": run.history, "notes": run.notes}
         with subprocess.Popen(
@@ -238,14 +238,14 @@ class Jobs:
             try:
                 assert child.stdin is not None
                 with contextlib.suppress(BrokenPipeError):
-                    child.stdin.write(json.dumps(self._order(run)).encode() + b"\n")
+                    child.stdin.write(json.dumps(self._order(run, again)).encode() + b"\n")
                     child.stdin.flush()
                 asked = self._follow(run.id, child, heard)
             finally:
                 child.kill()  # nothing, if it has ended
         self._judge(run, heard, asked, child.returncode)
 
-    def _order(self, run: Run) -> dict[str, Any]:
+    def _order(self, run: Run, again: bool) -> dict[str, Any]:
         return {
             "bank": str(self.bank),
             "backbone": self.backbone,
@@ -255,15 +255,15 @@ class Jobs:
             "options": run.options,
             "device": self._device,
             "threads": self._threads,
-            "attempt": run.attempts,
+            "again": again,
             "newest": run.newest,
         }
 
     def _remember_newest(self, run: Run) -> Run:
-        newest = 0
+        versions = [0]
         with contextlib.suppress(AdapterbankError):
-            newest = max(Bank.open(self.bank).versions(run.task), default=0)
-        self.runs.update(run.id, newest=newest)
+            versions += Bank.open(self.bank).versions(run.task)
+        self.runs.update(run.id, newest=max(versions))
         return self.runs.get(run.id)
 
     def _follow(self, id: str, child: subprocess.Popen[bytes], heard: dict[str, Any]) -> str:
@@ -297,7 +297,9 @@ class Jobs:
         if "note" in message:
             heard["notes"] = news["notes"] = [*heard["notes"], message["note"]]
         if "epoch" in message:  # a run that goes on may do an epoch again that was told of, but not kept
-            before = [row for row in heard["history"] if row["epoch"] < message["epoch"]["epoch"]]
+            epoch = message["epoch"]["epoch"]
+            before = [row for row in heard["history"] if row["epoch"] < epoch]
+            news |= {"attempts": 1} if len(before) == len(heard["history"]) else {}
             heard["history"] = news["history"] = [*before, message["epoch"]]
         if news:
             self.runs.update(id, **news)
@@ -320,10 +322,10 @@ class Jobs:
         """Queue a run again that did not end by itself, unless that has happened too often."""
         if self.runs.get(run.id).cancelling:
             self.runs.end(run.id, "cancelled")
-        elif run.attempts < ATTEMPTS:
+        elif (begun := self.runs.get(run.id).attempts) < ATTEMPTS:
             self.runs.put_back(run.id, counts=True)
         else:
-            told = f"The run was begun {run.attempts} times and broken off each time; the last time {why}."
+            told = f"The run was broken off {begun} times before another epoch was done; the last time {why}."
             self.runs.end(run.id, "failed", failure=f"{told} If memory is short, try a smaller batch or fewer rows.")
         self._clear(self.runs.get(run.id))
 

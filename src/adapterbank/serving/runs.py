@@ -82,7 +82,7 @@ class Run:
     metrics: dict[str, Any] | None
     failure: str | None
     attempts: int
-    """How often it was begun; more than once where a process was killed."""
+    """How often it was begun since its last new epoch; more than once where a process was killed."""
     cancelling: int
     kept: str | None
     """The folder, below the bank's runs, of what it needs to go on."""

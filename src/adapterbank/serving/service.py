@@ -23,7 +23,8 @@ import numpy as np
 
 from adapterbank.bank import Bank
 from adapterbank.engine import Engine, Prepared
-from adapterbank.errors import AdapterbankError, BankError, InputError, PackageDamaged, UnknownName
+from adapterbank.errors import AdapterbankError, BankError, InputError, PackageDamaged, StorageError
+from adapterbank.package import parse_ref
 from adapterbank.serving import about
 from adapterbank.serving.batching import Batching, Full, Parcel, Row
 from adapterbank.serving.shelf import Held, Shelf
@@ -120,9 +121,9 @@ class BankService:
         """See `terms.Service`."""
         await asyncio.to_thread(self._change, lambda: self.bank.remove(ref))
 
-    async def rollback(self, name: str) -> int:
+    async def rollback(self, ref: str) -> int:
         """See `terms.Service`."""
-        return int(await asyncio.to_thread(self._change, lambda: self.bank.rollback(name)))
+        return int(await asyncio.to_thread(self._change, lambda: self._roll_back(ref)))
 
     def numbers(self) -> Mapping[str, float]:
         """See `terms.Service`."""
@@ -130,7 +131,7 @@ class BankService:
         return {
             **self._counts,
             "queue_tokens": self.batching.waiting,
-            "tasks": len(self.shelf._held),
+            "tasks": self.shelf.count,
             "problems": len(self.shelf.problems),
             "resident": len(self.engine.stacks),
             "evictions": slots.evictions,
@@ -152,20 +153,25 @@ class BankService:
     async def _fetch(self, ref: str) -> Held:
         if not self.shelf.ready:
             raise Refusal("not_ready", "The bank's tasks are still being loaded; try again soon.", retry_after=1)
-        return await asyncio.to_thread(self._change, lambda: self.shelf.fetch(ref))
+        return await asyncio.to_thread(_told_as_refusals, lambda: self.shelf.fetch(ref))
 
     def _change(self, act: Callable[[], Any]) -> Any:
-        """Do what may fail for want of a task, and look at the bank at once."""
+        """Change the bank, and serve it as it is now."""
+        found = _told_as_refusals(act)
+        self.shelf.look(closely=False)
+        return found
+
+    def _roll_back(self, ref: str) -> int:
+        name, version = parse_ref(ref)
+        if version is not None:
+            return self.bank.rollback(name, version)
+        self.bank.versions(name)
         try:
-            return act()
-        except PackageDamaged as error:
-            raise Refusal("damaged", str(error)) from error
-        except UnknownName as error:
-            raise Refusal("unknown_task", str(error)) from error
+            return self.bank.rollback(name)
+        except PackageDamaged:
+            raise
         except BankError as error:
-            raise Refusal("unknown_version", str(error)) from error
-        except InputError as error:
-            raise Refusal("bad_request", str(error)) from error
+            raise Refusal("conflict", str(error)) from error
 
     def _tasks(self) -> dict[str, Any]:
         held = self.shelf.held()
@@ -205,7 +211,7 @@ class BankService:
     def _prepare_all(self) -> None:
         """Tokenise what has come."""
         with self._turn:
-            fresh = [parcel for parcel in self._fresh if not parcel.gone]
+            fresh = [parcel for parcel in self._fresh if parcel.inside]
             self._fresh.clear()
         jobs = [parcel.value for parcel in fresh]
         requests = [(job.held.known, Examples(job.ask.texts, job.ask.pairs)) for job in jobs]
@@ -301,6 +307,20 @@ class BankService:
             loops.setdefault(job.loop, []).append((job, found))
         for loop, mine in loops.items():
             loop.call_soon_threadsafe(_settle, mine)
+
+
+def _told_as_refusals(act: Callable[[], Any]) -> Any:
+    """Do what may fail for want of a task."""
+    try:
+        return act()
+    except PackageDamaged as error:
+        raise Refusal("damaged", str(error)) from error
+    except BankError as error:
+        raise Refusal("unknown_version", str(error)) from error
+    except InputError as error:  # a name that is none of the bank's, or could be none
+        raise Refusal("unknown_task", str(error)) from error
+    except StorageError as error:
+        raise Refusal("conflict", str(error)) from error
 
 
 def _settle(done: list[tuple[_Job, Any]]) -> None:

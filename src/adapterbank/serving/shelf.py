@@ -81,6 +81,11 @@ class Shelf:
         if self._thread:
             self._thread.join()
 
+    @property
+    def count(self) -> int:
+        """How many tasks are served."""
+        return len(self._held)
+
     def held(self) -> dict[str, Held]:
         """Give the default package of each task by name."""
         return dict(sorted(self._held.copy().items()))

@@ -102,8 +102,8 @@ class Service(Protocol):
     async def remove(self, ref: str) -> None:
         """Remove a task, or a version, from the bank."""
 
-    async def rollback(self, name: str) -> int:
-        """Serve the version before this one; gives its number."""
+    async def rollback(self, ref: str) -> int:
+        """Serve the version before this one, or the one named; gives its number."""
 
     def numbers(self) -> Mapping[str, float]:
         """Give what can be counted; must not wait."""

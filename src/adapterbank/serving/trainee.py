@@ -76,7 +76,7 @@ def teach(order: Mapping[str, Any], say: Say) -> dict[str, Any]:
     bank = Bank.open(order["bank"], {"name": backbone.name, "sha256": backbone.sha256})
     prospect = Workshop(backbone).look(config)
     say({"kept": prospect.hash})
-    again = order["attempt"] > 1
+    again = order["again"]
     if again and (made := _made_already(bank, prospect, order["newest"])):
         return made
     result = run(
