@@ -56,16 +56,16 @@ def test_the_client_trains_a_task_and_asks_it(serve, csv, tmp_path, bank, bert):
         assert [event.data["epoch"] for event in events if "score" in event.data] == [1, 2]
         assert events[-1].data["state"] == "done"
         assert client.ready()
-        listed = client.tasks()
-        assert [(task.name, task.version, task.labels) for task in listed] == [
-            ("sentiment", 1, ("negative", "positive"))
-        ]
         texts = [text for text, _ in reviews(5)]
         expected = adapterbank.open_bank(bank, bert, device="cpu").predict("sentiment", texts)
         found = client.predict("sentiment", texts)
         assert [one.label for one in found] == [one.label for one in expected]
         for one, other in zip(found, expected, strict=True):
             assert one.probabilities == pytest.approx(other.probabilities, abs=1e-5)
+        listed = client.tasks()
+        assert [(task.name, task.version, task.labels) for task in listed] == [
+            ("sentiment", 1, ("negative", "positive"))
+        ]
         assert client.predict_rows([{"task": "sentiment@1", "text": texts[0]}])[0] == found[0]
         second = client.wait(client.train("sentiment", write(tmp_path / "more.jsonl", reviews(16)), **FAST))
         assert second.version == 2
