@@ -36,6 +36,10 @@ async function show() {
     else if (view === "run") await train.showRun(name, tasks.refresh);
     else {
       await tasks.refresh();
+      for (let k = 0; name && k < 6 && !tasks.tasks().some((task) => task.name === name); k += 1) {
+        await new Promise((resolve) => setTimeout(resolve, 300)); // what was trained just now is served in a moment
+        await tasks.refresh();
+      }
       if (view === "try") trying.choose(name || undefined);
       if (view === "train") await train.showRuns();
     }

@@ -52,6 +52,9 @@ async function upload(event) {
     query.set("label", find("train-label").value);
     if (find("train-pair").value) query.set("text_pair", find("train-pair").value);
   }
+  for (const [name, field] of [["max_length", "train-length"], ["lr", "train-lr"], ["batch", "train-batch"]]) {
+    if (find(field).value) query.set(name, find(field).value);
+  }
   button.disabled = true;
   button.textContent = "Sending…";
   try {
