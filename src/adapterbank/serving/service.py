@@ -10,6 +10,7 @@ So texts of the next batch are tokenised while the device computes this one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -90,6 +91,9 @@ class BankService:
             found = [await job.future for job in jobs]
         except BaseException:
             self._cancel(parcels)
+            for job in jobs:  # what nobody will ask for must not be complained of
+                job.future.cancel()
+                _ = job.future.done() and not job.future.cancelled() and job.future.exception()
             raise
         manifests = [job.held.package.manifest for job in jobs]
         return [Answer(m.name, m.version, mine) for m, mine in zip(manifests, found, strict=True)]
@@ -240,8 +244,14 @@ class BankService:
             with self._turn:
                 self.batching.computed(tokens, seconds)
             self._pool.submit(self._finish, batch, given)
-            for hear in self._hears:
-                hear(len(batch), tokens, min(1.0, tokens / self.batching.budget), seconds)
+            self._tell(len(batch), tokens, seconds)
+
+    def _tell(self, rows: int, tokens: int, seconds: float) -> None:
+        for hear in self._hears:
+            try:
+                hear(rows, tokens, min(1.0, tokens / self.batching.budget), seconds)
+            except Exception as error:  # who listens must not end the service
+                log.error("failed", exc_info=error)
 
     def _next(self) -> list[Row]:
         """Wait for the next batch; empty when the service has stopped and all is answered."""
@@ -299,4 +309,5 @@ class BankService:
         for job, found in done:
             loops.setdefault(job.loop, []).append((job, found))
         for loop, mine in loops.items():
-            loop.call_soon_threadsafe(settle, mine)
+            with contextlib.suppress(RuntimeError):  # a loop that has ended waits for nothing
+                loop.call_soon_threadsafe(settle, mine)

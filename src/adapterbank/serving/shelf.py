@@ -106,19 +106,13 @@ class Shelf:
         if held := self.find(ref):
             return held
         name, version = parse_ref(ref)
-        if version is None:
-            if name in self.problems:
-                raise PackageDamaged(self.problems[name])
-            self.look()
-            if held := self.find(ref):
-                return held
-            if name in self.problems:
-                raise PackageDamaged(self.problems[name])
-            raise self.unknown(name)
+        self._look_at(name)
+        if held := self.find(ref):
+            return held
         if name not in self._held and name not in self.problems:
-            self.look()
-            if name not in self._held and name not in self.problems:
-                raise self.unknown(name)
+            raise self.unknown(name)
+        if version is None:
+            raise PackageDamaged(self.problems.get(name, f"{name} cannot be used now; ask again."))
         return self._pin(self.bank.get(ref))
 
     def unknown(self, name: str) -> UnknownName:
@@ -146,6 +140,15 @@ class Shelf:
             for name in self._seen.keys() - set(names):
                 self._drop(name)
             self.ready = True
+
+    def _look_at(self, name: str) -> None:
+        """Look at one task, for who asks for it before the next look."""
+        with self._looking:
+            seen = self._seen.get(name, (None, None))
+            if (now := self._stamp(name, seen[0], closely=False))[1] not in (None, seen[1]):
+                self._refresh(name)
+            elif now[1] is None and name in self._seen:
+                self._drop(name)
 
     def _follow(self) -> None:
         last, looks = "", 0
