@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -103,6 +105,7 @@ class Engine:
         self.slots = Residency(self.stacks, budget)
         self.residents: dict[str, Resident] = {}
         self._mixed: Mixed | None = None
+        self._computing = threading.Lock()
         self._calls_left = _WORTH if programs and self.device.type == "cuda" else None
 
     @property
@@ -190,13 +193,12 @@ class Engine:
     def outputs(self, tokens: Sequence[Tokens], names: Sequence[str | None]) -> list[np.ndarray]:
         """Give each row's head outputs; see `evaluate.outputs`."""
         found = {name: self._find(name) for name in dict.fromkeys(names)}
-        return self._outputs(tokens, [found[name] for name in names])
+        return self.compute(tokens, [found[name] for name in names])
 
     def predict(self, requests: Sequence[tuple[str | None, Examples]], best: int = 0) -> list[list[Prediction]]:
         """Answer requests (task or None, rows) of any tasks in one go, each in the order of its rows.
 
-        With `best` span tasks also list as many of their best answers. The steps are there by themselves for who wants
-        one batch's texts tokenised while another is computed: `prepare`, `compute`, `finish`.
+        With `best` span tasks also list as many of their best answers. `prepare`, `compute` and `finish` are its steps.
         """
         return [self.finish(one, given, best) for one, given in self._run(requests)]
 
@@ -226,7 +228,21 @@ class Engine:
 
     def compute(self, tokens: Sequence[Tokens], tasks: Sequence[Known | None]) -> list[np.ndarray]:
         """Send rows of any tasks through the encoder together; gives each one's head outputs."""
-        return self._outputs(tokens, tasks)
+        with self.slots.lock:
+            if self._calls_left is not None:
+                self._calls_left -= 1
+                if self._calls_left < 0:
+                    self.run_programs()
+        found: dict[int, np.ndarray] = {}
+        for part in self.slots.within_budget(dict.fromkeys(known for known in tasks if known)) if any(tasks) else [[]]:
+            here = {*part, None}  # rows of no task go with the first part
+            mine = [i for i, known in enumerate(tasks) if known in here and i not in found]
+            with self.slots.using(part) as numbers, self._alone():
+                slots = [numbers[known] if known else None for known in (tasks[i] for i in mine)]
+                rows = [tokens[i] for i in mine]
+                given = outputs(self.backbone.anatomy, self.stacks, rows, slots, mixed=self._mixed)
+            found |= zip(mine, given, strict=True)
+        return [found[i] for i in range(len(tokens))]
 
     def finish(self, prepared: Prepared, given: Sequence[np.ndarray], best: int = 0) -> list[Prediction]:
         """Turn the outputs of a request's rows into what its task says of them."""
@@ -268,22 +284,14 @@ class Engine:
             self.backbone, bare, kind=held.task.kind, max_length=held.max_length, stride=held.stride, keep=keep
         )
 
-    def _outputs(self, tokens: Sequence[Tokens], tasks: Sequence[Known | None]) -> list[np.ndarray]:
-        with self.slots.lock:
-            if self._calls_left is not None:
-                self._calls_left -= 1
-                if self._calls_left < 0:
-                    self.run_programs()
-        found: dict[int, np.ndarray] = {}
-        for part in self.slots.within_budget(dict.fromkeys(known for known in tasks if known)) if any(tasks) else [[]]:
-            here = {*part, None}  # rows of no task go with the first part
-            mine = [i for i, known in enumerate(tasks) if known in here and i not in found]
-            with self.slots.using(part) as numbers, self.slots.lock:
-                slots = [numbers[known] if known else None for known in (tasks[i] for i in mine)]
-                rows = [tokens[i] for i in mine]
-                given = outputs(self.backbone.anatomy, self.stacks, rows, slots, mixed=self._mixed)
-            found |= zip(mine, given, strict=True)
-        return [found[i] for i in range(len(tokens))]
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Compute one batch at a time; tasks may come and go meanwhile, as rows of slots in use are copied, not moved.
+
+        But programs know the addresses of what they read: while one runs nothing may come or go.
+        """
+        with self._computing, self.slots.lock if self._mixed else nullcontext():
+            yield
 
     def _find(self, name: str | None) -> Known | None:
         if name is None:

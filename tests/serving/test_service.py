@@ -346,3 +346,19 @@ def test_beyond_the_budget_slots_are_loaded_on_demand(small):
     assert numbers["evictions"] >= 4
     assert numbers["loads"] >= 4
     assert 1 <= numbers["resident"] == sum(resident) <= 2
+
+
+def test_a_task_is_put_in_while_a_batch_is_computed(small):
+    small.put("a")
+
+    async def run():
+        async with running(small) as service:
+            gate, first = await occupied(service)
+            await asyncio.to_thread(small.put, "b", 1)
+            await until(lambda: service.shelf.find("b") is not None)
+            waited = not first.done()
+            gate.opened.set()
+            await first
+            return waited
+
+    assert asyncio.run(run())
