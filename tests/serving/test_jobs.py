@@ -323,6 +323,7 @@ def test_a_run_whose_server_is_killed_ends_with_it_and_goes_on_with_the_next(ban
         pytest.fail("the killed server's run is still there")
     assert (ended.state, ended.version) == ("done", 1)
     assert any("Going on after epoch" in note for note in ended.notes)
+    assert len(set(ended.notes)) == len(ended.notes)
     assert [row["epoch"] for row in ended.history] == [*range(1, 41)]
     assert all(finding.ok for finding in open_bank(bank).audit())
 

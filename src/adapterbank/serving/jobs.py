@@ -275,7 +275,7 @@ class Jobs:
         """Write down what a run says of itself."""
         heard |= {name: message[name] for name in ("done", "failed") if name in message}
         news: dict[str, Any] = {name: message[name] for name in ("progress", "kept") if name in message}
-        if "note" in message:
+        if "note" in message and message["note"] not in heard["notes"]:  # one that goes on says some of them again
             heard["notes"] = news["notes"] = [*heard["notes"], message["note"]]
         if "epoch" in message:  # a run that goes on may do an epoch again that was told of, but not kept
             epoch = message["epoch"]["epoch"]
