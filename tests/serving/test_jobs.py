@@ -198,7 +198,7 @@ def test_runs_go_one_after_the_other_and_end_as_versions_of_their_tasks(idle, be
     sent = [send(idle, "first", seed=1), send(idle, "first", seed=2), send(idle, "bad", b"text,label\nonly one,row")]
     idle.begin()
     try:
-        done = [until(idle, run.id, seconds=90) for run in sent]
+        done = [until(idle, run.id) for run in sent]
     finally:
         idle.close()
     assert [(run.state, run.version) for run in done] == [("done", 1), ("done", 2), ("failed", None)]
