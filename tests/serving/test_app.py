@@ -169,6 +169,11 @@ def test_what_the_framework_refuses_has_the_same_shape(app, method, path, expect
     assert code(ask(app, method, path)) == expected
 
 
+def test_a_method_that_is_not_taken_is_answered_with_those_that_are(app):
+    assert ask(app, "PUT", "/v1/tasks/length").headers["allow"] == "DELETE, GET"
+    assert ask(app, "DELETE", "/v1/predict").headers["allow"] == "POST"
+
+
 def test_a_failure_is_told_without_its_cause_and_logged_without_the_text(app, lines):
     answer = post(app, "/v1/tasks/broken/predict", {"text": "a secret"})
     assert code(answer) == "internal"

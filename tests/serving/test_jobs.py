@@ -18,7 +18,8 @@ from adapterbank.config import Config
 from adapterbank.encoder.shared import share
 from adapterbank.errors import InputError, StorageError
 from adapterbank.serving import trainee
-from adapterbank.serving.jobs import ATTEMPTS, OPTIONS, Jobs, QueueFull
+from adapterbank.serving.jobs import ATTEMPTS, Jobs, QueueFull
+from adapterbank.serving.orders import OPTIONS, check
 from adapterbank.serving.runs import Runs, UnknownRun
 from adapterbank.serving.uploads import TooLarge
 from serving.training import FAST, LONG, children, new_bank, send, table, until
@@ -85,16 +86,16 @@ def test_a_request_may_set_no_option_that_reaches_outside():
 )
 def test_a_mistake_is_told_before_anything_is_queued(idle, task, options, said):
     with pytest.raises(InputError) as caught:
-        idle.check(task, options, "csv")
+        check(task, options, "csv")
     assert said in str(caught.value)
     with idle.upload("csv") as upload, pytest.raises(InputError):
         idle.submit(task, options, upload)
     assert (idle.list(), left(idle)) == ([], [])
 
 
-def test_options_are_kept_as_values_and_a_task_of_the_catalog_under_its_name_in_the_bank(idle):
+def test_options_are_kept_as_values_and_a_task_of_the_catalog_under_its_name_in_the_bank():
     given = {"epochs": "3", "lr": "1e-3", "max-length": "16", "train_norms": "no"}
-    assert idle.check("glue/mrpc", given, "csv") == (
+    assert check("glue/mrpc", given, "csv") == (
         "glue-mrpc",
         {"epochs": 3, "lr": 0.001, "max_length": 16, "train_norms": False},
     )
@@ -134,7 +135,8 @@ def test_a_queued_run_is_cancelled_at_once_and_its_data_goes(idle):
 
 
 def test_files_that_no_run_knows_go_after_an_hour(idle):
-    run = send(idle)
+    run, ended = send(idle), send(idle)
+    idle.runs.cancel(ended.id)  # and killed before it could clear up
     for name in (".tmp-half", "0123.csv", ".tmp-young"):
         Path(idle.bank, "serving", "data", name).write_text("x")
         if "young" not in name:
@@ -239,10 +241,10 @@ def test_a_running_run_is_low_in_priority_shares_the_encoder_and_stops_when_canc
         jobs.cancel(run.id)
         ended = until(jobs, run.id)
         assert (ended.state, ended.version, ended.failure) == ("cancelled", None, None)
-        assert children() == []
     finally:
         jobs.close()
         os.close(descriptor)
+    assert children() == []
     assert Bank.open(bank).names() == []
     assert (left(jobs), list((bank / "runs").glob("*"))) == ([], [])
 
@@ -279,6 +281,7 @@ def test_a_run_whose_process_is_killed_goes_on_unless_that_happens_too_often(job
         ended.failure
     )
     assert sum("Going on after epoch" in note for note in ended.notes) == 1
+    jobs.close()
     assert Bank.open(jobs.bank).names() == []
     assert (left(jobs), list((jobs.bank / "runs").glob("*"))) == ([], [])
 

@@ -14,8 +14,9 @@ import pytest
 from adapterbank.bank import Bank
 from adapterbank.engine import Engine
 from adapterbank.serving.app import create_app
-from adapterbank.serving.jobs import OPTIONS, Jobs
+from adapterbank.serving.jobs import Jobs
 from adapterbank.serving.keys import Keys
+from adapterbank.serving.orders import OPTIONS
 from adapterbank.serving.routes_train import TYPES, follow
 from adapterbank.serving.runs import Runs
 from adapterbank.serving.service import BankService

@@ -221,7 +221,7 @@ def test_a_flooding_task_does_not_hold_up_another(small):
             flood = [asyncio.ensure_future(ask(service, "flood", 40)) for _ in range(5)]
             await until(lambda: service.batching.ready >= 1500)
             other = asyncio.ensure_future(ask(service, "other", 2))
-            await until(lambda: "other" in str([p for p in service.batching._lines]))
+            await until(lambda: "other" in str(list(service.batching._lines)))
             gate.opened.set()
             await asyncio.gather(other, *flood)
 

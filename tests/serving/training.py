@@ -46,7 +46,8 @@ def until(jobs: Jobs, id: str, found: Any = lambda run: run.over, seconds: float
     return run
 
 
-def children(pid: int | str = "self") -> list[int]:
-    """Give the processes that a process has started."""
-    pid = os.getpid() if pid == "self" else pid
-    return [int(one) for path in glob.glob(f"/proc/{pid}/task/*/children") for one in Path(path).read_text().split()]
+def children(pid: int | None = None) -> list[int]:
+    """Give the processes of runs that a process, or this one, has started."""
+    found = glob.glob(f"/proc/{pid or os.getpid()}/task/*/children")
+    started = [int(one) for path in found for one in Path(path).read_text().split()]
+    return [one for one in started if "serving.trainee" in Path(f"/proc/{one}/cmdline").read_text()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -56,9 +57,7 @@ def create_app(
 
     app = FastAPI(title="adapterbank", version=__version__, lifespan=life, redoc_url=None)
     app.state.draining = False
-    app.add_middleware(
-        Frame, metrics=metrics, keys=keys, pace=Pace().wait, draining=lambda: bool(app.state.draining)
-    )
+    app.add_middleware(Frame, metrics=metrics, keys=keys, pace=Pace().wait, draining=lambda: bool(app.state.draining))
     _errors(app)
     app.include_router(predict_router(service, limits))
     _tasks(app, service)
@@ -113,7 +112,7 @@ def _health(app: FastAPI, service: Service, metrics: Metrics) -> None:
             raise Refusal("not_ready", why, retry_after=1)
         return reply({"status": "ready"})
 
-    text = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+    text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
     @app.get("/metrics", tags=["health"], responses={**answers(Status), **text}, response_class=Response)
     async def numbers() -> Response:
@@ -132,7 +131,10 @@ def _errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
         code = _BY_STATUS.get(error.status_code, "bad_request" if error.status_code < 500 else "internal")
-        return _told(request, code, _SAID.get(code, f"{error.detail}."), dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        if error.status_code == 405 and (allowed := _allowed(app, request.url.path)):
+            headers["Allow"] = allowed  # the framework names those of one route only
+        return _told(request, code, _SAID.get(code, f"{error.detail}."), headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -142,6 +144,14 @@ def _errors(app: FastAPI) -> None:
     @app.exception_handler(ClientGone)
     async def gone(request: Request, error: ClientGone) -> Response:
         return Response(status_code=499)  # for the log; nobody reads it
+
+
+def _allowed(app: FastAPI, path: str) -> str:
+    """Name the methods that an address takes, by the document."""
+    for template, methods in app.openapi()["paths"].items():
+        if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), path):
+            return ", ".join(sorted(method.upper() for method in methods))
+    return ""
 
 
 def _told(request: Request, code: str, message: str, headers: dict[str, str]) -> Response:

@@ -1,7 +1,7 @@
 """Which rows go through the encoder next: a queue bounded in tokens, fair between tasks. Knows no tasks, threads, HTTP.
 
-A request's rows of one task are a `Parcel`. It is counted from the moment it comes, by a guess at its tokens, and may be
-taken once its rows are tokenised and their true sizes known. Batches are taken by deficit round robin (Shreedhar and
+A request's rows of one task are a `Parcel`. It is counted from the moment it comes, by a guess at its tokens, and may
+be taken once its rows are tokenised and their true sizes known. Batches are taken by deficit round robin (Shreedhar and
 Varghese 1995): each task in turn may send its share of the batch, so a task that floods the queue delays another's row
 by no more than the batch under way. A task may hold as many tokens as are still free (the dynamic threshold of
 Choudhury and Hahne 1998): one task alone gets half of the queue, and there is room left for the next.
@@ -70,7 +70,7 @@ class Batching:
     """Parcels in, batches out."""
 
     def __init__(self, *, budget: int, bound: int, wait: float) -> None:
-        """Give batches of at most `budget` tokens, hold at most `bound`, and let no ready row wait for more than `wait`.
+        """Give batches of at most `budget` tokens, hold at most `bound`, let no ready row wait longer than `wait`.
 
         Waiting is for company: a batch that is full, or whose oldest row has waited that long, is due.
         """
@@ -93,7 +93,7 @@ class Batching:
         self._count(parcel.task, parcel.counted)
 
     def make_ready(self, parcel: Parcel, sizes: Sequence[int]) -> None:
-        """Let a parcel be taken, now that its rows' sizes are known; `Full` when they are more than there is room for."""
+        """Let a parcel be taken, now that its rows' sizes are known; `Full` when there is no room for them."""
         if not parcel.inside:
             return
         self._count(parcel.task, -parcel.counted)

@@ -1,4 +1,4 @@
-"""What stands around every route: request ids, keys, errors as JSON, the log, the count. Knows no service and no engine.
+"""What stands around every route: request ids, keys, errors as JSON, the log, the count. Knows no service, no engine.
 
 The frame is plain ASGI: it costs microseconds a request, and streams pass through it.
 """
@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from adapterbank.serving.terms import Key, Keys, Refusal
+from adapterbank.serving.terms import FAILED, Key, Keys, Refusal
 from adapterbank.serving.watch import LOG, Metrics, say
 
 _SANE = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -91,7 +91,7 @@ class Frame:
                 LOG.error("failed", exc_info=error, extra={"fields": {"request_id": visit.id}})
                 if status:  # the answer has begun: break it off
                     raise
-                await refuse(Refusal("internal", "The request failed on the server; its log says more."), visit.id, sending)
+                await refuse(Refusal("internal", FAILED), visit.id, sending)
         finally:
             self._note(scope, visit, status, time.perf_counter() - began)
 
@@ -104,7 +104,7 @@ class Frame:
         kind, _, secret = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         visit.key = self.keys.check(secret.strip()) if kind.lower() == "bearer" else None
         if visit.key is None:
-            raise Refusal("unauthorized", "This server needs a key: send 'Authorization: Bearer KEY' with one of its keys.")
+            raise Refusal("unauthorized", "This server needs a key: send 'Authorization: Bearer KEY'.")
         if wait := self.pace(visit.key):
             said = f"The key {visit.key.name!r} asks more often than it may; come again in {wait:.1f} s."
             raise Refusal("rate_limited", said, retry_after=wait)

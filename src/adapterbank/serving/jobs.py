@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import selectors
 import signal
@@ -22,23 +23,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from adapterbank import config as configs
 from adapterbank import storage
 from adapterbank.bank import Bank
-from adapterbank.errors import AdapterbankError, ConfigError, InputError, UnknownName
-from adapterbank.methods import METHODS
-from adapterbank.package import parse_ref
+from adapterbank.errors import AdapterbankError
+from adapterbank.serving.orders import check
 from adapterbank.serving.runs import Run, Runs
-from adapterbank.serving.uploads import FORMATS, Upload
+from adapterbank.serving.uploads import Upload
 
-OPTIONS = (
-    *("text", "text_pair", "label", "kind", "labels", "metric", "limit", "max_length", "doc_stride"),
-    *("method", "size", "layers", "sites", "activation", "sigma", "train_norms", "placement", "combine", "inner_norm"),
-    *("depth", "rank", "alpha", "targets", "top", "pooling", "head_hidden"),
-    *("lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction", "clip", "dropout"),
-    *("class_weights", "patience", "seed"),
-)
-"""What a request may set. Not among them: whatever names a file, an encoder or a device of this machine."""
+log = logging.getLogger("adapterbank.serving")
+
 ATTEMPTS = 3
 """So often is a run begun whose process, or server, is killed before it has done another epoch."""
 _GRACE = 10.0
@@ -97,21 +90,6 @@ class Jobs:
 
     # --- asking -------------------------------------------------------------------------------------------
 
-    def check(self, task: str, options: Mapping[str, Any], format: str) -> tuple[str, dict[str, Any]]:
-        """Give a task's name in the bank and the options of a run, checked before a byte of data is read."""
-        name, version = parse_ref(task)
-        if version is not None:
-            raise InputError(f"{task!r} is one version, and a run makes a new one; write {name!r}.")
-        if format not in FORMATS:
-            raise UnknownName(format, "a format of data files", FORMATS)
-        if odd := [option for option in options if option.replace("-", "_") not in OPTIONS]:
-            raise ConfigError(str(UnknownName(option, "an option of a request", OPTIONS)) for option in odd)
-        parsed = configs.parse(options)
-        if not METHODS[parsed.method].slot:
-            choices = ", ".join(method for method, row in METHODS.items() if row.slot)
-            raise ConfigError([f"method is {parsed.method!r}, which leaves nothing to serve; use one of {choices}."])
-        return name, {key: getattr(parsed, key) for key in (option.replace("-", "_") for option in options)}
-
     def upload(self, format: str) -> Upload:
         """Begin to take a data file in; use it in a `with`."""
         if self.runs.waiting() >= self._waiting:
@@ -120,7 +98,7 @@ class Jobs:
 
     def submit(self, task: str, options: Mapping[str, Any], upload: Upload, asked_by: str | None = None) -> Run:
         """Queue a run on a file that has come in whole."""
-        name, chosen = self.check(task, options, upload.format)
+        name, chosen = check(task, options, upload.format)
         data = upload.finish()
         try:
             run = self.runs.add(name, chosen, data, asked_by, upload.id)
@@ -212,10 +190,13 @@ class Jobs:
                     self._wake.wait(1.0)  # another server of this bank may queue one
                     continue
                 self._train(run)
-                self._clear(self.runs.get(run.id))
+                self._clear(ended := self.runs.get(run.id))
+                # Not the failure: it may quote the data.
+                log.info("run", extra={"fields": {"run": run.id, "task": run.task, "state": ended.state}})
                 self.runs.forget_old()
                 run = None
             except Exception as error:
+                log.exception("hindered", extra={"fields": {"run": run.id if run else None}})
                 hindered = f"the server was hindered ({type(error).__name__})"
                 self._closing.wait(1.0)
 
@@ -342,8 +323,11 @@ class Jobs:
                 storage.discard(self.bank / "runs" / run.kept)
 
     def _sweep_litter(self) -> None:
-        """Remove files that a killed server left: half a file, or a whole one whose run was never written down."""
-        known = {self._file(run).name for run in self.runs.list(-1) if not run.over}
+        """Remove what a killed server left: of runs that had just ended, and files whose run was never written down."""
+        runs = self.runs.list(-1)
+        for run in runs:
+            self._clear(run)
+        known = {self._file(run).name for run in runs if not run.over}
         limit = time.time() - _STALE
         for path in self._data.iterdir():
             with contextlib.suppress(FileNotFoundError):

@@ -28,8 +28,10 @@ Form = TypeVar("Form", bound=BaseModel)
 def predict_router(service: Service, limits: Limits) -> APIRouter:
     """Make the routes that predict."""
     router = APIRouter(tags=["predict"])
-    codes = ("unknown_task", "unknown_version", "damaged", "too_large", "unsupported", "overloaded")
-    codes += ("too_many_texts", "text_too_long")
+    codes = (
+        *("unknown_task", "unknown_version", "damaged", "overloaded"),
+        *("too_large", "unsupported", "too_many_texts", "text_too_long"),
+    )
 
     @router.post(
         "/v1/tasks/{task}/predict", responses=answers(PredictAnswer, *codes), openapi_extra=predict_body(limits)
@@ -81,7 +83,7 @@ def reply(value: Any, status: int = 200) -> Response:
 
 async def read_body(request: Request, most: int) -> bytes:
     """Read a body, and stop at once when it is larger than it may be."""
-    refusal = Refusal("too_large", f"The body is larger than the {most:,} bytes that are taken; send fewer texts at once.")
+    refusal = Refusal("too_large", f"The body has more than {most:,} bytes; send fewer texts at once.")
     said = request.headers.get("content-length", "")
     if said.isdecimal() and int(said) > most:
         raise refusal
@@ -150,7 +152,7 @@ def _check(texts: list[str], count: int, best: int, limits: Limits) -> None:
     if not count:
         raise Refusal("bad_request", "There is no text; give at least one.")
     if count > limits.texts:
-        raise Refusal("too_many_texts", f"There are {count} texts, and a request may have {limits.texts}; send several.")
+        raise Refusal("too_many_texts", f"There are {count} texts, and {limits.texts} are taken at once; send several.")
     longest = max(map(len, texts))
     if longest > limits.characters:
         limit = f"{limits.characters:,}"

@@ -16,8 +16,9 @@ from starlette.requests import ClientDisconnect
 
 from adapterbank.config import Config
 from adapterbank.errors import InputError, StorageError
-from adapterbank.methods import METHODS
-from adapterbank.serving.jobs import OPTIONS, Jobs, QueueFull
+from adapterbank.methods import METHODS, PROJECTIONS, SITES
+from adapterbank.serving.jobs import Jobs, QueueFull
+from adapterbank.serving.orders import OPTIONS, check
 from adapterbank.serving.routes_predict import ClientGone, reply
 from adapterbank.serving.runs import Run, UnknownRun
 from adapterbank.serving.terms import Refusal
@@ -37,6 +38,11 @@ TYPES = {
     "application/x-parquet": "parquet",
 }
 """What a body's Content-Type says of its format; `?format=` wins over it."""
+_LISTS = {
+    name: {"pattern": f"^({part})(,({part}))*$"}
+    for name, part in (("sites", "|".join(SITES)), ("targets", "|".join(PROJECTIONS)))
+}
+"""How the OpenAPI document states options that are lists."""
 _LOOK = 0.25
 """Seconds between two looks at a run that is followed."""
 HEARTBEAT = 10.0
@@ -185,7 +191,7 @@ async def _take(
     jobs: Jobs, request: Request, task: str, options: Mapping[str, str], format: str, by: str | None
 ) -> Run:
     """Stream the body to disk and queue a run on it; one that breaks off leaves nothing."""
-    await asked(jobs.check, task, options, format)
+    await asked(check, task, options, format)
     if request.headers.get("content-length", "").isdecimal():
         await asked(check_size, int(request.headers["content-length"]), jobs.largest)
     upload = await asked(jobs.upload, format)
@@ -239,4 +245,4 @@ def _schema(f: Field[Any]) -> dict[str, Any]:
     if f.metadata["choices"]:
         found["enum"] = [choice for choice in f.metadata["choices"] if f.name != "method" or METHODS[choice].slot]
     limits = {"minimum": f.metadata["low"], "maximum": f.metadata["high"]}
-    return found | {name: value for name, value in limits.items() if value is not None}
+    return found | {name: value for name, value in limits.items() if value is not None} | _LISTS.get(f.name, {})

@@ -16,17 +16,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from adapterbank.bank import Bank
 from adapterbank.engine import Engine, Prepared
-from adapterbank.errors import AdapterbankError, BankError, InputError, PackageDamaged, StorageError
+from adapterbank.errors import BankError, InputError, PackageDamaged
 from adapterbank.package import parse_ref
+from adapterbank.residency import Known
 from adapterbank.serving import about
 from adapterbank.serving.batching import Batching, Full, Parcel, Row
+from adapterbank.serving.errands import Errand, as_refusals, check, guess, refusal, settle
 from adapterbank.serving.shelf import Held, Shelf
 from adapterbank.serving.terms import Answer, Ask, Refusal
 from adapterbank.tasks.spec import Examples
@@ -35,20 +36,6 @@ log = logging.getLogger("adapterbank.serving")
 
 WAIT = 0.004
 """Seconds that a row waits for company: a fraction of what a batch takes."""
-_CHARACTERS = 3
-"""A token's characters, guessed low: what waits is rather thought more than less."""
-
-
-@dataclass(eq=False)
-class _Job:
-    """An ask on its way."""
-
-    ask: Ask
-    held: Held
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[list[dict[str, Any]]]
-    prepared: Prepared | None = None
-    given: dict[int, np.ndarray] = field(default_factory=dict)
 
 
 class BankService:
@@ -94,10 +81,10 @@ class BankService:
         """See `terms.Service`."""
         loop = asyncio.get_running_loop()
         held = [self._find(ask.task) or await self._fetch(ask.task) for ask in asks]
-        jobs = [_Job(ask, one, loop, loop.create_future()) for ask, one in zip(asks, held, strict=True)]
+        jobs = [Errand(ask, one, loop, loop.create_future()) for ask, one in zip(asks, held, strict=True)]
         for job in jobs:
-            _check(job)
-        parcels = [Parcel(job.held.key, job, _guess(job)) for job in jobs]
+            check(job)
+        parcels = [Parcel(job.held.key, job, guess(job)) for job in jobs]
         self._enter(parcels)
         try:
             found = [await job.future for job in jobs]
@@ -153,11 +140,11 @@ class BankService:
     async def _fetch(self, ref: str) -> Held:
         if not self.shelf.ready:
             raise Refusal("not_ready", "The bank's tasks are still being loaded; try again soon.", retry_after=1)
-        return await asyncio.to_thread(_told_as_refusals, lambda: self.shelf.fetch(ref))
+        return await asyncio.to_thread(as_refusals, lambda: self.shelf.fetch(ref))
 
     def _change(self, act: Callable[[], Any]) -> Any:
         """Change the bank, and serve it as it is now."""
-        found = _told_as_refusals(act)
+        found = as_refusals(act)
         self.shelf.look(closely=False)
         return found
 
@@ -219,8 +206,8 @@ class BankService:
         try:
             prepared = list(self.engine.tokenise(requests))
         except Exception:  # one of them is at fault: each by itself
-            prepared = [_attempt(lambda one=one: self.engine.tokenise([one])[0]) for one in requests]
-        failed: list[tuple[_Job, Exception]] = []
+            prepared = [self._tokenise_one(*one) for one in requests]
+        failed: list[tuple[Errand, Exception]] = []
         with self._turn:
             for parcel, found in zip(fresh, prepared, strict=True):
                 try:
@@ -232,7 +219,13 @@ class BankService:
                 except Exception as error:
                     failed.append((parcel.value, error))
             self._turn.notify_all()
-        self._answer([(job, _refusal(error)) for job, error in failed])
+        self._answer([(job, refusal(error)) for job, error in failed])
+
+    def _tokenise_one(self, known: Known, examples: Examples) -> Prepared | Exception:
+        try:
+            return self.engine.tokenise([(known, examples)])[0]
+        except Exception as error:
+            return error
 
     def _compute_all(self) -> None:
         """Compute batch after batch until the service stops and nothing is left."""
@@ -281,95 +274,29 @@ class BankService:
 
     def _finish(self, batch: list[Row], given: list[np.ndarray | Exception]) -> None:
         """Turn outputs into answers, of those asks that have them all."""
-        done: list[tuple[_Job, Any]] = []
+        done: list[tuple[Errand, Any]] = []
         for row, out in zip(batch, given, strict=True):
-            job: _Job = row.parcel.value
+            job: Errand = row.parcel.value
             if isinstance(out, Exception):
-                done.append((job, _refusal(out, gone=job.held.known.gone)))
+                done.append((job, refusal(out, gone=job.held.known.gone)))
                 continue
             job.given[row.number] = out
             if len(job.given) == len(row.parcel.sizes):
                 done.append((job, self._told(job)))
         self._answer(done)
 
-    def _told(self, job: _Job) -> Any:
+    def _told(self, job: Errand) -> Any:
         assert job.prepared is not None
         try:
             found = self.engine.finish(job.prepared, [job.given[i] for i in range(len(job.given))], job.ask.best)
             return [one.to_json() for one in found]
         except Exception as error:
-            return _refusal(error)
+            return refusal(error)
 
-    def _answer(self, done: list[tuple[_Job, Any]]) -> None:
+    def _answer(self, done: list[tuple[Errand, Any]]) -> None:
         """Hand answers to who waits for them, all of one loop in one go."""
-        loops: dict[asyncio.AbstractEventLoop, list[tuple[_Job, Any]]] = {}
+        loops: dict[asyncio.AbstractEventLoop, list[tuple[Errand, Any]]] = {}
         for job, found in done:
             loops.setdefault(job.loop, []).append((job, found))
         for loop, mine in loops.items():
-            loop.call_soon_threadsafe(_settle, mine)
-
-
-def _told_as_refusals(act: Callable[[], Any]) -> Any:
-    """Do what may fail for want of a task."""
-    try:
-        return act()
-    except PackageDamaged as error:
-        raise Refusal("damaged", str(error)) from error
-    except BankError as error:
-        raise Refusal("unknown_version", str(error)) from error
-    except InputError as error:  # a name that is none of the bank's, or could be none
-        raise Refusal("unknown_task", str(error)) from error
-    except StorageError as error:
-        raise Refusal("conflict", str(error)) from error
-
-
-def _settle(done: list[tuple[_Job, Any]]) -> None:
-    for job, found in done:
-        if job.future.done():
-            continue
-        if isinstance(found, Exception):
-            job.future.set_exception(found)
-        else:
-            job.future.set_result(found)
-
-
-def _attempt(act: Callable[[], Any]) -> Any:
-    try:
-        return act()
-    except Exception as error:
-        return error
-
-
-def _check(job: _Job) -> None:
-    """A task reads one text a row, or two."""
-    columns = job.held.known.about.task.text
-    if (job.ask.pairs is None) == (len(columns) == 2):
-        what = f"two texts a row ({' and '.join(columns)}); give pairs too" if len(columns) == 2 else "one text a row"
-        remedy = "" if len(columns) == 2 else "; give no pairs"
-        raise Refusal("bad_request", f"{job.held.package.ref} reads {what}{remedy}.")
-
-
-def _guess(job: _Job) -> int:
-    """Guess at an ask's tokens without tokenising it."""
-    held = job.held.known.about
-    longest = held.max_length if held.task.kind != "span" else 1 << 30
-    lengths = [len(text) for text in job.ask.texts]
-    if job.ask.pairs is not None:
-        lengths = [a + len(b) for a, b in zip(lengths, job.ask.pairs, strict=True)]
-    return sum(min(longest, 3 + length // _CHARACTERS) for length in lengths)
-
-
-def _refusal(error: Exception, gone: bool = False) -> Exception:
-    """Say what a failure is to who asked."""
-    if isinstance(error, Refusal):
-        return error
-    if isinstance(error, Full):
-        return Refusal("overloaded", f"Too much is waiting: {error}", retry_after=error.retry_after)
-    if isinstance(error, AdapterbankError):
-        if gone:
-            return Refusal("unknown_task", "The task was removed while the request waited; see GET /v1/tasks.")
-        if isinstance(error, BankError):
-            return Refusal("damaged", str(error))
-        return Refusal("bad_request", str(error))
-    log.error("failed", extra={"fields": {"problem": f"{type(error).__name__}: {error}"}})
-    return Refusal("internal", "The request failed on the server; its log says more.")
+            loop.call_soon_threadsafe(settle, mine)

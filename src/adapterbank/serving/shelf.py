@@ -13,7 +13,6 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -91,7 +90,7 @@ class Shelf:
         return dict(sorted(self._held.copy().items()))
 
     def find(self, ref: str) -> Held | None:
-        """Give what answers for `name` or `name@version`, if it is in the engine; never waits. Raises for a bad name."""
+        """Give what answers for `name` or `name@version`, if the engine has it; never waits. Raises for a bad name."""
         name, version = parse_ref(ref)
         held = self._held.get(name)
         if held is None or version in (None, held.package.manifest.version):
@@ -103,7 +102,7 @@ class Shelf:
         return pinned
 
     def fetch(self, ref: str) -> Held:
-        """Give what answers for a task, loaded now if need be. Raises `UnknownName`, `BankError` or `PackageDamaged`."""
+        """Give what answers for a task, loaded now if need be; raises what says why it cannot."""
         if held := self.find(ref):
             return held
         name, version = parse_ref(ref)

@@ -30,6 +30,10 @@ CODES = {
 """Every code an answer may carry, with its status. A code never changes its meaning."""
 
 
+FAILED = "The request failed on the server; its log says more."
+"""What is told of a failure that nobody foresaw."""
+
+
 class Refusal(Exception):
     """A request that gets an error for an answer."""
 

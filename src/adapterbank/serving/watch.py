@@ -96,7 +96,7 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Write one record."""
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        told = {"time": when, "level": record.levelname.lower(), "event": record.getMessage()}
+        told: dict[str, Any] = {"time": when, "level": record.levelname.lower(), "event": record.getMessage()}
         told |= getattr(record, "fields", {})
         if record.exc_info and record.exc_info[0]:  # not its message, which may hold what a user sent
             told["problem"] = record.exc_info[0].__name__
