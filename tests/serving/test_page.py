@@ -310,6 +310,20 @@ def test_a_run_that_failed_tells_why(page, trouble, url):
     expect(page.get_by_role("alert").filter(has_text="The label column is empty.")).to_be_visible()
 
 
+def test_a_server_that_does_not_train_is_told_as_one(page, trouble, url, complaints):
+    complaints.append("404")
+    expect(page.locator("#tasks-list li")).to_have_count(50)
+    trouble.refuse = [(404, "not_found", {})]
+    page.evaluate("location.hash = '#train'")
+    expect(page.locator("#trouble")).to_contain_text("not_found")
+    trouble.refuse = []
+    page.route("**/v1/runs", lambda route: route.fulfill(status=404, json={"error": {"code": "not_found"}}))
+    page.goto(f"{url}/#tasks")
+    page.goto(f"{url}/#train")
+    expect(page.locator("#runs")).to_contain_text("This server does not train")
+    expect(page.locator("#train-form")).to_be_hidden()
+
+
 def test_an_error_is_shown_as_the_servers_sentence(page, trouble, url, complaints):
     complaints += ["422", "404"]
     page.goto(f"{url}/#try/task-03")

@@ -72,7 +72,15 @@ const badge = (state) => make("span", { class: `badge ${state}` }, state);
 export async function showRuns() {
   find("train-names").replaceChildren(...tasks().map((task) => option(task.name)));
   hint();
-  const found = (await ask("v1/runs")).runs;
+  let found;
+  try {
+    found = (await ask("v1/runs")).runs;
+  } catch (error) {
+    if (error.code !== "not_found") throw error;
+    find("train-form").hidden = true;
+    find("runs").replaceChildren(make("p", { class: "note" }, "This server does not train: it was started without that, or its bank cannot be written to."));
+    return;
+  }
   find("runs").replaceChildren(found.length ? make("ul", { class: "rows" }, found.slice(0, 50).map((run) => make("li", {},
     make("a", { href: `#run/${encodeURIComponent(run.id)}` }, run.task), " ", badge(run.state), " ",
     make("span", { class: "quiet" }, [age(run.created), best(run)].filter(Boolean).join(" · ")))))
