@@ -49,6 +49,7 @@ export function curve(kind, title, points, { epochs, faint = [], width = 420 }) 
   const room = (high - low) * 0.12 || Math.abs(high) * 0.1 || 0.1;
   low = kind === "loss" ? Math.max(0, low - 2 * room) : low - room; // below a falling curve is its last number
   high += kind === "loss" ? room : 2 * room;
+  if (kind === "score" && Math.max(...ys) <= 1) high = Math.min(high, 1 + (1 - low) * 0.3); // room for a number, not for scores
   const x = (value) => left + (value / Math.max(1, epochs)) * (width - left - right);
   const y = (value) => top + ((high - value) / (high - low)) * (height - top - foot);
   const path = (list) => list.map(([a, b], k) => `${k ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("");
