@@ -157,6 +157,32 @@ def test_a_run_that_fails_or_is_cancelled_is_an_error_of_training(connect, url, 
             list(client.events("run9"))
 
 
+def test_a_server_that_is_started_again_is_waited_for(connect, url, trouble, reviews, monkeypatch, no_pause):
+    monkeypatch.setattr("adapterbank.client._POLL", 0.0)
+    with connect(url, retries=0) as client:
+        id = client.train("mine", reviews)
+        list(client.events(id))
+        trouble.refuse = [(503, "not_ready", {})] * 3
+        assert client.wait(id).state == "done"
+        trouble.refuse = [(404, "unknown_run", {})]
+        with pytest.raises(ServiceError, match="unknown_run"):
+            client.wait(id)
+
+
+def test_a_server_that_stays_away_is_given_up():
+    now = [0.0]
+    waiting = calls.Waiting(None, clock=lambda: now[0])
+    gone = Reply(lost="refused").error("here")
+    now[0] = 299
+    waiting.missed(gone)
+    assert not waiting.heard(calls.Run("r", "mine", "running"))
+    now[0] = 598
+    waiting.missed(gone)
+    now[0] = 600
+    with pytest.raises(ServiceError, match="does not answer"):
+        waiting.missed(gone)
+
+
 def test_an_error_is_the_servers_sentence_with_its_code(connect, url):
     with connect(url) as client, pytest.raises(ServiceError, match=r"is not a task here. Did you mean") as caught:
         client.predict("markdown", ["a"])

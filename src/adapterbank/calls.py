@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -24,6 +25,8 @@ _BUSY = (429, 503)
 """The server has done nothing with the request: it may be sent again, whatever it asks."""
 _FOR_GOOD = ("damaged",)
 """Answered with 503, and no better a second later."""
+_OUTAGE = 300.0
+"""Seconds without an answer after which a server will not come back: starting again with many tasks takes a while."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
 """Seconds between two tries, doubled each time. Where a server asks for a longer pause, there is no other try."""
 
@@ -255,6 +258,27 @@ def finished(run: Run) -> Run:
     if run.state != "done":
         raise TrainingError(run.failure or f"Run {run.id} of {run.task!r} was {run.state}.")
     return run
+
+
+class Waiting:
+    """What is known while a run is waited for; a server that is being restarted is waited for too."""
+
+    def __init__(self, watch: Callable[[Run], None] | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._watch, self._clock = watch, clock
+        self._seen: Run | None = None
+        self._last = clock()
+
+    def heard(self, run: Run) -> bool:
+        """Take what the server says of the run, and tell the watcher what is new; gives whether it is over."""
+        if self._watch and run != self._seen:
+            self._watch(run)
+        self._seen, self._last = run, self._clock()
+        return run.over
+
+    def missed(self, error: ServiceError) -> None:
+        """Take that the server did not answer; what will not pass, or goes on for too long, is raised."""
+        if error.status not in (0, *_BUSY) or self._clock() - self._last > _OUTAGE:
+            raise error
 
 
 def pause(attempt: int, retry_after: str | None, luck: float) -> float | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from adapterbank import calls
 from adapterbank.calls import Answer, Call, Event, Listing, Reply, Run
-from adapterbank.errors import InputError
+from adapterbank.errors import InputError, ServiceError
 
 if TYPE_CHECKING:
     import httpx
@@ -95,15 +95,19 @@ class Client:
         return self._call(calls.run(id, "DELETE"))
 
     def wait(self, id: str, watch: Callable[[Run], None] | None = None) -> Run:
-        """Wait until a run is done; `watch` hears of every change. A run that fails is a `TrainingError`."""
-        seen = None
+        """Wait until a run is done, also while the server is started again; `watch` hears of every change.
+
+        A run that fails or is cancelled is a `TrainingError`.
+        """
+        waiting = calls.Waiting(watch)
         while True:
-            run = self.run(id)
-            if watch and run != seen:
-                watch(run)
-            if run.over:
-                return calls.finished(run)
-            seen = run
+            try:
+                run = self.run(id)
+            except ServiceError as error:
+                waiting.missed(error)
+            else:
+                if waiting.heard(run):
+                    return calls.finished(run)
             time.sleep(_POLL)
 
     def events(self, id: str) -> Iterator[Event]:
@@ -210,15 +214,19 @@ class AsyncClient:
         return await self._call(calls.run(id, "DELETE"))
 
     async def wait(self, id: str, watch: Callable[[Run], None] | None = None) -> Run:
-        """Wait until a run is done; `watch` hears of every change. A run that fails is a `TrainingError`."""
-        seen = None
+        """Wait until a run is done, also while the server is started again; `watch` hears of every change.
+
+        A run that fails or is cancelled is a `TrainingError`.
+        """
+        waiting = calls.Waiting(watch)
         while True:
-            run = await self.run(id)
-            if watch and run != seen:
-                watch(run)
-            if run.over:
-                return calls.finished(run)
-            seen = run
+            try:
+                run = await self.run(id)
+            except ServiceError as error:
+                waiting.missed(error)
+            else:
+                if waiting.heard(run):
+                    return calls.finished(run)
             await asyncio.sleep(_POLL)
 
     async def events(self, id: str) -> AsyncIterator[Event]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -197,7 +198,7 @@ def test_runs_go_one_after_the_other_and_end_as_versions_of_their_tasks(idle, be
     sent = [send(idle, "first", seed=1), send(idle, "first", seed=2), send(idle, "bad", b"text,label\nonly one,row")]
     idle.begin()
     try:
-        done = [until(idle, run.id, seconds=90) for run in sent]
+        done = [until(idle, run.id) for run in sent]
     finally:
         idle.close()
     assert [(run.state, run.version) for run in done] == [("done", 1), ("done", 2), ("failed", None)]
@@ -249,6 +250,19 @@ def test_a_running_run_is_low_in_priority_shares_the_encoder_and_stops_when_canc
     assert (left(jobs), list((bank / "runs").glob("*"))) == ([], [])
 
 
+def test_the_tokens_of_a_large_file_go_with_the_file(idle, tmp_path, monkeypatch):
+    monkeypatch.setenv("ADAPTERBANK_CACHE", str(tmp_path / "cache"))
+    run = send(idle, data=table(1500), epochs=300, batch=64)
+    idle.begin()
+    until(idle, run.id, lambda run: run.history)
+    assert any((idle.bank / "serving" / "data" / f"{run.id}.tokens").iterdir())
+    idle.cancel(run.id)
+    until(idle, run.id)
+    idle.close()
+    assert left(idle) == []
+    assert not (tmp_path / "cache").exists()
+
+
 def test_a_data_file_that_has_gone_is_told_in_a_sentence(idle):
     run = send(idle)
     (idle.bank / "serving" / "data" / f"{run.id}.csv").unlink()
@@ -259,6 +273,32 @@ def test_a_data_file_that_has_gone_is_told_in_a_sentence(idle):
     assert "data file" in ended.failure
     assert "Traceback" not in ended.failure
     assert str(idle.bank) not in ended.failure
+
+
+def test_a_run_that_does_not_stop_when_asked_is_killed(idle, monkeypatch):
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('{}', flush=True); time.sleep(600)"
+    monkeypatch.setattr("adapterbank.serving.jobs._GRACE", 0.3)
+    monkeypatch.setattr(Jobs, "_hear", lambda self, id, message, heard: self.cancel(id))
+    run = send(idle)
+    idle.runs.begin()
+    with subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE) as child:
+        assert idle._follow(run.id, child, {}) == "cancel"
+    assert child.returncode == -signal.SIGKILL
+    idle._judge(run, {}, "cancel", child.returncode)
+    assert idle.get(run.id).state == "cancelled"
+
+
+def test_an_error_that_nobody_foresaw_is_told_by_its_place_and_quotes_nothing():
+    order = json.dumps({"file": "/nowhere/secret text.csv"}) + "\n"
+    words = [sys.executable, "-m", "adapterbank.serving.trainee"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(words, text=True, **pipes) as child:  # whose input stays open, as the server is alive
+        child.stdin.write(order)
+        child.stdin.flush()
+        said = json.loads(child.stdout.readline())["failed"]
+        assert (child.wait(), child.stderr.read()) == (0, "")
+    assert "not the data's fault (KeyError at trainee.py:" in said
+    assert "secret" not in said
 
 
 # --- kills --------------------------------------------------------------------------------------------------
@@ -323,6 +363,7 @@ def test_a_run_whose_server_is_killed_ends_with_it_and_goes_on_with_the_next(ban
         pytest.fail("the killed server's run is still there")
     assert (ended.state, ended.version) == ("done", 1)
     assert any("Going on after epoch" in note for note in ended.notes)
+    assert len(set(ended.notes)) == len(ended.notes)
     assert [row["epoch"] for row in ended.history] == [*range(1, 41)]
     assert all(finding.ok for finding in open_bank(bank).audit())
 

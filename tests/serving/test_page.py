@@ -130,6 +130,7 @@ def test_a_text_is_tried_on_one_task(page, trouble):
     page.get_by_label("Text", exact=True).fill("A warm film.")
     page.keyboard.press("Control+Enter")
     expect(page.locator(".said")).to_have_text("negative")
+    expect(page.get_by_role("status").filter(has_text="negative")).to_have_count(1)
     expect(page.locator(".odds")).to_contain_text("79.0 %")
     assert json.loads(trouble.asked[-1][2]) == {"text": "A warm film."}
 
@@ -215,7 +216,9 @@ class TestAThousandTasks:
         assert max(sizes) <= 64
 
 
-def test_an_ablation_is_shown_as_a_table_with_readable_values(page, url):
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_an_ablation_is_shown_as_a_table_with_readable_values(page, url, theme):
+    page.emulate_media(color_scheme=theme)
     page.goto(f"{url}/#task/task-00")
     table = page.locator(".heat")
     expect(table.locator("tbody tr")).to_have_count(6)
@@ -307,6 +310,20 @@ def test_a_run_that_failed_tells_why(page, trouble, url):
     expect(page.get_by_role("alert").filter(has_text="The label column is empty.")).to_be_visible()
 
 
+def test_a_server_that_does_not_train_is_told_as_one(page, trouble, url, complaints):
+    complaints.append("404")
+    expect(page.locator("#tasks-list li")).to_have_count(50)
+    trouble.refuse = [(404, "not_found", {})]
+    page.evaluate("location.hash = '#train'")
+    expect(page.locator("#trouble")).to_contain_text("not_found")
+    trouble.refuse = []
+    page.route("**/v1/runs", lambda route: route.fulfill(status=404, json={"error": {"code": "not_found"}}))
+    page.goto(f"{url}/#tasks")
+    page.goto(f"{url}/#train")
+    expect(page.locator("#runs")).to_contain_text("This server does not train")
+    expect(page.locator("#train-form")).to_be_hidden()
+
+
 def test_an_error_is_shown_as_the_servers_sentence(page, trouble, url, complaints):
     complaints += ["422", "404"]
     page.goto(f"{url}/#try/task-03")
@@ -362,6 +379,14 @@ class TestKeys:
         complaints.append("401")
         page.get_by_role("button", name="Cancel").click()
         expect(page.locator("#trouble")).to_contain_text("This server wants a key")
+
+
+def test_an_address_that_makes_no_sense_shows_the_tasks_or_says_so(page, url, complaints):
+    complaints.append("404")
+    page.goto(f"{url}/#nothing/here")
+    expect(page.get_by_role("heading", name="Tasks")).to_be_visible()
+    page.goto(f"{url}/#task/100%")
+    expect(page.locator("#trouble")).to_contain_text("is not a task here")
 
 
 def test_it_is_used_by_keyboard_alone(page):

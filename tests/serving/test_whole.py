@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
+import shutil
+import subprocess
+import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +24,10 @@ from adapterbank.serving.jobs import Jobs
 from adapterbank.serving.keys import Keys
 from adapterbank.serving.service import BankService
 from serving.training import FAST, new_bank
-from small_data import pairs, reviews, write
+from small_data import answers, pairs, reviews, write
 from stand_in import served
 
+ROOT = Path(__file__).parents[2]
 CHROMIUM = os.environ.get("ADAPTERBANK_CHROMIUM", "/usr/bin/chromium")
 
 
@@ -95,6 +102,41 @@ def test_the_client_hears_the_servers_own_sentences(serve, csv, bank):
                 client.train("sentiment", csv, colour="red")
             with pytest.raises(TrainingError, match="no column"):
                 client.wait(client.train("sentiment", csv, label="nothing"))
+
+
+def commands():
+    """Give the lines of the document that call curl."""
+    text = (ROOT / "docs" / "serving-curl.md").read_text(encoding="utf-8")
+    return [line for line in text.splitlines() if line.startswith("curl ")]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+def test_every_curl_of_the_documents_works_in_their_order(serve, bank, bert, csv):
+    opened = adapterbank.open_bank(bank, bert, device="cpu")
+    for name, rows in {"sentiment": reviews(), "topic": reviews(), "glue-mrpc": pairs(), "squad-v1": answers()}.items():
+        opened.train(name, rows, **FAST)
+    with serve() as url, adapterbank.Client(url) as client:
+        id = ""
+        for line in commands():
+            words = shlex.split(line.replace("http://127.0.0.1:8000", url).replace("/ID", f"/{id}"))
+            if "--data-binary" in words:
+                words[-1] += "&lr=0.01&batch=8&max_length=32"  # the tiny encoder takes no longer texts
+            strictly = ["--silent", "--show-error", *([] if "--fail" in words else ["--fail-with-body"])]
+            done = subprocess.run([*words, *strictly], cwd=csv.parent, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, line + done.stdout + done.stderr
+            if "--data-binary" in words:
+                id = json.loads(done.stdout)["id"]
+                assert client.wait(id).version == 2
+        assert len(commands()) >= 18
+        assert len(client.tasks()) == 3
+
+
+def test_the_documents_have_a_curl_for_every_route(serve):
+    asked = {re.sub(r"'?http://127.0.0.1:8000|\?.*", "", word) for line in commands() for word in line.split()
+             if "http://" in word}  # fmt: skip
+    asked = {re.sub(r"/runs/ID", "/runs/{id}", re.sub(r"tasks/[\w@-]+", "tasks/{task}", path)) for path in asked}
+    with serve() as url, urllib.request.urlopen(f"{url}/openapi.json") as answer:
+        assert set(json.load(answer)["paths"]) - asked == set()
 
 
 @pytest.mark.browser

@@ -36,7 +36,7 @@ def table(count: int = 24) -> bytes:
     return "\n".join(lines).encode()
 
 
-def until(jobs: Jobs, id: str, found: Any = lambda run: run.over, seconds: float = 60) -> Run:
+def until(jobs: Jobs, id: str, found: Any = lambda run: run.over, seconds: float = 240) -> Run:
     """Wait until a run is as wanted."""
     end = time.monotonic() + seconds
     while not found(run := jobs.get(id)):

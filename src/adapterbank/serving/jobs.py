@@ -1,7 +1,7 @@
 """Training as a service: data files in, runs queued, each in a process of its own, new versions in the bank. No HTTP.
 
 <bank>/serving/runs.sqlite3     the table of runs
-<bank>/serving/data/<run>.csv   what a run trains on; goes when the run has ended
+<bank>/serving/data/<run>.csv   what a run trains on; goes when the run has ended, as do its <run>.tokens
 <bank>/serving/.owner           locked by the one server that starts runs; others of the same bank only queue them
 """
 
@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from adapterbank import storage
+from adapterbank import cache, storage
 from adapterbank.bank import Bank
 from adapterbank.errors import AdapterbankError
 from adapterbank.serving.orders import check
@@ -211,7 +211,7 @@ class Jobs:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": str(self._threads), "TOKENIZERS_PARALLELISM": "false"},
+            env={**os.environ, **self._surroundings(run)},
             pass_fds=() if self._weights is None else (self._weights,),
             start_new_session=True,  # Ctrl-C in a terminal is for the server, which stops its runs itself
         ) as child:
@@ -225,6 +225,11 @@ class Jobs:
             finally:
                 child.kill()  # nothing, if it has ended
         self._judge(run, heard, asked, child.returncode)
+
+    def _surroundings(self, run: Run) -> dict[str, str]:
+        # A cache of its own: tokens are texts too, and must not outlast the data they were sent in.
+        own = {cache.FOLDER: str(self._cache(run)), "TOKENIZERS_PARALLELISM": "false"}
+        return {**own, "OMP_NUM_THREADS": str(self._threads)}
 
     def _order(self, run: Run, again: bool) -> dict[str, Any]:
         return {
@@ -275,7 +280,7 @@ class Jobs:
         """Write down what a run says of itself."""
         heard |= {name: message[name] for name in ("done", "failed") if name in message}
         news: dict[str, Any] = {name: message[name] for name in ("progress", "kept") if name in message}
-        if "note" in message:
+        if "note" in message and message["note"] not in heard["notes"]:  # one that goes on says some of them again
             heard["notes"] = news["notes"] = [*heard["notes"], message["note"]]
         if "epoch" in message:  # a run that goes on may do an epoch again that was told of, but not kept
             epoch = message["epoch"]["epoch"]
@@ -315,10 +320,14 @@ class Jobs:
     def _file(self, run: Run) -> Path:
         return self._data / f"{run.id}.{run.data['format']}"
 
+    def _cache(self, run: Run) -> Path:
+        return self._data / f"{run.id}.tokens"
+
     def _clear(self, run: Run) -> None:
         """Remove what an ended run no longer needs: its data, and the state that it would go on from."""
         if run.over:
             self._file(run).unlink(missing_ok=True)
+            storage.discard(self._cache(run))
             if run.kept:
                 storage.discard(self.bank / "runs" / run.kept)
 
@@ -327,9 +336,9 @@ class Jobs:
         runs = self.runs.list(-1)
         for run in runs:
             self._clear(run)
-        known = {self._file(run).name for run in runs if not run.over}
+        known = {path.name for run in runs if not run.over for path in (self._file(run), self._cache(run))}
         limit = time.time() - _STALE
         for path in self._data.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if path.name not in known and path.stat().st_mtime < limit:
-                    path.unlink()
+                    storage.discard(path)

@@ -1,6 +1,7 @@
 // The page: which part is shown, by the address after the #. The parts are files of their own.
 
 import { find } from "./dom.js";
+import { dark } from "./pictures.js";
 import { Refused, startKeys } from "./server.js";
 import * as tasks from "./tasks.js";
 import * as train from "./train.js";
@@ -19,7 +20,9 @@ function report(error) {
 
 function address() {
   const [view, ...rest] = location.hash.slice(1).split("/");
-  return VIEWS.includes(view) ? [view, decodeURIComponent(rest.join("/"))] : ["tasks", ""];
+  let name = rest.join("/");
+  try { name = decodeURIComponent(name); } catch { /* somebody typed a lone per cent sign */ }
+  return VIEWS.includes(view) ? [view, name] : ["tasks", ""];
 }
 
 async function show() {
@@ -65,5 +68,6 @@ trying.start();
 train.start(report);
 addEventListener("hashchange", () => { show(); scrollTo(0, 0); find("main").focus({ preventScroll: true }); });
 document.addEventListener("visibilitychange", look);
+dark.addEventListener("change", () => { if (address()[0] === "task") show(); }); // its colours are not the style sheet's
 setInterval(look, EVERY);
 show();

@@ -49,12 +49,13 @@ export function curve(kind, title, points, { epochs, faint = [], width = 420 }) 
   const room = (high - low) * 0.12 || Math.abs(high) * 0.1 || 0.1;
   low = kind === "loss" ? Math.max(0, low - 2 * room) : low - room; // below a falling curve is its last number
   high += kind === "loss" ? room : 2 * room;
+  if (kind === "score" && Math.max(...ys) <= 1) high = Math.min(high, 1 + (1 - low) * 0.3); // room for a number, not for scores
   const x = (value) => left + (value / Math.max(1, epochs)) * (width - left - right);
   const y = (value) => top + ((high - value) / (high - low)) * (height - top - foot);
   const path = (list) => list.map(([a, b], k) => `${k ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("");
   const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
-  const marks = ticks(low, high);
-  for (const value of marks.found) {
+  const marks = ticks(low, high), most = Math.max(...ys) <= 1 && kind === "score" ? 1 : Infinity; // no score is above 1, where none is
+  for (const value of marks.found.filter((one) => one <= most + 1e-9)) {
     svg.append(draw("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) }),
       draw("text", { x: left - 7, y: y(value) + 4, "text-anchor": "end" }, value.toFixed(marks.digits)));
   }
@@ -66,15 +67,18 @@ export function curve(kind, title, points, { epochs, faint = [], width = 420 }) 
   if (points.length) {
     svg.append(draw("path", { class: "line", d: path(points) }), ...points.map(([a, b]) => draw("circle", { class: "dot", cx: x(a), cy: y(b), r: points.length > 40 ? 1.5 : 3.5 })));
     const [a, b] = points.at(-1);
-    svg.append(draw("text", { class: "last", x: Math.min(x(a), width - right - 4), y: kind === "loss" ? y(b) + 19 : y(b) - 10, "text-anchor": "end" }, b.toFixed(4)));
+    svg.append(draw("text", { class: "last", x: Math.min(x(a), width - right - 4), y: kind === "loss" && y(b) + 24 < height - foot ? y(b) + 19 : y(b) - 10, "text-anchor": "end" }, b.toFixed(4)));
   }
   figure.append(svg, make("p", { class: "quiet" }, "epoch"));
   return figure;
 }
 
-// Blue for a loss, orange for a gain: told apart by all kinds of eyes, and by lightness.
-const COLD = [[247, 247, 247], [209, 229, 240], [146, 197, 222], [67, 147, 195], [33, 102, 172], [5, 48, 97]];
-const WARM = [[247, 247, 247], [254, 224, 182], [253, 184, 99], [224, 130, 20]];
+// Blue for a loss, orange for a gain: told apart by all kinds of eyes, and by lightness. What is small is like the ground.
+const SCALES = {
+  light: { cold: [[247, 247, 247], [209, 229, 240], [146, 197, 222], [67, 147, 195], [33, 102, 172], [5, 48, 97]], warm: [[247, 247, 247], [254, 224, 182], [253, 184, 99], [224, 130, 20]] },
+  dark: { cold: [[44, 49, 53], [29, 66, 104], [33, 102, 172], [67, 147, 195], [146, 197, 222], [224, 238, 246]], warm: [[44, 49, 53], [120, 70, 20], [200, 120, 40], [253, 184, 99]] },
+};
+export const dark = matchMedia("(prefers-color-scheme: dark)");
 
 function colour(share, scale) {
   const place = Math.min(1, Math.abs(share)) * (scale.length - 1), k = Math.min(Math.floor(place), scale.length - 2);
@@ -82,7 +86,8 @@ function colour(share, scale) {
 }
 
 function paint(element, share) {
-  const [r, g, b] = colour(share, share < 0 ? COLD : WARM);
+  const scale = SCALES[dark.matches ? "dark" : "light"];
+  const [r, g, b] = colour(share, share < 0 ? scale.cold : scale.warm);
   const linear = [r, g, b].map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
   const light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
   element.style.backgroundColor = `rgb(${r} ${g} ${b})`;

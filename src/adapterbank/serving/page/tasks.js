@@ -78,8 +78,8 @@ const fact = (name, value) => (empty(value) || value === "" ? [] : [make("dt", {
 
 function scores(metrics, own) {
   const rows = Object.entries(metrics || {}).flatMap(([split, found]) => Object.entries(found || {})
-    .filter(([, value]) => typeof value === "number")
-    .map(([metric, value]) => make("tr", {}, make("td", {}, split), make("td", {}, metric === own ? make("b", {}, metric) : metric), make("td", { class: "number" }, score(value)))));
+    .filter(([metric, value]) => typeof value === "number" && metric !== "rows")
+    .map(([metric, value]) => make("tr", {}, make("td", {}, found.rows ? `${split}, ${counted(found.rows, "row")}` : split), make("td", {}, metric === own ? make("b", {}, metric) : metric), make("td", { class: "number" }, score(value)))));
   if (!rows.length) return null;
   return make("div", { class: "card" }, make("h2", {}, "Scores"), make("table", { class: "plainly" },
     make("thead", {}, make("tr", {}, ["split", "metric", "score"].map((name) => make("th", { scope: "col" }, name)))), make("tbody", {}, rows)));
@@ -89,6 +89,7 @@ export async function showTask(name) {
   find("task-title").textContent = name;
   find("task-body").replaceChildren();
   const found = await ask(at(name));
+  if (find("task-title").textContent !== name) return; // another one is shown by now
   const spec = found.task || {}, how = found.method || {};
   const added = how.adapter?.size ?? how.lora?.rank;
   const address = new URL(`${at(name)}/predict`, document.baseURI);
@@ -99,7 +100,7 @@ export async function showTask(name) {
       fact("kind", spec.kind), fact("reads", (spec.text || []).join(" and ")), fact("labels", spec.labels?.length ? make("span", { class: "chips" }, spec.labels.map((label) => make("span", { class: "chip" }, label))) : null),
       fact("metric", spec.metric), fact("method", [how.name, added].filter((part) => !empty(part)).join(" ")),
       fact("parameters", found.params ? `${big(found.params.trained)} trained, ${(found.params.percent ?? 0).toFixed(2)} % of the encoder` : ""),
-      fact("size", found.bytes ? size(found.bytes) : ""), fact("made", found.created ? `${age(found.created)} (${found.created})` : ""),
+      fact("size", found.bytes ? size(found.bytes) : ""), fact("made", found.created ? `${age(found.created)}, ${found.created.slice(0, 16).replace("T", " ")} UTC` : ""),
       fact("version", `${found.version}${(found.versions || []).length > 1 ? ` of ${found.versions.join(", ")}` : ""}`))),
     scores(found.metrics, spec.metric),
     found.ablation ? heatmap(found.ablation) : null,

@@ -8,6 +8,7 @@ import { columnsOf, formatOf, guess } from "./columns.js";
 
 let leave = null; // ends the following of the run that is shown
 let read = 0;
+let report = null; // tells the reader what went wrong
 
 const OVER = ["done", "failed", "cancelled"];
 const option = (value, text = value) => make("option", { value }, text);
@@ -71,7 +72,15 @@ const badge = (state) => make("span", { class: `badge ${state}` }, state);
 export async function showRuns() {
   find("train-names").replaceChildren(...tasks().map((task) => option(task.name)));
   hint();
-  const found = (await ask("v1/runs")).runs;
+  let found;
+  try {
+    found = (await ask("v1/runs")).runs;
+  } catch (error) {
+    if (error.code !== "not_found") throw error;
+    find("train-form").hidden = true;
+    find("runs").replaceChildren(make("p", { class: "note" }, "This server does not train: it was started without that, or its bank cannot be written to."));
+    return;
+  }
   find("runs").replaceChildren(found.length ? make("ul", { class: "rows" }, found.slice(0, 50).map((run) => make("li", {},
     make("a", { href: `#run/${encodeURIComponent(run.id)}` }, run.task), " ", badge(run.state), " ",
     make("span", { class: "quiet" }, [age(run.created), best(run)].filter(Boolean).join(" · ")))))
@@ -102,7 +111,7 @@ function render(run, steps) {
   const width = Math.min(480, Math.max(280, (find("run-body").clientWidth || 480) / (find("run-body").clientWidth > 700 ? 2 : 1) - 40));
   const points = (key) => history.filter((one) => !empty(one[key])).map((one) => [one.epoch, one[key]]);
   find("run-title").replaceChildren(run.task, " ", badge(run.state));
-  const cancel = make("button", { type: "button", class: "second", onclick: async () => { cancel.disabled = true; await ask(`v1/runs/${encodeURIComponent(run.id)}`, { method: "DELETE" }); } }, "Cancel the run");
+  const cancel = make("button", { type: "button", class: "second", onclick: () => { cancel.disabled = true; ask(`v1/runs/${encodeURIComponent(run.id)}`, { method: "DELETE" }).catch(report); } }, "Cancel the run");
   const options = Object.entries(run.options || {}).map(([name, value]) => `${name}=${value}`).join(" ");
   find("run-body").replaceChildren(...[
     make("p", { class: "quiet" }, [`run ${run.id}`, options].filter(Boolean).join(" · ")),
@@ -134,7 +143,7 @@ export async function showRun(id, finished) {
   const hear = (kind, data) => {
     if (kind === "state") { reload().catch(() => {}); return; }
     run = { ...run, state: "running", progress: { ...run.progress, ...data } };
-    if (data.steps && !empty(data.loss)) steps.push([(data.step / data.steps) * data.epochs, data.loss]);
+    if (data.steps && !empty(data.loss) && empty(data.score)) steps.push([(data.step / data.steps) * data.epochs, data.loss]);
     if (steps.length > 1500) steps = steps.filter((_, k) => k % 2 === 0);
     if (empty(data.score)) paint(); else reload().catch(() => {});
   };
@@ -157,7 +166,8 @@ export function stop() {
   leave = null;
 }
 
-export function start(report) {
+export function start(tell) {
+  report = tell;
   find("train-file").addEventListener("change", () => chooseFile().catch(report));
   find("train-name").addEventListener("input", hint);
   find("train-form").addEventListener("submit", (event) => upload(event).catch(report));

@@ -105,7 +105,10 @@ async function go(event) {
   try {
     const task = chosen();
     const found = task ? await askOne(task, text, pair) : await askAll(text, pair, mine, tell);
-    if (mine === turn && found) result.replaceChildren(found);
+    if (mine === turn && found) {
+      result.replaceChildren(found);
+      find("try-said").textContent = found.querySelector(".said, h2").textContent;
+    }
   } catch (error) {
     if (mine === turn) result.replaceChildren(make("p", { class: "note bad", role: "alert" }, error.message));
   } finally {
