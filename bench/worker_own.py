@@ -132,7 +132,7 @@ class Worker:
         if self.engine is None or len(self.engine.residents) > slots:
             self.engine = None  # before the next one is made: both might not fit
             self.engine = Engine(self.backbone, device=str(self.device))
-            self.engine.prepare()
+            self.engine.run_programs()
         task = Task("bench", "classification", ("text",), "label", ("no", "yes"), "accuracy")
         random = np.random.RandomState(0)
         sets = [

@@ -254,7 +254,7 @@ def assert_same_outputs(engine, plain, seed, tolerance):
 def test_captured_batches_give_what_eager_ones_give(precision, tolerance, backbones, new_slot, replays):
     engine = engine_on(backbones["kernel"], new_slot, precision=precision)
     plain = engine_on(backbones["kernel"], new_slot, precision=precision, programs=False)
-    engine.prepare()
+    engine.run_programs()
     for seed in range(3):
         assert_same_outputs(engine, plain, seed, tolerance)
     assert plain._mixed is None
@@ -268,7 +268,7 @@ def test_captured_batches_give_what_eager_ones_give(precision, tolerance, backbo
 def test_captured_batches_within_a_budget_are_answered_with_what_was_loaded_last(backbones, new_slot, replays):
     engine = engine_on(backbones["composed"], new_slot, precision="fp32", budget=200_000)
     plain = engine_on(backbones["composed"], new_slot, precision="fp32", programs=False)
-    engine.prepare()
+    engine.run_programs()
     for seed in range(3):
         assert_same_outputs(engine, plain, seed, 1e-4)
     assert replays
@@ -289,7 +289,7 @@ def test_an_engine_whose_compiler_fails_answers_with_one_warning(backbones, new_
     monkeypatch.setattr(torch, "compile", broken)
     engine = engine_on(backbones["kernel"], new_slot, precision="fp32")
     plain = engine_on(backbones["kernel"], new_slot, precision="fp32", programs=False)
-    engine.prepare()
+    engine.run_programs()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         assert_same_outputs(engine, plain, 0, 1e-4)

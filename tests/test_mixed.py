@@ -396,7 +396,7 @@ def test_an_engine_with_programs_answers_as_one_without(bert, new_slot):
 
 def test_on_the_cpu_an_engine_never_runs_programs(bert):
     engine = Engine(bert, device="cpu", precision="fp32")
-    engine.prepare()
+    engine.run_programs()
     for _ in range(40):
         engine.outputs(rows_of(1, lengths=[3]), [None])
     assert engine._mixed is None

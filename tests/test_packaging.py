@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "adapterbank"
 
 NO_TORCH = (
-    *("analysis", "automl", "bank", "cache", "config", "data", "errors", "grid", "ledger", "methods", "metrics"),
-    *("records", "selection", "storage", "tally", "tasks"),
+    *("analysis", "automl", "bank", "cache", "calls", "client", "config", "data", "errors", "grid", "ledger"),
+    *("methods", "metrics", "records", "selection", "storage", "tally", "tasks"),
 )
 """The modules of the import contract in pyproject.toml that work without torch."""
 
@@ -35,16 +35,20 @@ KERNELS = "adapterbank.encoder.kernels"
 """The one module that may import `triton`, which nobody declares: CUDA builds of torch bring it, no other has a use for
 it, and `encoder.forward.fused_attention` imports the module on a GPU only, and does without where that fails."""
 
-IMPORT_ALL = f"""
+SERVED = {"fastapi", "httpx", "prometheus_client", "pydantic", "starlette", "uvicorn"}
+"""What the extra `serve` brings. `pydantic` and `httpx` may be there without it, through others."""
+
+IMPORT_ALL = """
 import importlib, pkgutil, sys
 import adapterbank
 names = [module.name for module in pkgutil.walk_packages(adapterbank.__path__, "adapterbank.")]
 for name in names:
-    if name != "{KERNELS}":
+    if name not in sys.argv[1:]:
         importlib.import_module(name)
-assert "{KERNELS}" not in sys.modules, "imported without a GPU"
+assert not set(sys.argv[1:]) & set(sys.modules), "imported without a GPU or the extra"
 print(adapterbank.__file__, *names, sep="\\n")
 """
+"""Its arguments are the modules that need more than the declared dependencies."""
 
 
 class Installed(NamedTuple):
@@ -142,6 +146,26 @@ def module_name(file: Path) -> str:
     return ".".join(file.relative_to(SOURCE.parent).with_suffix("").parts)
 
 
+def need_the_extra() -> list[str]:
+    """Name the modules that import at once what the extra `serve` brings."""
+    found = []
+    for file in sorted(SOURCE.rglob("*.py")):
+        tops = ast.parse(file.read_text(encoding="utf-8")).body
+        named = {alias.name for node in tops if isinstance(node, ast.Import) for alias in node.names}
+        named |= {node.module or "" for node in tops if isinstance(node, ast.ImportFrom)}
+        if SERVED & {name.split(".")[0] for name in named}:
+            found.append(module_name(file))
+    return found
+
+
+def test_only_what_speaks_http_needs_the_extra_serve() -> None:
+    found = need_the_extra()
+    assert "adapterbank.serving.app" in found
+    assert [name for name in found if not name.startswith("adapterbank.serving.")] == []
+    without = ("about", "batching", "jobs", "keys", "runs", "service", "shelf", "terms", "trainee", "uploads")
+    assert {name.removeprefix("adapterbank.serving.") for name in found}.isdisjoint(without)
+
+
 def test_wheel_holds_the_package_its_type_marker_and_its_licence_only(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -160,7 +184,7 @@ def test_wheel_holds_the_package_its_type_marker_and_its_licence_only(wheel: Pat
 def test_every_module_imports_without_a_warning_beside_the_declared_dependencies(
     installed: Installed,
 ) -> None:
-    done = installed.run("python", "-I", "-W", "error", "-c", IMPORT_ALL)
+    done = installed.run("python", "-I", "-W", "error", "-c", IMPORT_ALL, KERNELS, *need_the_extra())
     assert done.returncode == 0, done.stderr
     origin, *names = done.stdout.split()
     assert Path(origin).is_relative_to(installed.folder)
@@ -211,7 +235,7 @@ def imports(file: Path) -> Iterator[tuple[int, str]]:
 
 def test_every_import_in_the_source_is_declared_by_name(wheel: Path) -> None:
     """Also inside functions, and also where the package would come along with another by chance."""
-    extras = ("", "automl", "data", "plot", "ray")
+    extras = ("", "automl", "data", "plot", "ray", "serve")
     needs = [need for extra in extras for need in requirements(wheel, extra=extra)]
     declared = {canonicalize_name(need.name) for need in needs}
     owners = packages_distributions()

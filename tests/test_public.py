@@ -13,7 +13,10 @@ import pytest
 import adapterbank
 
 ROOT = Path(__file__).parents[1]
-PUBLIC = {"AdapterbankError", "OpenBank", "Prediction", "__version__", "load_backbone", "open_bank"}
+PUBLIC = {
+    *("AdapterbankError", "AsyncClient", "Client", "OpenBank", "Prediction"),
+    *("__version__", "load_backbone", "open_bank"),
+}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from adapterbank import engine as engine_module
 from adapterbank.encoder.packed import Tokens
 from adapterbank.engine import Engine
 from adapterbank.errors import PackageDamaged, UnknownName
@@ -527,3 +528,60 @@ def test_eight_threads_ask_put_and_remove_within_a_tiny_budget_and_every_answer_
     for k, recipe in enumerate(steady):
         assert_right(ask(engine, f"t{k}")[f"t{k}"], recipe)
     assert_at_rest(engine)
+
+
+def test_tasks_come_and_go_while_batches_are_computed_and_every_output_is_right(bert, new_slot):
+    engine = Engine(bert, device="cpu", precision="fp32")
+    kept = [Recipe(bert, new_slot, seed) for seed in range(3)]
+    guest = Recipe(bert, new_slot, 9)
+    for seed, recipe in enumerate(kept):
+        recipe.put_into(engine, f"kept {seed}")
+    done, wrong, batches = threading.Event(), [], []
+
+    def compute():
+        names = [f"kept {seed}" for seed in range(3) for _ in ROWS]
+        while not done.is_set():
+            found = engine.outputs([*ROWS] * 3, names)
+            wanted = [out for recipe in kept for out in recipe.answers]
+            wrong.extend(i for i, (a, b) in enumerate(zip(found, wanted, strict=True)) if abs(a - b).max() > 1e-5)
+            batches.append(len(found))
+
+    with ThreadPoolExecutor(1) as pool:
+        computing = pool.submit(compute)
+        try:
+            for count in (70, 3, 140):  # blocks grow, are left empty, and grow again
+                for i in range(count):
+                    guest.put_into(engine, f"guest {i}")
+                for i in range(count):
+                    engine.remove(f"guest {i}")
+        finally:
+            done.set()
+        computing.result(PATIENCE)
+    assert len(batches) > 3
+    assert not wrong
+
+
+def test_putting_a_task_in_does_not_wait_for_the_batch_under_way(bert, new_slot, monkeypatch):
+    engine = Engine(bert, device="cpu", precision="fp32")
+    first, second = Recipe(bert, new_slot, 0), Recipe(bert, new_slot, 1)
+    first.put_into(engine, "first")
+    begun, go = threading.Event(), threading.Event()
+    outputs = engine_module.outputs
+
+    def slow(*given, **more):
+        begun.set()
+        assert go.wait(PATIENCE)
+        return outputs(*given, **more)
+
+    monkeypatch.setattr(engine_module, "outputs", slow)
+    with ThreadPoolExecutor(1) as pool:
+        computing = pool.submit(engine.outputs, ROWS, ["first"] * len(ROWS))
+        try:
+            assert begun.wait(PATIENCE)
+            second.put_into(engine, "second")
+            engine.remove("second")
+            assert not computing.done()
+        finally:
+            go.set()
+        found = computing.result(PATIENCE)
+    assert all(abs(a - b).max() <= 1e-5 for a, b in zip(found, first.answers, strict=True))

@@ -16,18 +16,30 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from adapterbank.api import OpenBank, load_backbone, open_bank
+    from adapterbank.client import AsyncClient, Client
     from adapterbank.engine import Prediction
     from adapterbank.errors import AdapterbankError
 
 _HOMES = {
     "AdapterbankError": "adapterbank.errors",
+    "AsyncClient": "adapterbank.client",
+    "Client": "adapterbank.client",
     "OpenBank": "adapterbank.api",
     "Prediction": "adapterbank.engine",
     "load_backbone": "adapterbank.api",
     "open_bank": "adapterbank.api",
 }
 
-__all__ = ["AdapterbankError", "OpenBank", "Prediction", "__version__", "load_backbone", "open_bank"]
+__all__ = [
+    "AdapterbankError",
+    "AsyncClient",
+    "Client",
+    "OpenBank",
+    "Prediction",
+    "__version__",
+    "load_backbone",
+    "open_bank",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -132,7 +132,7 @@ class Bank:
     def listing(self) -> tuple[list[Package], list[str]]:
         """Return the default package of each task by name, and a sentence for each that cannot be used."""
         packages, problems = [], []
-        for name in self._folders():
+        for name in self.folders():
             try:
                 if version := self._pointers(name).default:
                     packages.append(self._package(name, version))
@@ -147,12 +147,16 @@ class Bank:
     def names(self) -> list[str]:
         """Return the names of all tasks, sorted. One whose pointers are damaged is still a task."""
         living = []
-        for name in self._folders():
+        for name in self.folders():
             with contextlib.suppress(errors.PackageDamaged):
                 if self._pointers(name).default is None:
                     continue
             living.append(name)
         return living
+
+    def default(self, name: str) -> int | None:
+        """Return the version of a task that is served; None for a task that is not there."""
+        return self._pointers(check_name(name)).default
 
     def versions(self, name: str) -> list[int]:
         """Return the versions of a task that are there, lowest first."""
@@ -191,11 +195,11 @@ class Bank:
 
     def gc(self, dry_run: bool = False, older_than_seconds: float = 3600) -> list[Removed]:
         """Remove what interrupted writes left, and versions neither served nor next in a rollback."""
-        folders = [self.path, self._tasks, *(self._tasks / name for name in self._folders())]
+        folders = [self.path, self._tasks, *(self._tasks / name for name in self.folders())]
         hidden = storage.leftovers(folders, older_than_seconds)
         removed = [Removed(path, storage.size_of(path), "left by an interrupted write") for path in hidden]
         with contextlib.nullcontext() if dry_run else self._locked():
-            for name in self._folders():
+            for name in self.folders():
                 loose = self._loose(name)
                 paths = [self._tasks / name / str(version) for version in loose]
                 removed += [Removed(path, storage.size_of(path), "no pointer leads to it") for path in paths]
@@ -249,7 +253,8 @@ class Bank:
         there = _listed(self._versions(name))
         return errors.BankError(f"{name!r} has no version {version}; its versions are {there}.")
 
-    def _folders(self) -> list[str]:
+    def folders(self) -> list[str]:
+        """Name the folders that may be tasks, sorted; that of a removed task stays."""
         tasks = self._tasks
         with (
             storage.refusals_explained(tasks),

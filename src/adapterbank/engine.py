@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +16,7 @@ from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.encoder.packed import Tokens
 from adapterbank.encoder.windows import STRIDE
 from adapterbank.errors import BackboneMismatch, InputError, PackageDamaged, UnknownName
-from adapterbank.evaluate import outputs, place
+from adapterbank.evaluate import outputs, place, tokens_at_once
 from adapterbank.methods import ACTIVATIONS, POOLINGS, Plan, trained
 from adapterbank.mixed import Mixed
 from adapterbank.package import RESTORE, Package
@@ -69,6 +71,16 @@ class Resident:
     stride: int = STRIDE
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A request whose texts are tokens."""
+
+    known: Known | None
+    """Its task as it was when the request came; None is the bare backbone."""
+    examples: Examples
+    rows: Rows
+
+
 class Engine:
     """One encoder on one device, and any number of tasks by name."""
 
@@ -93,9 +105,15 @@ class Engine:
         self.slots = Residency(self.stacks, budget)
         self.residents: dict[str, Resident] = {}
         self._mixed: Mixed | None = None
+        self._computing = threading.Lock()
         self._calls_left = _WORTH if programs and self.device.type == "cuda" else None
 
-    def prepare(self) -> None:
+    @property
+    def tokens_at_once(self) -> int:
+        """Tokens that one batch takes at most; more are cut into several."""
+        return tokens_at_once(self.device)
+
+    def run_programs(self) -> None:
         """Run programs from the next call on: for an engine that is going to answer many."""
         if self._calls_left is None:
             return
@@ -175,49 +193,88 @@ class Engine:
     def outputs(self, tokens: Sequence[Tokens], names: Sequence[str | None]) -> list[np.ndarray]:
         """Give each row's head outputs; see `evaluate.outputs`."""
         found = {name: self._find(name) for name in dict.fromkeys(names)}
-        return self._outputs(tokens, [found[name] for name in names])
+        return self.compute(tokens, [found[name] for name in names])
 
     def predict(self, requests: Sequence[tuple[str | None, Examples]], best: int = 0) -> list[list[Prediction]]:
         """Answer requests (task or None, rows) of any tasks in one go, each in the order of its rows.
 
-        With `best` span tasks also list as many of their best answers.
+        With `best` span tasks also list as many of their best answers. `prepare`, `compute` and `finish` are its steps.
         """
-        found = []
-        for (known, rows, given), (_, examples) in zip(self._run(requests), requests, strict=True):
-            if known is None:
-                found.append([Prediction(embedding=out) for out in given])
-            elif known.about.task.kind == "span":
-                task, listed = known.about.task, readings(examples, rows, given, max(1, best))
-                found.append([_answered(task, one, best) for one in listed])
-            else:
-                found.append([_decided(known.about.task, out) for out in given])
-        return found
+        return [self.finish(one, given, best) for one, given in self._run(requests)]
 
-    def decide(self, requests: Sequence[tuple[str, Examples]], keep: bool = False) -> list[list[Any]]:
-        """Give what a metric compares: class numbers, sets of them, numbers, or answer texts; as `predict` does."""
-        return [
-            decide(known.about.task, examples, rows, given)
-            for (known, rows, given), (_, examples) in zip(self._run(requests, keep), requests, strict=True)
-            if known
-        ]
-
-    def read(self, name: str, examples: Examples, count: int = 1, keep: bool = False) -> list[spans.Reading]:
-        """Give all that a span task makes of each row: its best answers and the score of "no answer"."""
-        ((_, rows, given),) = self._run([(name, examples)], keep)
-        return readings(examples, rows, given, count)
-
-    def _run(
-        self, requests: Sequence[tuple[str | None, Examples]], keep: bool = False
-    ) -> list[tuple[Known | None, Rows, list[np.ndarray]]]:
-        """Send the rows of all requests through the encoder together; give each its own back.
+    def prepare(self, requests: Sequence[tuple[str | None, Examples]], keep: bool = False) -> list[Prepared]:
+        """Look each request's task up and tokenise its texts.
 
         Each task is looked up once: one that is replaced meanwhile answers as it was.
         """
         tasks = [self._find(name) for name, _ in requests]
-        rows = [self._rows(known, examples, keep) for known, (_, examples) in zip(tasks, requests, strict=True)]
-        each = [known for known, mine in zip(tasks, rows, strict=True) for _ in mine.tokens]
-        given = iter(self._outputs([row for mine in rows for row in mine.tokens], each))
-        return [(known, mine, [next(given) for _ in mine.tokens]) for known, mine in zip(tasks, rows, strict=True)]
+        return self.tokenise([(known, examples) for known, (_, examples) in zip(tasks, requests, strict=True)], keep)
+
+    def tokenise(self, requests: Sequence[tuple[Known | None, Examples]], keep: bool = False) -> list[Prepared]:
+        """Tokenise the texts of tasks that were looked up before, those of one length limit in one go."""
+        alike: dict[Any, list[int]] = {}
+        for i, (known, examples) in enumerate(requests):
+            joins = known is not None and known.about.task.kind != "span" and not keep
+            alike.setdefault((known.about.max_length, examples.pairs is None) if known and joins else i, []).append(i)
+        found: dict[int, Rows] = {}
+        for mine in alike.values():
+            if len(mine) == 1:
+                found[mine[0]] = self._rows(*requests[mine[0]], keep)
+                continue
+            rows = iter(self._rows(requests[mine[0]][0], _joined([requests[i][1] for i in mine]), keep).tokens)
+            for i in mine:
+                found[i] = Rows([next(rows) for _ in requests[i][1].texts], None)
+        return [Prepared(known, examples, found[i]) for i, (known, examples) in enumerate(requests)]
+
+    def compute(self, tokens: Sequence[Tokens], tasks: Sequence[Known | None]) -> list[np.ndarray]:
+        """Send rows of any tasks through the encoder together; gives each one's head outputs."""
+        with self.slots.lock:
+            if self._calls_left is not None:
+                self._calls_left -= 1
+                if self._calls_left < 0:
+                    self.run_programs()
+        found: dict[int, np.ndarray] = {}
+        for part in self.slots.within_budget(dict.fromkeys(known for known in tasks if known)) if any(tasks) else [[]]:
+            here = {*part, None}  # rows of no task go with the first part
+            mine = [i for i, known in enumerate(tasks) if known in here and i not in found]
+            with self.slots.using(part) as numbers, self._alone():
+                slots = [numbers[known] if known else None for known in (tasks[i] for i in mine)]
+                rows = [tokens[i] for i in mine]
+                given = outputs(self.backbone.anatomy, self.stacks, rows, slots, mixed=self._mixed)
+            found |= zip(mine, given, strict=True)
+        return [found[i] for i in range(len(tokens))]
+
+    def finish(self, prepared: Prepared, given: Sequence[np.ndarray], best: int = 0) -> list[Prediction]:
+        """Turn the outputs of a request's rows into what its task says of them."""
+        if prepared.known is None:
+            return [Prediction(embedding=out) for out in given]
+        task = prepared.known.about.task
+        if task.kind == "span":
+            listed = readings(prepared.examples, prepared.rows, given, max(1, best))
+            return [_answered(task, one, best) for one in listed]
+        return [_decided(task, out) for out in given]
+
+    def decide(self, requests: Sequence[tuple[str, Examples]], keep: bool = False) -> list[list[Any]]:
+        """Give what a metric compares: class numbers, sets of them, numbers, or answer texts; as `predict` does."""
+        return [
+            decide(one.known.about.task, one.examples, one.rows, given)
+            for one, given in self._run(requests, keep)
+            if one.known
+        ]
+
+    def read(self, name: str, examples: Examples, count: int = 1, keep: bool = False) -> list[spans.Reading]:
+        """Give all that a span task makes of each row: its best answers and the score of "no answer"."""
+        ((one, given),) = self._run([(name, examples)], keep)
+        return readings(examples, one.rows, given, count)
+
+    def _run(
+        self, requests: Sequence[tuple[str | None, Examples]], keep: bool = False
+    ) -> list[tuple[Prepared, list[np.ndarray]]]:
+        """Send the rows of all requests through the encoder together; give each its own back."""
+        prepared = self.prepare(requests, keep)
+        each = [one.known for one in prepared for _ in one.rows.tokens]
+        given = iter(self.compute([row for one in prepared for row in one.rows.tokens], each))
+        return [(one, [next(given) for _ in one.rows.tokens]) for one in prepared]
 
     def _rows(self, known: Known | None, examples: Examples, keep: bool) -> Rows:
         if known is None:
@@ -227,22 +284,14 @@ class Engine:
             self.backbone, bare, kind=held.task.kind, max_length=held.max_length, stride=held.stride, keep=keep
         )
 
-    def _outputs(self, tokens: Sequence[Tokens], tasks: Sequence[Known | None]) -> list[np.ndarray]:
-        with self.slots.lock:
-            if self._calls_left is not None:
-                self._calls_left -= 1
-                if self._calls_left < 0:
-                    self.prepare()
-        found: dict[int, np.ndarray] = {}
-        for part in self.slots.within_budget(dict.fromkeys(known for known in tasks if known)) if any(tasks) else [[]]:
-            here = {*part, None}  # rows of no task go with the first part
-            mine = [i for i, known in enumerate(tasks) if known in here and i not in found]
-            with self.slots.using(part) as numbers, self.slots.lock:
-                slots = [numbers[known] if known else None for known in (tasks[i] for i in mine)]
-                rows = [tokens[i] for i in mine]
-                given = outputs(self.backbone.anatomy, self.stacks, rows, slots, mixed=self._mixed)
-            found |= zip(mine, given, strict=True)
-        return [found[i] for i in range(len(tokens))]
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Compute one batch at a time; tasks may come and go meanwhile, as rows of slots in use are copied, not moved.
+
+        But programs know the addresses of what they read: while one runs nothing may come or go.
+        """
+        with self._computing, self.slots.lock if self._mixed else nullcontext():
+            yield
 
     def _find(self, name: str | None) -> Known | None:
         if name is None:
@@ -251,6 +300,11 @@ class Engine:
         if known is None:
             raise UnknownName(name, "a task in this engine", list(self.residents))
         return known
+
+
+def _joined(parts: Sequence[Examples]) -> Examples:
+    pairs = None if parts[0].pairs is None else [pair for part in parts for pair in part.pairs or ()]
+    return Examples([text for part in parts for text in part.texts], pairs)
 
 
 def decide(task: Task, examples: Examples, rows: Rows, given: Sequence[np.ndarray]) -> list[Any]:

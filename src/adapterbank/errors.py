@@ -9,6 +9,7 @@
     ├── BankError               a bank or a package cannot be used
     │   ├── PackageDamaged      a checksum fails
     │   └── BackboneMismatch    a package or bank belongs to another encoder
+    ├── ServiceError            a server refuses, or cannot be reached
     ├── StorageError            the disk is full or refuses
     └── TrainingError           a run cannot go on (exit status 1: the input may be fine)
 
@@ -69,6 +70,14 @@ class PackageDamaged(BankError):
 
 class BackboneMismatch(BankError):
     """A package or a bank belongs to another encoder."""
+
+
+class ServiceError(AdapterbankError):
+    """A server refuses, or cannot be reached; `code` is the server's own word for it, empty where it gave none."""
+
+    def __init__(self, message: str, code: str = "", status: int = 0, request_id: str = "") -> None:
+        self.code, self.status, self.request_id = code, status, request_id
+        super().__init__(message)
 
 
 class StorageError(AdapterbankError):

@@ -29,6 +29,11 @@ _GPU_TOKENS = 16384
 """The same for a GPU, which has to be asked for each kernel."""
 
 
+def tokens_at_once(device: torch.device) -> int:
+    """Give the most tokens of a batch on a device."""
+    return _GPU_TOKENS if device.type == "cuda" else TOKENS_AT_ONCE
+
+
 def place(backbone: Backbone, device: torch.device, dtype: torch.dtype) -> Mapping[str, Tensor]:
     """Give the encoder's tensors on a device in the type the pass computes in; the backbone's own stay untouched."""
     return join_projections({name: tensor.to(device, dtype) for name, tensor in backbone.tensors.items()})

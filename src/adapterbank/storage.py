@@ -138,9 +138,12 @@ def make_folder(path: Path) -> None:
         raise StorageError(f"{path} cannot be used: it is a file, not a folder; choose another.") from error
 
 
-def atomic_write(path: Path, data: bytes) -> None:
-    """Write or replace a file: a reader sees the old bytes or the new ones, never a part."""
-    with _staged(path, data) as temporary:
+def atomic_write(path: Path, data: bytes, *, private: bool = False) -> None:
+    """Write or replace a file: a reader sees the old bytes or the new ones, never a part.
+
+    One that is `private` can be read and written by its owner alone, from its first byte on.
+    """
+    with _staged(path, data, private) as temporary:
         os.replace(temporary, path)
 
 
@@ -158,7 +161,7 @@ def atomic_create(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _staged(path: Path, data: bytes) -> Iterator[Path]:
+def _staged(path: Path, data: bytes, private: bool = False) -> Iterator[Path]:
     """Hold `data` in a flushed temporary file beside `path`; the caller gives it its name."""
     make_folder(path.parent)
     temporary = path.with_name(_temporary_name())
@@ -166,6 +169,8 @@ def _staged(path: Path, data: bytes) -> Iterator[Path]:
         try:
             # Not tempfile: its files are private (0600), and a bank is shared with whom umask allows.
             with open(temporary, "xb") as file:
+                if private:
+                    os.fchmod(file.fileno(), 0o600)
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

@@ -21,11 +21,13 @@ from adapterbank.cli import (
     gc,
     glue_score,
     glue_submission,
+    keys,
     predict,
     prune,
     remove,
     report,
     rollback,
+    serve,
     show,
     squad,
     sweep,
@@ -41,11 +43,12 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_BANK = (train, predict, evaluate, tasks, show, remove, rollback, audit, gc, backbones)
+_BANK = (train, predict, evaluate, tasks, show, remove, rollback, audit, gc, backbones, serve)
 _STUDIES = (sweep, ablate, prune, figures, report)
 for module in (*_BANK, *_STUDIES, catalog, data, squad, glue_score, glue_submission, cache):
     name = module.__name__.rsplit(".", 1)[1].replace("_", "-")
     app.command(name, help=module.HELP, epilog=None)(guarded(module.command))
+app.add_typer(keys.app, name="keys")
 
 _UsageError: Any = typer.BadParameter.__base__
 """What the parser raises; by way of its subclass, as typer had it from click once and now carries its own."""

@@ -76,11 +76,12 @@ class Backbone:
         return [found[i] for i in range(len(rows))]
 
 
-def load(name: str) -> Backbone:
-    """Load a backbone from a folder, a short name or a name on the hub."""
+def load(name: str, tensors: Mapping[str, Tensor] | None = None) -> Backbone:
+    """Load a backbone from a folder, a short name or a name on the hub; `tensors` are its own, if they are here."""
     folder = locate(name)
     anatomy = anatomies.read_anatomy(_read_config(folder), str(folder))
-    tensors = _named(anatomy, _read_tensors(folder), folder)
+    if tensors is None:
+        tensors = _named(anatomy, _read_tensors(folder), folder)
     tokenizer, description = read_tokenizer(folder, anatomy.family)
     if (highest := max(tokenizer.get_vocab().values(), default=0)) >= anatomy.vocabulary:
         raise BackboneError(

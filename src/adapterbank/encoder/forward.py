@@ -10,9 +10,10 @@ slot may add something (Houlsby et al. 2019, section 2.1):
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -280,16 +281,27 @@ def fused_attention(anatomy: Anatomy, device: torch.device) -> Fused | None:
 def join_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Lay each layer's query, key and value out as one tensor, so that one product gives all three.
 
-    The separate ones become views of it, which costs no memory beyond the copy.
+    The separate ones become views of it, which costs no memory beyond the copy; and where they lie side by side
+    already (`shared`) there is no copy either.
     """
     found = dict(tensors)
     for name in [name for name in tensors if name.endswith("attention.query.weight")]:
         prefix = name.removesuffix("query.weight")
         for leaf in ("weight", "bias"):
-            joined = torch.cat([tensors[f"{prefix}{part}.{leaf}"] for part in PROJECTIONS])
+            joined = _joined([tensors[f"{prefix}{part}.{leaf}"] for part in PROJECTIONS])
             found[f"{prefix}joined.{leaf}"] = joined
             found |= {f"{prefix}{part}.{leaf}": t for part, t in zip(PROJECTIONS, joined.chunk(3), strict=True)}
     return found
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Give tensors one below the other: as a view of the memory they share, if they follow one another there."""
+    first = parts[0]
+    for before, after in itertools.pairwise(parts):
+        one_memory = before.untyped_storage().data_ptr() == after.untyped_storage().data_ptr()
+        if not one_memory or before.data_ptr() + before.nbytes != after.data_ptr():
+            return torch.cat([*parts])
+    return first.as_strided((sum(len(part) for part in parts), *first.shape[1:]), first.stride())
 
 
 def _bias(anatomy: Anatomy, slots: Slots, batch: Packed | Padded, dtype: torch.dtype) -> Tensor | None:

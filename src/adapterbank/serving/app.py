@@ -1,0 +1,159 @@
+"""The app: routes over a service. Knows no engine and no torch; what answers is given to it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from adapterbank import __version__
+from adapterbank.serving.frame import Frame, error_body
+from adapterbank.serving.keys import Pace
+from adapterbank.serving.routes_predict import ClientGone, predict_router, reply
+from adapterbank.serving.terms import CODES, Keys, Limits, Refusal, Service
+from adapterbank.serving.watch import Metrics
+from adapterbank.serving.wire import Removed, RolledBack, Status, TaskAnswer, TasksAnswer, answers
+
+DEFAULT_LIMITS = Limits()
+_BY_STATUS = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+_SAID = {
+    "not_found": "There is nothing at this address; see /docs.",
+    "method_not_allowed": "This address does not take that method; see /docs.",
+}
+
+
+def create_app(
+    service: Service,
+    *,
+    jobs: Any = None,
+    keys: Keys | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    page: bool = True,
+) -> FastAPI:
+    """Make the app; with `jobs` it trains, with `keys` it asks for them, with `page` it shows one at /.
+
+    `app.state.draining` set to true lets it refuse what is new while it answers the rest.
+    """
+    metrics = Metrics(service.numbers)
+    service.on_batch(metrics.batch)
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        app.state.draining = False
+        await service.start()
+        if jobs is not None:
+            await jobs.start()
+        yield
+        app.state.draining = True
+        if jobs is not None:
+            await jobs.stop()
+        await service.stop()
+
+    app = FastAPI(title="adapterbank", version=__version__, lifespan=life, redoc_url=None)
+    app.state.draining = False
+    app.add_middleware(Frame, metrics=metrics, keys=keys, pace=Pace().wait, draining=lambda: bool(app.state.draining))
+    _errors(app)
+    app.include_router(predict_router(service, limits))
+    _tasks(app, service)
+    _health(app, service, metrics)
+    if jobs is not None:
+        from adapterbank.serving.routes_train import train_router
+
+        app.include_router(train_router(jobs))
+    if page and importlib.util.find_spec("adapterbank.serving.routes_page"):
+        from adapterbank.serving.routes_page import page_router
+
+        app.include_router(page_router())
+    return app
+
+
+def _tasks(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/tasks", tags=["tasks"], responses=answers(TasksAnswer))
+    async def tasks() -> Response:
+        """List the tasks that are served, and those that are refused."""
+        return reply(await service.tasks())
+
+    known = ("unknown_task", "unknown_version", "damaged")
+
+    @app.get("/v1/tasks/{task}", tags=["tasks"], responses=answers(TaskAnswer, *known))
+    async def task(task: str) -> Response:
+        """Tell all that is known of a task."""
+        return reply(await service.task(task))
+
+    @app.delete("/v1/tasks/{task}", tags=["tasks"], responses=answers(Removed, *known))
+    async def remove(task: str) -> Response:
+        """Remove a task, or one version of it, from the bank."""
+        await service.remove(task)
+        return reply({"removed": task})
+
+    @app.post("/v1/tasks/{task}/rollback", tags=["tasks"], responses=answers(RolledBack, *known, "conflict"))
+    async def rollback(task: str) -> Response:
+        """Serve the version before this one again."""
+        return reply({"task": task, "version": await service.rollback(task)})
+
+
+def _health(app: FastAPI, service: Service, metrics: Metrics) -> None:
+    @app.get("/healthz", tags=["health"], responses=answers(Status))
+    async def healthz() -> Response:
+        """Say that the server is alive."""
+        return reply({"status": "alive"})
+
+    @app.get("/readyz", tags=["health"], responses=answers(Status))
+    async def readyz() -> Response:
+        """Say whether the bank's tasks are loaded."""
+        if app.state.draining or not service.ready:
+            why = "The bank's tasks are still being loaded, or the server is stopping; ask again soon."
+            raise Refusal("not_ready", why, retry_after=1)
+        return reply({"status": "ready"})
+
+    text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+
+    @app.get("/metrics", tags=["health"], responses={**answers(Status), **text}, response_class=Response)
+    async def numbers() -> Response:
+        """Give numbers for Prometheus."""
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+def _errors(app: FastAPI) -> None:
+    """Let every error of the framework have the one shape."""
+
+    @app.exception_handler(Refusal)
+    async def refused(request: Request, error: Refusal) -> Response:
+        headers = {} if error.retry_after is None else {"Retry-After": error.seconds}
+        return _told(request, error.code, error.message, headers)
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        code = _BY_STATUS.get(error.status_code, "bad_request" if error.status_code < 500 else "internal")
+        headers = dict(error.headers or {})
+        if error.status_code == 405 and (allowed := _allowed(app, request.url.path)):
+            headers["Allow"] = allowed  # the framework names those of one route only
+        return _told(request, code, _SAID.get(code, f"{error.detail}."), headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        return _told(request, "bad_request", f"{'.'.join(map(str, first['loc']))}: {first['msg']}.", {})
+
+    @app.exception_handler(ClientGone)
+    async def gone(request: Request, error: ClientGone) -> Response:
+        return Response(status_code=499)  # for the log; nobody reads it
+
+
+def _allowed(app: FastAPI, path: str) -> str:
+    """Name the methods that an address takes, by the document."""
+    for template, methods in app.openapi()["paths"].items():
+        if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), path):
+            return ", ".join(sorted(method.upper() for method in methods))
+    return ""
+
+
+def _told(request: Request, code: str, message: str, headers: dict[str, str]) -> Response:
+    body = error_body(code, message, request.state.visit.id)
+    return Response(body, CODES[code], headers, media_type="application/json")

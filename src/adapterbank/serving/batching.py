@@ -1,0 +1,186 @@
+"""Which rows go through the encoder next: a queue bounded in tokens, fair between tasks. Knows no tasks, threads, HTTP.
+
+A request's rows of one task are a `Parcel`. It is counted from the moment it comes, by a guess at its tokens, and may
+be taken once its rows are tokenised and their true sizes known. Batches are taken by deficit round robin (Shreedhar and
+Varghese 1995): each task in turn may send its share of the batch, so a task that floods the queue delays another's row
+by no more than the batch under way. A task may hold as many tokens as are still free (the dynamic threshold of
+Choudhury and Hahne 1998): one task alone gets half of the queue, and there is room left for the next.
+
+Times are seconds of any clock that the caller likes. Nothing here locks: the caller does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+LONGEST_WAIT = 60
+"""Seconds after which a refused caller is asked to come again, at most."""
+_MEMORY = 0.8
+"""How much of the measured pace is kept when a new batch is measured."""
+
+
+class Full(Exception):
+    """The queue takes no more; `retry_after` is a guess at the seconds until it does."""
+
+    def __init__(self, waiting: int, bound: int, retry_after: int) -> None:
+        super().__init__(f"{waiting} tokens wait in a queue of {bound}; come again in {retry_after} s.")
+        self.retry_after = retry_after
+
+
+@dataclass(eq=False)
+class Parcel:
+    """Rows of one task that came together."""
+
+    task: Hashable
+    value: Any
+    """What the owner keeps with it."""
+    counted: int
+    """Tokens that it counts for: a guess at first."""
+    since: float = 0.0
+    """When it came."""
+    sizes: Sequence[int] = ()
+    """Tokens of each row, once they are known."""
+    taken: int = 0
+    """How many rows have been taken, in their order."""
+    inside: bool = False
+    """Whether it has come, and has not been cancelled."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a parcel, taken for a batch."""
+
+    parcel: Parcel
+    number: int
+
+
+@dataclass(eq=False)
+class _Line:
+    """The parcels of one task that are ready, and how many tokens it may still send in this turn."""
+
+    parcels: deque[Parcel] = field(default_factory=deque)
+    credit: int = 0
+
+
+class Batching:
+    """Parcels in, batches out."""
+
+    def __init__(self, *, budget: int, bound: int, wait: float) -> None:
+        """Give batches of at most `budget` tokens, hold at most `bound`, let no ready row wait longer than `wait`.
+
+        Waiting is for company: a batch that is full, or whose oldest row has waited that long, is due.
+        """
+        if budget < 1 or bound < 1 or wait < 0:
+            raise ValueError(f"budget {budget} and bound {bound} must be positive, and wait {wait} not negative")
+        self.budget, self.bound, self.wait = budget, bound, wait
+        self.waiting = 0
+        """Tokens that are counted."""
+        self.ready = 0
+        """Tokens that could be taken."""
+        self.pace = 0.0
+        """Tokens a second that have been computed lately; 0 before the first batch."""
+        self._counts: dict[Hashable, int] = {}
+        self._lines: OrderedDict[Hashable, _Line] = OrderedDict()  # whose turn it is stands first
+
+    def enter(self, parcel: Parcel, now: float) -> None:
+        """Count a parcel in, or raise `Full`. An empty queue takes any."""
+        self._check(parcel.task, parcel.counted)
+        parcel.since, parcel.inside = now, True
+        self._count(parcel.task, parcel.counted)
+
+    def make_ready(self, parcel: Parcel, sizes: Sequence[int]) -> None:
+        """Let a parcel be taken, now that its rows' sizes are known; `Full` when there is no room for them."""
+        if not parcel.inside:
+            return
+        self._count(parcel.task, -parcel.counted)
+        total, parcel.counted = sum(sizes), 0
+        if self.waiting and self.waiting + total > self.bound:
+            parcel.inside = False
+            raise self._full()
+        parcel.sizes, parcel.counted = sizes, total
+        self._count(parcel.task, total)
+        if sizes:
+            self.ready += total
+            self._lines.setdefault(parcel.task, _Line()).parcels.append(parcel)
+
+    def cancel(self, parcel: Parcel) -> None:
+        """Take a parcel out, if it is in; rows that are in a batch already are nobody's business any more."""
+        if not parcel.inside:
+            return
+        parcel.inside = False
+        self._count(parcel.task, -parcel.counted)
+        line = self._lines.get(parcel.task)
+        if line and parcel in line.parcels:
+            line.parcels.remove(parcel)
+            self.ready -= parcel.counted
+            if not line.parcels:
+                del self._lines[parcel.task]
+        parcel.counted = 0
+
+    def due_in(self, now: float) -> float | None:
+        """Give the seconds until a batch should be taken: 0 for now, None when no row is ready."""
+        if not self._lines:
+            return None
+        if self.ready >= self.budget:
+            return 0.0
+        oldest = min(line.parcels[0].since for line in self._lines.values())
+        return max(0.0, oldest + self.wait - now)
+
+    def take(self) -> list[Row]:
+        """Give the next batch, whether it is due or not."""
+        batch: list[Row] = []
+        room = self.budget
+        while self._lines:
+            task, line = next(iter(self._lines.items()))
+            if line.credit <= 0:
+                line.credit += max(1, self.budget // len(self._lines))
+            while line.parcels and line.credit > 0:
+                parcel = line.parcels[0]
+                size = parcel.sizes[parcel.taken]
+                if size > room and batch:
+                    return batch  # it is this task's turn still: the next batch begins with it
+                batch.append(Row(parcel, parcel.taken))
+                room -= size
+                line.credit -= size
+                self._sent(parcel, size)
+                if parcel.taken == len(parcel.sizes):
+                    line.parcels.popleft()
+            if not line.parcels:
+                del self._lines[task]
+            else:
+                self._lines.move_to_end(task)
+            if room <= 0:
+                break
+        return batch
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """Learn how fast batches are computed."""
+        if seconds > 0:
+            pace = tokens / seconds
+            self.pace = _MEMORY * self.pace + (1 - _MEMORY) * pace if self.pace else pace
+
+    def _check(self, task: Hashable, tokens: int) -> None:
+        own = self._counts.get(task, 0)
+        free = self.bound - self.waiting
+        if self.waiting and (tokens > free or (own and own + tokens > free)):
+            raise self._full()
+
+    def _full(self) -> Full:
+        seconds = self.waiting / self.pace if self.pace else 1.0
+        return Full(self.waiting, self.bound, min(LONGEST_WAIT, max(1, math.ceil(seconds))))
+
+    def _count(self, task: Hashable, tokens: int) -> None:
+        self.waiting += tokens
+        self._counts[task] = self._counts.get(task, 0) + tokens
+        if not self._counts[task]:
+            del self._counts[task]
+
+    def _sent(self, parcel: Parcel, size: int) -> None:
+        parcel.taken += 1
+        parcel.counted -= size
+        self.ready -= size
+        self._count(parcel.task, -size)

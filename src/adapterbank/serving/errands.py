@@ -1,0 +1,94 @@
+"""An ask on its way through the service: what it waits for and weighs, what is told when it fails. No threads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from adapterbank.engine import Prepared
+from adapterbank.errors import AdapterbankError, BankError, InputError, PackageDamaged, StorageError
+from adapterbank.serving.batching import Full
+from adapterbank.serving.shelf import Held
+from adapterbank.serving.terms import FAILED, Ask, Refusal
+
+log = logging.getLogger("adapterbank.serving")
+
+_CHARACTERS = 3
+"""A token's characters, guessed low: what waits is rather thought more than less."""
+
+
+@dataclass(eq=False)
+class Errand:
+    """An ask on its way."""
+
+    ask: Ask
+    held: Held
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[list[dict[str, Any]]]
+    prepared: Prepared | None = None
+    given: dict[int, np.ndarray] = field(default_factory=dict)
+
+
+def as_refusals(act: Callable[[], Any]) -> Any:
+    """Do what may fail for want of a task."""
+    try:
+        return act()
+    except PackageDamaged as error:
+        raise Refusal("damaged", str(error)) from error
+    except BankError as error:
+        raise Refusal("unknown_version", str(error)) from error
+    except InputError as error:  # a name that is none of the bank's, or could be none
+        raise Refusal("unknown_task", str(error)) from error
+    except StorageError as error:
+        raise Refusal("conflict", str(error)) from error
+
+
+def settle(done: list[tuple[Errand, Any]]) -> None:
+    """Give answers, or refusals, to who waits for them; in their own loop."""
+    for job, found in done:
+        if job.future.done():
+            continue
+        if isinstance(found, Exception):
+            job.future.set_exception(found)
+        else:
+            job.future.set_result(found)
+
+
+def check(job: Errand) -> None:
+    """A task reads one text a row, or two."""
+    columns = job.held.known.about.task.text
+    if (job.ask.pairs is None) == (len(columns) == 2):
+        what = f"two texts a row ({' and '.join(columns)}); give pairs too" if len(columns) == 2 else "one text a row"
+        remedy = "" if len(columns) == 2 else "; give no pairs"
+        raise Refusal("bad_request", f"{job.held.package.ref} reads {what}{remedy}.")
+
+
+def guess(job: Errand) -> int:
+    """Guess at an ask's tokens without tokenising it."""
+    held = job.held.known.about
+    longest = held.max_length if held.task.kind != "span" else 1 << 30
+    lengths = [len(text) for text in job.ask.texts]
+    if job.ask.pairs is not None:
+        lengths = [a + len(b) for a, b in zip(lengths, job.ask.pairs, strict=True)]
+    return sum(min(longest, 3 + length // _CHARACTERS) for length in lengths)
+
+
+def refusal(error: Exception, gone: bool = False) -> Exception:
+    """Say what a failure is to who asked."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, Full):
+        return Refusal("overloaded", f"Too much is waiting: {error}", retry_after=error.retry_after)
+    if isinstance(error, AdapterbankError):
+        if gone:
+            return Refusal("unknown_task", "The task was removed while the request waited; see GET /v1/tasks.")
+        if isinstance(error, BankError):
+            return Refusal("damaged", str(error))
+        return Refusal("bad_request", str(error))
+    log.error("failed", extra={"fields": {"problem": f"{type(error).__name__}: {error}"}})
+    return Refusal("internal", FAILED)

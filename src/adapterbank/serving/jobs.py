@@ -1,0 +1,344 @@
+"""Training as a service: data files in, runs queued, each in a process of its own, new versions in the bank. No HTTP.
+
+<bank>/serving/runs.sqlite3     the table of runs
+<bank>/serving/data/<run>.csv   what a run trains on; goes when the run has ended, as do its <run>.tokens
+<bank>/serving/.owner           locked by the one server that starts runs; others of the same bank only queue them
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from adapterbank import cache, storage
+from adapterbank.bank import Bank
+from adapterbank.errors import AdapterbankError
+from adapterbank.serving.orders import check
+from adapterbank.serving.runs import Run, Runs
+from adapterbank.serving.uploads import Upload
+
+log = logging.getLogger("adapterbank.serving")
+
+ATTEMPTS = 3
+"""So often is a run begun whose process, or server, is killed before it has done another epoch."""
+_GRACE = 10.0
+"""Seconds that a run has to stop when asked; then it is killed."""
+_LOOK = 0.2
+"""Seconds between two looks at whether a run is to be stopped."""
+_STALE = 3600.0
+"""Seconds after which a file that belongs to no run is litter."""
+
+
+class QueueFull(AdapterbankError):
+    """As many runs are queued as may be."""
+
+
+class Jobs:
+    """The runs of one bank; those of the server that started first are the ones that go on."""
+
+    def __init__(
+        self,
+        bank: str | Path,
+        *,
+        backbone: str | None = None,
+        weights: int | None = None,
+        device: str = "auto",
+        precision: str = "auto",
+        workers: int = 1,
+        threads: int | None = None,
+        largest: int = 256 << 20,
+        waiting: int = 100,
+    ) -> None:
+        """Look at a bank's runs; `start` begins to work on them.
+
+        Args:
+            bank: The bank's folder.
+            backbone: Where its encoder is; as the bank says without it.
+            weights: Descriptor of the encoder's tensors (`encoder.shared.share`), so that runs need no copy of them.
+            device: auto, cpu, cuda or cuda:N.
+            precision: auto, fp32 or bf16.
+            workers: How many runs go on at once.
+            threads: CPU threads of a run; without it one less than there are cores, which is left to serving.
+            largest: Bytes of a data file.
+            waiting: How many runs may be queued.
+        """
+        opened = Bank.open(bank)
+        self.bank, self.backbone = opened.path, backbone or opened.backbone["name"]
+        self._device = {"device": device, "precision": precision}
+        self._weights, self._workers, self.largest, self._waiting = weights, workers, largest, waiting
+        self._threads = threads or max(1, len(os.sched_getaffinity(0)) - 1 if hasattr(os, "sched_getaffinity") else 1)
+        self._folder = self.bank / "serving"
+        self._data = self._folder / "data"
+        storage.make_folder(self._data)
+        self._data.chmod(0o700)  # users' texts
+        self.runs = Runs(self._folder / "runs.sqlite3")
+        self._closing, self._wake = threading.Event(), threading.Event()
+        self._crew: list[threading.Thread] = []
+
+    # --- asking -------------------------------------------------------------------------------------------
+
+    def upload(self, format: str) -> Upload:
+        """Begin to take a data file in; use it in a `with`."""
+        if self.runs.waiting() >= self._waiting:
+            raise QueueFull(f"{self._waiting} runs are queued already; try again when some have ended.")
+        return Upload(self._data, format, self.largest)
+
+    def submit(self, task: str, options: Mapping[str, Any], upload: Upload, asked_by: str | None = None) -> Run:
+        """Queue a run on a file that has come in whole."""
+        name, chosen = check(task, options, upload.format)
+        data = upload.finish()
+        try:
+            run = self.runs.add(name, chosen, data, asked_by, upload.id)
+        except BaseException:
+            upload.path.unlink(missing_ok=True)
+            raise
+        self._wake.set()
+        return run
+
+    def get(self, id: str) -> Run:
+        """Give a run."""
+        return self.runs.get(id)
+
+    def list(self, limit: int = 100) -> list[Run]:
+        """Give the runs, newest first."""
+        return self.runs.list(limit)
+
+    def cancel(self, id: str) -> Run:
+        """Stop a run; one that has ended stays as it is."""
+        run = self.runs.cancel(id)
+        if run.over:
+            self._clear(run)
+        return run
+
+    # --- working ------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to work on what is queued."""
+        self.begin()
+
+    async def stop(self) -> None:
+        """Stop working; a run on its way is queued again, and goes on after its last epoch."""
+        await asyncio.to_thread(self.close)
+
+    def begin(self) -> None:
+        """See `start`."""
+        self._closing.clear()
+        self._crew = [threading.Thread(target=self._own, name="training", daemon=True)]
+        self._crew[0].start()
+
+    def close(self) -> None:
+        """See `stop`."""
+        self._closing.set()
+        self._wake.set()
+        for thread in self._crew:
+            thread.join()
+
+    def _own(self) -> None:
+        """Wait until no other server starts this bank's runs, put in order what the last one left, and work."""
+        with self._owned() as owned:
+            if not owned:
+                return
+            for run in self.runs.list(-1, "running"):
+                self._broken_off(run, "the server was killed")
+            self._sweep_litter()
+            crew = range(self._workers - 1)
+            others = [threading.Thread(target=self._work, name="training", daemon=True) for _ in crew]
+            for thread in others:
+                thread.start()
+            self._work()
+            for thread in others:
+                thread.join()
+
+    @contextlib.contextmanager
+    def _owned(self) -> Iterator[bool]:
+        descriptor = os.open(self._folder / ".owner", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            while not self._closing.is_set():
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    yield True
+                    return
+                self._closing.wait(1.0)
+            yield False
+        finally:
+            os.close(descriptor)
+
+    def _work(self) -> None:
+        """Do one run after the other. What hinders us (a full disk) may pass, so nothing ends this but `close`."""
+        run: Run | None = None
+        hindered = ""
+        while not self._closing.is_set():
+            try:
+                if run is not None:
+                    self._broken_off(run, hindered)
+                self._wake.clear()
+                run = self.runs.begin()
+                if run is None:
+                    self._wake.wait(1.0)  # another server of this bank may queue one
+                    continue
+                self._train(run)
+                self._clear(ended := self.runs.get(run.id))
+                # Not the failure: it may quote the data.
+                log.info("run", extra={"fields": {"run": run.id, "task": run.task, "state": ended.state}})
+                self.runs.forget_old()
+                run = None
+            except Exception as error:
+                log.exception("hindered", extra={"fields": {"run": run.id if run else None}})
+                hindered = f"the server was hindered ({type(error).__name__})"
+                self._closing.wait(1.0)
+
+    def _train(self, run: Run) -> None:
+        """Have a run done by a process, and write down what it says and how it ends."""
+        again = run.newest is not None
+        if not again:
+            run = self._remember_newest(run)
+        heard: dict[str, Any] = {"history": run.history, "notes": run.notes}
+        with subprocess.Popen(
+            [sys.executable, "-P", "-m", "adapterbank.serving.trainee"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **self._surroundings(run)},
+            pass_fds=() if self._weights is None else (self._weights,),
+            start_new_session=True,  # Ctrl-C in a terminal is for the server, which stops its runs itself
+        ) as child:
+            asked = ""
+            try:
+                assert child.stdin is not None
+                with contextlib.suppress(BrokenPipeError):
+                    child.stdin.write(json.dumps(self._order(run, again)).encode() + b"\n")
+                    child.stdin.flush()
+                asked = self._follow(run.id, child, heard)
+            finally:
+                child.kill()  # nothing, if it has ended
+        self._judge(run, heard, asked, child.returncode)
+
+    def _surroundings(self, run: Run) -> dict[str, str]:
+        # A cache of its own: tokens are texts too, and must not outlast the data they were sent in.
+        own = {cache.FOLDER: str(self._cache(run)), "TOKENIZERS_PARALLELISM": "false"}
+        return {**own, "OMP_NUM_THREADS": str(self._threads)}
+
+    def _order(self, run: Run, again: bool) -> dict[str, Any]:
+        return {
+            "bank": str(self.bank),
+            "backbone": self.backbone,
+            "weights": self._weights,
+            "task": run.task,
+            "file": str(self._file(run)),
+            "options": run.options,
+            "device": self._device,
+            "threads": self._threads,
+            "again": again,
+            "newest": run.newest,
+        }
+
+    def _remember_newest(self, run: Run) -> Run:
+        versions = [0]
+        with contextlib.suppress(AdapterbankError):
+            versions += Bank.open(self.bank).versions(run.task)
+        self.runs.update(run.id, newest=max(versions))
+        return self.runs.get(run.id)
+
+    def _follow(self, id: str, child: subprocess.Popen[bytes], heard: dict[str, Any]) -> str:
+        """Listen until the process has ended; says whether it was asked to `cancel` or to `close`."""
+        assert child.stdout is not None
+        asked, deadline, rest = "", 0.0, b""
+        with selectors.DefaultSelector() as ready:
+            ready.register(child.stdout, selectors.EVENT_READ)
+            while True:
+                if ready.select(_LOOK):
+                    part = os.read(child.stdout.fileno(), 1 << 16)
+                    if not part:
+                        with contextlib.suppress(subprocess.TimeoutExpired):
+                            child.wait(_GRACE)
+                        return asked
+                    *lines, rest = (rest + part).split(b"\n")
+                    for line in lines:
+                        self._hear(id, json.loads(line), heard)
+                if not asked:
+                    asked = "close" if self._closing.is_set() else "cancel" if self.runs.get(id).cancelling else ""
+                    deadline = time.monotonic() + _GRACE
+                    if asked:
+                        child.terminate()
+                elif time.monotonic() > deadline:
+                    child.kill()
+
+    def _hear(self, id: str, message: Mapping[str, Any], heard: dict[str, Any]) -> None:
+        """Write down what a run says of itself."""
+        heard |= {name: message[name] for name in ("done", "failed") if name in message}
+        news: dict[str, Any] = {name: message[name] for name in ("progress", "kept") if name in message}
+        if "note" in message and message["note"] not in heard["notes"]:  # one that goes on says some of them again
+            heard["notes"] = news["notes"] = [*heard["notes"], message["note"]]
+        if "epoch" in message:  # a run that goes on may do an epoch again that was told of, but not kept
+            epoch = message["epoch"]["epoch"]
+            before = [row for row in heard["history"] if row["epoch"] < epoch]
+            news |= {"attempts": 1} if len(before) == len(heard["history"]) else {}
+            heard["history"] = news["history"] = [*before, message["epoch"]]
+        if news:
+            self.runs.update(id, **news)
+
+    def _judge(self, run: Run, heard: Mapping[str, Any], asked: str, code: int) -> None:
+        """Decide how a run has ended, by its last word and its exit."""
+        if "done" in heard:
+            self.runs.end(run.id, "done", **heard["done"])
+        elif "failed" in heard:
+            self.runs.end(run.id, "failed", failure=heard["failed"])
+        elif asked == "cancel":
+            self.runs.end(run.id, "cancelled")
+        elif asked == "close":
+            self.runs.put_back(run.id, counts=False)
+        else:
+            name = signal.Signals(-code).name if code < 0 else f"status {code}"
+            self._broken_off(run, f"its process ended with {name}")
+
+    def _broken_off(self, run: Run, why: str) -> None:
+        """Queue a run again that did not end by itself, unless that has happened too often."""
+        if self.runs.get(run.id).cancelling:
+            self.runs.end(run.id, "cancelled")
+        elif (begun := self.runs.get(run.id).attempts) < ATTEMPTS:
+            self.runs.put_back(run.id, counts=True)
+        else:
+            told = f"The run was broken off {begun} times before another epoch was done; the last time {why}."
+            self.runs.end(run.id, "failed", failure=f"{told} If memory is short, try a smaller batch or fewer rows.")
+        self._clear(self.runs.get(run.id))
+
+    # --- clearing up --------------------------------------------------------------------------------------
+
+    def _file(self, run: Run) -> Path:
+        return self._data / f"{run.id}.{run.data['format']}"
+
+    def _cache(self, run: Run) -> Path:
+        return self._data / f"{run.id}.tokens"
+
+    def _clear(self, run: Run) -> None:
+        """Remove what an ended run no longer needs: its data, and the state that it would go on from."""
+        if run.over:
+            self._file(run).unlink(missing_ok=True)
+            storage.discard(self._cache(run))
+            if run.kept:
+                storage.discard(self.bank / "runs" / run.kept)
+
+    def _sweep_litter(self) -> None:
+        """Remove what a killed server left: of runs that had just ended, and files whose run was never written down."""
+        runs = self.runs.list(-1)
+        for run in runs:
+            self._clear(run)
+        known = {path.name for run in runs if not run.over for path in (self._file(run), self._cache(run))}
+        limit = time.time() - _STALE
+        for path in self._data.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if path.name not in known and path.stat().st_mtime < limit:
+                    storage.discard(path)

@@ -1,0 +1,61 @@
+// The columns of a data file, read in the browser from its first bytes. Knows no server.
+
+const FIRST = 256 * 1024;
+const ROWS = 3;
+const PAIRS = [["sentence1", "sentence2"], ["premise", "hypothesis"], ["question1", "question2"], ["question", "sentence"],
+  ["question", "context"], ["question", "passage"], ["query", "document"], ["query", "passage"], ["text_a", "text_b"], ["text1", "text2"], ["text", "text_pair"]];
+const TEXTS = ["text", "sentence", "content", "review", "tweet", "message", "body", "document", "utterance", "comment",
+  "description", "headline", "title", "question", "query", "input", "abstract"];
+const LABELS = ["label", "labels", "gold_label", "answers", "class", "category", "target", "sentiment", "emotion", "intent",
+  "topic", "score", "rating", "stars", "similarity", "tag", "tags", "y", "answer"];
+
+export const formatOf = (name) => name.toLowerCase().split(".").pop();
+
+// Read rows of delimited text: quotes may hold the delimiter, line ends and doubled quotes.
+export function delimited(text, delimiter, limit) {
+  const rows = [];
+  let row = [], cell = "", quoted = false;
+  for (let k = 0; k < text.length && rows.length < limit; k += 1) {
+    const letter = text[k];
+    if (quoted) {
+      if (letter !== '"') cell += letter;
+      else if (text[k + 1] === '"') { cell += '"'; k += 1; } else quoted = false;
+    } else if (letter === '"' && cell === "") quoted = true;
+    else if (letter === delimiter) { row.push(cell); cell = ""; }
+    else if (letter === "\n") {
+      row.push(cell.replace(/\r$/, ""));
+      if (row.length > 1 || row[0] !== "") rows.push(row);
+      row = []; cell = "";
+    } else cell += letter;
+  }
+  if (rows.length < limit && (cell || row.length)) rows.push([...row, cell.replace(/\r$/, "")]);
+  return rows;
+}
+
+function objects(text, limit) {
+  const found = [];
+  for (const line of text.split("\n").slice(0, limit)) {
+    try { found.push(JSON.parse(line)); } catch { break; }
+  }
+  return found.filter((one) => one && typeof one === "object" && !Array.isArray(one));
+}
+
+export async function columnsOf(file) {
+  const format = formatOf(file.name);
+  if (!["csv", "tsv", "jsonl"].includes(format)) return { columns: [], rows: [] };
+  const text = (await file.slice(0, FIRST).text()).replace(/^\ufeff/, "");
+  if (format === "jsonl") {
+    const found = objects(text, ROWS), columns = [...new Set(found.flatMap(Object.keys))];
+    return { columns, rows: found.map((one) => columns.map((name) => (typeof one[name] === "string" ? one[name] : JSON.stringify(one[name]) ?? ""))) };
+  }
+  const [columns = [], ...rows] = delimited(text, format === "tsv" ? "\t" : ",", ROWS + 1);
+  return { columns, rows };
+}
+
+export function guess(columns) {
+  const by = new Map(columns.map((name) => [name.trim().toLowerCase(), name]));
+  const both = PAIRS.find(([a, b]) => by.has(a) && by.has(b));
+  const label = by.get(LABELS.find((name) => by.has(name))) ?? columns.at(-1);
+  const text = both ? by.get(both[0]) : by.get(TEXTS.find((name) => by.has(name))) ?? columns.find((name) => name !== label) ?? columns[0];
+  return { text, pair: both ? by.get(both[1]) : "", label };
+}

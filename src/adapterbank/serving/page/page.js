@@ -1,0 +1,73 @@
+// The page: which part is shown, by the address after the #. The parts are files of their own.
+
+import { find } from "./dom.js";
+import { dark } from "./pictures.js";
+import { Refused, startKeys } from "./server.js";
+import * as tasks from "./tasks.js";
+import * as train from "./train.js";
+import * as trying from "./try.js";
+
+const EVERY = 10000;
+const VIEWS = ["tasks", "task", "try", "train", "run"];
+const PART = { task: "tasks", run: "train" };
+
+function report(error) {
+  if (error.name === "AbortError") return;
+  const box = find("trouble");
+  box.textContent = error instanceof Refused ? error.message : `The page has stumbled: ${error.message}`;
+  box.hidden = false;
+}
+
+function address() {
+  const [view, ...rest] = location.hash.slice(1).split("/");
+  let name = rest.join("/");
+  try { name = decodeURIComponent(name); } catch { /* somebody typed a lone per cent sign */ }
+  return VIEWS.includes(view) ? [view, name] : ["tasks", ""];
+}
+
+async function show() {
+  const [view, name] = address();
+  train.stop();
+  find("trouble").hidden = true;
+  for (const one of VIEWS) find(`view-${one}`).hidden = one !== view;
+  document.querySelectorAll("nav a").forEach((link) => {
+    if (link.hash === `#${PART[view] || view}`) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
+  });
+  document.title = `${name || { tasks: "Tasks", try: "Try", train: "Train" }[view] || view} · adapterbank`;
+  try {
+    if (view === "task") await tasks.showTask(name);
+    else if (view === "run") await train.showRun(name, tasks.refresh);
+    else {
+      await tasks.refresh();
+      for (let k = 0; name && k < 6 && !tasks.tasks().some((task) => task.name === name); k += 1) {
+        await new Promise((resolve) => setTimeout(resolve, 300)); // what was trained just now is served in a moment
+        await tasks.refresh();
+      }
+      if (view === "try") trying.choose(name || undefined);
+      if (view === "train") await train.showRuns();
+    }
+  } catch (error) {
+    report(error);
+  }
+}
+
+async function look() {
+  const [view] = address();
+  if (document.hidden || !["tasks", "try"].includes(view)) return;
+  try {
+    if (await tasks.refresh() && view === "try") trying.choose();
+    find("trouble").hidden = true;
+  } catch (error) {
+    report(error);
+  }
+}
+
+startKeys();
+tasks.start();
+trying.start();
+train.start(report);
+addEventListener("hashchange", () => { show(); scrollTo(0, 0); find("main").focus({ preventScroll: true }); });
+document.addEventListener("visibilitychange", look);
+dark.addEventListener("change", () => { if (address()[0] === "task") show(); }); // its colours are not the style sheet's
+setInterval(look, EVERY);
+show();

@@ -1,0 +1,118 @@
+// The server: questions, answers and streams of events, with the key where it wants one. Knows nothing of what is shown.
+
+import { find } from "./dom.js";
+
+const KEY = "adapterbank-key";
+const TRIES = 3;
+let asking = null; // one dialog for all that are refused together
+
+export class Refused extends Error {
+  constructor(message, code, status) {
+    super(message);
+    this.code = code;
+    this.status = status;
+  }
+}
+
+const headers = (more) => {
+  const key = sessionStorage.getItem(KEY);
+  return key ? { ...more, Authorization: `Bearer ${key}` } : { ...more };
+};
+
+const show = () => {
+  const known = Boolean(sessionStorage.getItem(KEY));
+  find("forget-key").hidden = !known;
+  document.querySelectorAll("footer a").forEach((link) => { link.hidden = known; }); // a link cannot send the key
+};
+
+export function startKeys() {
+  find("forget-key").addEventListener("click", () => { sessionStorage.removeItem(KEY); location.reload(); });
+  show();
+}
+
+function askForKey(why) {
+  asking ||= new Promise((resolve) => {
+    const dialog = find("key-dialog"), input = find("key-input");
+    const answer = (key) => {
+      dialog.close();
+      asking = null;
+      if (key) sessionStorage.setItem(KEY, key);
+      show();
+      resolve(Boolean(key));
+    };
+    find("key-why").textContent = why;
+    input.value = "";
+    find("key-form").onsubmit = (event) => { event.preventDefault(); answer(input.value.trim()); };
+    find("key-cancel").onclick = () => answer("");
+    dialog.oncancel = (event) => { event.preventDefault(); answer(""); };
+    dialog.showModal();
+    input.focus();
+  });
+  return asking;
+}
+
+async function refusal(response) {
+  let told = null;
+  try { told = (await response.json()).error; } catch { /* not the server's own words */ }
+  const message = told?.message || `The server answers ${response.status} ${response.statusText}.`;
+  return new Refused(message, told?.code || "", response.status);
+}
+
+const sleep = (seconds) => new Promise((resolve) => setTimeout(resolve, seconds * 1000));
+
+async function send(path, options) {
+  for (let attempt = 1; ; attempt += 1) {
+    const sent = sessionStorage.getItem(KEY);
+    let response;
+    try {
+      response = await fetch(path, { ...options, headers: headers(options.headers) });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new Refused("The server does not answer; is adapterbank serve still running?", "unreachable", 0);
+    }
+    if (response.ok) return response;
+    const refused = await refusal(response);
+    if (refused.status === 401) {
+      if (sent !== sessionStorage.getItem(KEY)) continue; // another question has asked for it meanwhile
+      if (await askForKey(refused.message)) continue;
+    }
+    const wait = Number(response.headers.get("Retry-After"));
+    if (refused.status !== 429 || attempt >= TRIES || wait > 10) throw refused;
+    await sleep(wait || attempt / 2);
+  }
+}
+
+export async function ask(path, { method = "GET", body, file, signal } = {}) {
+  const options = { method, signal };
+  if (body !== undefined) {
+    options.body = JSON.stringify(body);
+    options.headers = { "Content-Type": "application/json" };
+  } else if (file) {
+    options.body = file;
+    options.headers = { "Content-Type": "application/octet-stream" };
+  }
+  const response = await send(path, options);
+  const text = await response.text();
+  return text ? JSON.parse(text) : null;
+}
+
+export const at = (task) => `v1/tasks/${encodeURIComponent(task)}`;
+
+// EventSource cannot send a key, so the stream is read by hand. Ends when the server ends it.
+export async function follow(id, hear, signal) {
+  const response = await send(`v1/runs/${encodeURIComponent(id)}/events`, { method: "GET", signal });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const blocks = (rest + value).replaceAll("\r\n", "\n").split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const lines = block.split("\n");
+      const data = lines.filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trim()).join("\n");
+      const kind = lines.find((line) => line.startsWith("event:"))?.slice(6).trim();
+      if (data) hear(kind, JSON.parse(data));
+    }
+  }
+}

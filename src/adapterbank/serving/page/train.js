@@ -1,0 +1,174 @@
+// Training: a file's columns, an upload, the runs, and one run as it goes.
+
+import { age, bar, counted, empty, find, make, score, size } from "./dom.js";
+import { curve } from "./pictures.js";
+import { ask, at, follow } from "./server.js";
+import { tasks } from "./tasks.js";
+import { columnsOf, formatOf, guess } from "./columns.js";
+
+let leave = null; // ends the following of the run that is shown
+let read = 0;
+let report = null; // tells the reader what went wrong
+
+const OVER = ["done", "failed", "cancelled"];
+const option = (value, text = value) => make("option", { value }, text);
+
+async function chooseFile() {
+  const file = find("train-file").files[0], mine = (read += 1);
+  find("train-columns").hidden = true;
+  hint();
+  if (!file) return;
+  const { columns, rows } = await columnsOf(file);
+  if (mine !== read || !columns.length) return;
+  const { text, pair, label } = guess(columns);
+  find("train-text").replaceChildren(...columns.map((name) => option(name)));
+  find("train-pair").replaceChildren(option("", "none"), ...columns.map((name) => option(name)));
+  find("train-label").replaceChildren(...columns.map((name) => option(name)));
+  find("train-text").value = text;
+  find("train-pair").value = pair;
+  find("train-label").value = label;
+  find("train-preview").replaceChildren(make("table", { class: "plainly" },
+    make("thead", {}, make("tr", {}, columns.map((name) => make("th", { scope: "col" }, name)))),
+    make("tbody", {}, rows.map((row) => make("tr", {}, columns.map((_, k) => make("td", {}, (row[k] ?? "").slice(0, 120))))))));
+  find("train-columns").hidden = false;
+  if (!find("train-name").value) find("train-name").value = file.name.replace(/\.(csv|tsv|jsonl|parquet)$/i, "").replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[^A-Za-z0-9]+/, "");
+  hint();
+}
+
+function hint() {
+  const name = find("train-name").value, known = tasks().find((task) => task.name === name);
+  const file = find("train-file").files[0];
+  find("train-hint").textContent = [
+    file ? `${file.name}, ${size(file.size)}.` : "",
+    known ? `${name} is in the bank: this makes a new version of it.` : "",
+  ].filter(Boolean).join(" ");
+}
+
+async function upload(event) {
+  event.preventDefault();
+  const file = find("train-file").files[0], name = find("train-name").value, button = find("train-go");
+  const query = new URLSearchParams({ format: formatOf(file.name), size: find("train-size").value, epochs: find("train-epochs").value });
+  if (!find("train-columns").hidden) {
+    query.set("text", find("train-text").value);
+    query.set("label", find("train-label").value);
+    if (find("train-pair").value) query.set("text_pair", find("train-pair").value);
+  }
+  for (const [name, field] of [["max_length", "train-length"], ["lr", "train-lr"], ["batch", "train-batch"]]) {
+    if (find(field).value) query.set(name, find(field).value);
+  }
+  button.disabled = true;
+  button.textContent = "Sending…";
+  try {
+    const run = await ask(`${at(name)}/train?${query}`, { method: "POST", file });
+    location.hash = `#run/${encodeURIComponent(run.id)}`;
+  } finally {
+    button.disabled = false;
+    button.textContent = "Train";
+  }
+}
+
+const badge = (state) => make("span", { class: `badge ${state}` }, state);
+
+export async function showRuns() {
+  find("train-names").replaceChildren(...tasks().map((task) => option(task.name)));
+  hint();
+  let found;
+  try {
+    found = (await ask("v1/runs")).runs;
+  } catch (error) {
+    if (error.code !== "not_found") throw error;
+    find("train-form").hidden = true;
+    find("runs").replaceChildren(make("p", { class: "note" }, "This server does not train: it was started without that, or its bank cannot be written to."));
+    return;
+  }
+  find("runs").replaceChildren(found.length ? make("ul", { class: "rows" }, found.slice(0, 50).map((run) => make("li", {},
+    make("a", { href: `#run/${encodeURIComponent(run.id)}` }, run.task), " ", badge(run.state), " ",
+    make("span", { class: "quiet" }, [age(run.created), best(run)].filter(Boolean).join(" · ")))))
+    : make("p", { class: "quiet" }, "No runs yet."));
+}
+
+const scored = (run) => (run.history || []).filter((one) => !empty(one.score));
+const best = (run) => (scored(run).length ? `best on dev ${score(Math.max(...scored(run).map((one) => one.score)))}` : "");
+
+function progressOf(run) {
+  const { epoch = 0, epochs = 0, step = 0, steps = 0, rows_per_second: speed } = run.progress || {};
+  if (!steps) return make("p", { class: "quiet" }, run.state === "queued" ? "Waiting for its turn." : "Preparing the data.");
+  const words = [`epoch ${epoch} of ${epochs}`, `step ${step} of ${steps}`, speed ? `${Math.round(speed)} rows a second` : ""];
+  return make("div", {}, bar(step / steps, `${Math.round((step / steps) * 100)} % done`), make("p", { class: "quiet" }, words.filter(Boolean).join(" · ")));
+}
+
+function ending(run) {
+  if (run.state === "failed") return make("p", { class: "note bad", role: "alert" }, run.failure || "The run failed.");
+  if (run.state === "cancelled") return make("p", { class: "note" }, "The run was cancelled; the bank is as it was.");
+  if (run.state !== "done") return null;
+  const name = encodeURIComponent(run.task);
+  return make("p", { class: "note", role: "status" }, `Version ${run.version ?? ""} of ${run.task} is served. `,
+    make("a", { href: `#try/${name}` }, "Try it"), " · ", make("a", { href: `#task/${name}` }, "All about it"));
+}
+
+function render(run, steps) {
+  const history = run.history || [], epochs = run.progress?.epochs || Number(run.options?.epochs) || history.length || 1;
+  const width = Math.min(480, Math.max(280, (find("run-body").clientWidth || 480) / (find("run-body").clientWidth > 700 ? 2 : 1) - 40));
+  const points = (key) => history.filter((one) => !empty(one[key])).map((one) => [one.epoch, one[key]]);
+  find("run-title").replaceChildren(run.task, " ", badge(run.state));
+  const cancel = make("button", { type: "button", class: "second", onclick: () => { cancel.disabled = true; ask(`v1/runs/${encodeURIComponent(run.id)}`, { method: "DELETE" }).catch(report); } }, "Cancel the run");
+  const options = Object.entries(run.options || {}).map(([name, value]) => `${name}=${value}`).join(" ");
+  find("run-body").replaceChildren(...[
+    make("p", { class: "quiet" }, [`run ${run.id}`, options].filter(Boolean).join(" · ")),
+    ending(run),
+    ...(run.notes || []).map((note) => make("p", { class: "quiet" }, note)),
+    OVER.includes(run.state) ? null : make("div", { class: "card" }, progressOf(run), make("div", { class: "actions" }, cancel)),
+    make("div", { class: "card curves" }, curve("loss", "Loss on the training data", points("loss"), { epochs, width, faint: steps }),
+      curve("score", "Score on dev", points("score"), { epochs, width })),
+    history.length ? make("details", { class: "card" }, make("summary", {}, counted(history.length, "epoch")), table(history)) : null,
+  ].filter(Boolean));
+}
+
+const table = (history) => make("table", { class: "plainly" },
+  make("thead", {}, make("tr", {}, ["epoch", "loss", "dev score", "seconds"].map((name) => make("th", { scope: "col" }, name)))),
+  make("tbody", {}, history.map((one) => make("tr", {}, [String(one.epoch), score(one.loss), score(one.score), empty(one.seconds) ? "" : one.seconds.toFixed(1)].map((cell) => make("td", { class: "number" }, cell))))));
+
+export async function showRun(id, finished) {
+  stop();
+  const mine = (leave = new AbortController()), path = `v1/runs/${encodeURIComponent(id)}`;
+  find("run-title").textContent = "Run";
+  find("run-body").replaceChildren();
+  let run = await ask(path), steps = [], waiting = false;
+  const paint = () => {
+    if (waiting || mine.signal.aborted) return;
+    waiting = true; // at most one drawing a frame, however fast the events come
+    requestAnimationFrame(() => { waiting = false; if (!mine.signal.aborted) render(run, steps); });
+  };
+  const reload = async () => { run = await ask(path, { signal: mine.signal }); paint(); };
+  const hear = (kind, data) => {
+    if (kind === "state") { reload().catch(() => {}); return; }
+    run = { ...run, state: "running", progress: { ...run.progress, ...data } };
+    if (data.steps && !empty(data.loss) && empty(data.score)) steps.push([(data.step / data.steps) * data.epochs, data.loss]);
+    if (steps.length > 1500) steps = steps.filter((_, k) => k % 2 === 0);
+    if (empty(data.score)) paint(); else reload().catch(() => {});
+  };
+  paint();
+  while (!OVER.includes(run.state) && !mine.signal.aborted) {
+    try {
+      await follow(id, hear, mine.signal);
+    } catch (error) {
+      if (mine.signal.aborted) return;
+    }
+    if (mine.signal.aborted) return;
+    await reload(); // the stream has ended: either the run has, or the connection
+    if (!OVER.includes(run.state)) await new Promise((resolve) => setTimeout(resolve, 1000));
+  }
+  if (run.state === "done" && !mine.signal.aborted) await finished();
+}
+
+export function stop() {
+  leave?.abort();
+  leave = null;
+}
+
+export function start(tell) {
+  report = tell;
+  find("train-file").addEventListener("change", () => chooseFile().catch(report));
+  find("train-name").addEventListener("input", hint);
+  find("train-form").addEventListener("submit", (event) => upload(event).catch(report));
+}

@@ -1,0 +1,125 @@
+// A text and what tasks say of it: one task in full, or all at once as a sorted list.
+
+import { bar, counted, empty, fill, find, make, percent } from "./dom.js";
+import { odds } from "./pictures.js";
+import { Refused, ask, at } from "./server.js";
+import { readsPair, tasks } from "./tasks.js";
+
+const AT_ONCE = 64;
+let turn = 0;
+
+const chosen = () => tasks().find((task) => task.name === find("try-task").value);
+
+export function choose(name) {
+  const select = find("try-task"), before = name ?? select.value;
+  const n = tasks().length;
+  select.replaceChildren(make("option", { value: "" }, n === 1 ? "All tasks" : `All ${counted(n, "task")}`),
+    ...tasks().map((task) => make("option", { value: task.name }, task.name)));
+  select.value = tasks().some((task) => task.name === before) ? before : "";
+  adapt();
+}
+
+function adapt() {
+  const task = chosen(), some = tasks().filter(readsPair).length;
+  const [first, second] = task?.text?.length === 2 ? task.text : ["Text", "Second text"];
+  find("try-pair-row").hidden = task ? !readsPair(task) : some === 0;
+  find("try-pair").required = Boolean(task && readsPair(task));
+  find("try-text-name").textContent = task && readsPair(task) ? first : "Text";
+  find("try-pair-name").textContent = task ? second : "Second text (optional)";
+  find("try-pair-hint").textContent = task ? "" : `${counted(some, "task")} ${some === 1 ? "reads" : "read"} two texts, and ${some === 1 ? "is" : "are"} asked only if there is a second one.`;
+}
+
+const said = (found) => {
+  if (!empty(found.label)) return found.label;
+  if (found.labels) return found.labels.length ? found.labels.join(", ") : "no label";
+  if (!empty(found.value)) return String(Number(found.value.toFixed(4)));
+  if (!empty(found.answer)) return found.answer || "no answer";
+  return "–";
+};
+
+function sure(found) {
+  const p = found.probabilities;
+  if (!p) return null;
+  if (!empty(found.label)) return p[found.label] ?? null;
+  return Object.values(p).length ? Math.max(...Object.values(p)) : null;
+}
+
+function inContext(found, context) {
+  if (empty(found.start) || empty(found.end) || found.end <= found.start) return null;
+  // Places count whole characters, as the server does; a string here counts halves of some.
+  const letters = Array.from(context);
+  return make("p", {}, letters.slice(0, found.start).join(""), make("mark", {}, letters.slice(found.start, found.end).join("")), letters.slice(found.end).join(""));
+}
+
+async function askOne(task, text, pair) {
+  const body = readsPair(task) ? { text, pair } : { text };
+  const found = await ask(`${at(task.name)}/predict`, { method: "POST", body });
+  const one = found.predictions[0];
+  return make("div", { class: "card" }, make("p", { class: "said" }, said(one)),
+    make("p", { class: "quiet" }, `${found.task}, version ${found.version}`), inContext(one, pair), one.probabilities ? odds(one.probabilities) : null);
+}
+
+// A row that is refused takes those beside it along: halve until it stands alone, so that the rest is answered.
+async function askRows(rows) {
+  try {
+    return (await ask("v1/predict", { method: "POST", body: { rows } })).predictions;
+  } catch (error) {
+    if (!(error instanceof Refused) || [0, 401, 403, 429].includes(error.status)) throw error;
+    if (rows.length === 1) return [{ task: rows[0].task, refused: error.message }];
+    const half = rows.length >> 1;
+    return [...await askRows(rows.slice(0, half)), ...await askRows(rows.slice(half))];
+  }
+}
+
+function answer(found) {
+  const share = sure(found);
+  return make("li", { class: "answer" },
+    make("a", { class: "who", href: `#try/${encodeURIComponent(found.task)}` }, found.task),
+    make("span", { class: "what" }, found.refused ? found.refused : make("b", {}, said(found))),
+    ...(share === null ? [make("span", {}), make("span", {})] : [bar(share), make("span", { class: "number" }, percent(share))]));
+}
+
+async function askAll(text, pair, mine, tell) {
+  const asked = tasks().filter((task) => pair || !readsPair(task));
+  const rows = asked.map((task) => (readsPair(task) ? { task: task.name, text, pair } : { task: task.name, text }));
+  const found = [];
+  for (let k = 0; k < rows.length; k += AT_ONCE) {
+    found.push(...await askRows(rows.slice(k, k + AT_ONCE)));
+    if (mine !== turn) return null;
+    tell(`${found.length} of ${counted(rows.length, "task")}…`);
+  }
+  found.sort((a, b) => Boolean(a.refused) - Boolean(b.refused) || (sure(b) ?? -1) - (sure(a) ?? -1) || a.task.localeCompare(b.task));
+  const list = make("ul", { class: "rows" }), left = tasks().length - asked.length;
+  fill(list, found, answer);
+  return make("div", {}, make("h2", {}, `${counted(found.length, "task")}, surest first`),
+    left ? make("p", { class: "quiet" }, `${counted(left, "task")} left out: a second text is missing.`) : null, list);
+}
+
+async function go(event) {
+  event.preventDefault();
+  const result = find("try-result"), button = find("try-go"), mine = (turn += 1);
+  const text = find("try-text").value, pair = find("try-pair-row").hidden ? "" : find("try-pair").value;
+  const tell = (words) => result.replaceChildren(make("p", { class: "quiet" }, words));
+  button.disabled = true;
+  tell("Asking…");
+  try {
+    const task = chosen();
+    const found = task ? await askOne(task, text, pair) : await askAll(text, pair, mine, tell);
+    if (mine === turn && found) {
+      result.replaceChildren(found);
+      find("try-said").textContent = found.querySelector(".said, h2").textContent;
+    }
+  } catch (error) {
+    if (mine === turn) result.replaceChildren(make("p", { class: "note bad", role: "alert" }, error.message));
+  } finally {
+    if (mine === turn) button.disabled = false;
+  }
+}
+
+export function start() {
+  find("try-form").addEventListener("submit", go);
+  find("try-task").addEventListener("change", () => { adapt(); find("try-result").replaceChildren(); });
+  find("try-form").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) find("try-form").requestSubmit();
+  });
+}

@@ -1,0 +1,248 @@
+"""The HTTP face of training runs: send a data file, look at runs, follow or cancel one. Knows no process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import Field, fields
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect
+
+from adapterbank.config import Config
+from adapterbank.errors import InputError, StorageError
+from adapterbank.methods import METHODS, PROJECTIONS, SITES
+from adapterbank.serving.jobs import Jobs, QueueFull
+from adapterbank.serving.orders import OPTIONS, check
+from adapterbank.serving.routes_predict import ClientGone, reply
+from adapterbank.serving.runs import Run, UnknownRun
+from adapterbank.serving.terms import Refusal
+from adapterbank.serving.uploads import FORMATS, TooLarge, check_size
+from adapterbank.serving.wire import answers
+
+Found = TypeVar("Found")
+
+TYPES = {
+    "text/csv": "csv",
+    "application/csv": "csv",
+    "text/tab-separated-values": "tsv",
+    "application/jsonl": "jsonl",
+    "application/x-ndjson": "jsonl",
+    "application/x-jsonlines": "jsonl",
+    "application/vnd.apache.parquet": "parquet",
+    "application/x-parquet": "parquet",
+}
+"""What a body's Content-Type says of its format; `?format=` wins over it."""
+_LISTS = {
+    name: {"pattern": f"^({part})(,({part}))*$"}
+    for name, part in (("sites", "|".join(SITES)), ("targets", "|".join(PROJECTIONS)))
+}
+"""How the OpenAPI document states options that are lists."""
+_LOOK = 0.25
+"""Seconds between two looks at a run that is followed."""
+HEARTBEAT = 10.0
+"""Seconds of silence after which a stream says that it is alive; proxies cut those that say nothing for long."""
+
+
+class RunAnswer(BaseModel):
+    """A training run."""
+
+    id: str
+    task: str
+    state: str
+    options: dict[str, Any]
+    data: dict[str, Any]
+    created: str
+    started: str | None
+    ended: str | None
+    progress: dict[str, Any]
+    history: list[dict[str, Any]]
+    notes: list[str]
+    version: int | None = None
+    metrics: dict[str, Any] | None = None
+    failure: str | None = None
+
+
+class RunsAnswer(BaseModel):
+    """Training runs, newest first."""
+
+    runs: list[RunAnswer]
+
+
+def train_router(jobs: Jobs, *, heartbeat: float = HEARTBEAT) -> APIRouter:
+    """Make the routes that train."""
+    router = APIRouter(tags=["train"])
+    codes = ("too_large", "unsupported", "overloaded")
+    queued = {**answers(RunAnswer, *codes), 202: {"model": RunAnswer}}
+    del queued[200]
+
+    @router.post("/v1/tasks/{task}/train", status_code=202, responses=queued, openapi_extra=_described())
+    async def train(task: str, request: Request) -> Response:
+        """Queue a run on the data file that is the body; its options are in the query."""
+        options = _options(request)
+        format = options.pop("format", "") or _format(request.headers.get("content-type", ""))
+        visit = request.state.visit
+        run = await _take(jobs, request, task, options, format, visit.key.name if visit.key else None)
+        return reply(run.to_json(), 202)
+
+    @router.get("/v1/runs", responses=answers(RunsAnswer))
+    async def runs(request: Request) -> Response:
+        """List the newest runs, of the tasks that the key is for."""
+        key = request.state.visit.key
+        found = await asked(jobs.list)
+        return reply({"runs": [run.to_json() for run in found if key is None or key.allows("train", run.task)]})
+
+    @router.get("/v1/runs/{id}", responses=answers(RunAnswer, "unknown_run"))
+    async def run(id: str, request: Request) -> Response:
+        """Tell how a run stands."""
+        return reply((await _known(jobs, id, request)).to_json())
+
+    @router.delete("/v1/runs/{id}", responses=answers(RunAnswer, "unknown_run"))
+    async def cancel(id: str, request: Request) -> Response:
+        """Stop a run; one that has ended stays as it is."""
+        await _known(jobs, id, request)
+        return reply((await asked(jobs.cancel, id)).to_json())
+
+    stream = {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "Until the run ends."}
+
+    @router.get(
+        "/v1/runs/{id}/events",
+        responses={**answers(RunAnswer, "unknown_run"), 200: stream},
+        response_class=StreamingResponse,
+    )
+    async def events(id: str, request: Request) -> Response:
+        """Follow a run: its finished epochs first, then every change, until it has ended."""
+        await _known(jobs, id, request)
+        told = follow(
+            lambda: asked(jobs.get, id), heartbeat, lambda: bool(getattr(request.app.state, "draining", False))
+        )
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(told, media_type="text/event-stream", headers=headers)
+
+    return router
+
+
+async def asked(work: Callable[..., Found], *given: Any) -> Found:
+    """Do what may wait for the disk, in a thread; what goes wrong becomes the refusal of its kind."""
+    try:
+        return await asyncio.to_thread(work, *given)
+    except TooLarge as error:
+        raise Refusal("too_large", str(error)) from error
+    except UnknownRun as error:
+        raise Refusal("unknown_run", str(error)) from error
+    except QueueFull as error:
+        raise Refusal("overloaded", str(error), retry_after=30) from error
+    except InputError as error:
+        raise Refusal("bad_request", " ".join(str(error).split())) from error
+    except StorageError as error:
+        raise Refusal(
+            "not_ready", "The server cannot write to its disk now; its log says more.", retry_after=30
+        ) from error
+
+
+async def follow(look: Callable[[], Any], heartbeat: float, draining: Callable[[], bool]) -> AsyncIterator[str]:
+    """Tell what has become of a run, then what becomes of it, as server-sent events, until it or the server ends."""
+    seen, state, epochs, last = -1, "", 0, time.monotonic()
+    while True:
+        run: Run = await look()
+        if run.changes != seen:
+            rows = [row for row in run.history if row["epoch"] > epochs]
+            epochs = max([epochs, *(row["epoch"] for row in rows)])
+            for row in rows:
+                yield event("progress", _of_epoch(run, row))
+            if run.progress and not (rows and rows[-1]["epoch"] == run.progress["epoch"]):
+                yield event("progress", run.progress)
+            if run.state != state:
+                yield event("state", run.to_json())
+            seen, state, last = run.changes, run.state, time.monotonic()
+        if run.over or draining():
+            return
+        if time.monotonic() - last >= heartbeat:
+            yield ": the run goes on\n\n"
+            last = time.monotonic()
+        await asyncio.sleep(_LOOK)
+
+
+def event(name: str, value: Mapping[str, Any]) -> str:
+    """Write one server-sent event."""
+    return f"event: {name}\ndata: {json.dumps(value, ensure_ascii=False, allow_nan=False)}\n\n"
+
+
+def _of_epoch(run: Run, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Give a finished epoch as progress, with its score."""
+    now = run.to_json()["progress"]
+    each = now["steps"] // now["epochs"] if now["epochs"] else 0
+    return {**now, "step": row["epoch"] * each, **row}
+
+
+async def _known(jobs: Jobs, id: str, request: Request) -> Run:
+    """Give a run that the key is for."""
+    found = await asked(jobs.get, id)
+    request.state.visit.need("train", found.task)
+    return found
+
+
+async def _take(
+    jobs: Jobs, request: Request, task: str, options: Mapping[str, str], format: str, by: str | None
+) -> Run:
+    """Stream the body to disk and queue a run on it; one that breaks off leaves nothing."""
+    await asked(check, task, options, format)
+    if request.headers.get("content-length", "").isdecimal():
+        await asked(check_size, int(request.headers["content-length"]), jobs.largest)
+    upload = await asked(jobs.upload, format)
+    with upload:
+        try:
+            async for part in request.stream():
+                if part:
+                    await asked(upload.write, part)
+        except ClientDisconnect as error:
+            raise ClientGone from error
+        return await asked(jobs.submit, task, options, upload, by)
+
+
+def _options(request: Request) -> dict[str, str]:
+    given = request.query_params.multi_items()
+    found = dict(given)
+    if len(found) < len(given):
+        twice = next(name for name, _ in given if sum(name == other for other, _ in given) > 1)
+        raise Refusal("bad_request", f"{twice!r} is given more than once; give it once.")
+    return found
+
+
+def _format(content_type: str) -> str:
+    said = content_type.partition(";")[0].strip().lower()
+    if said not in TYPES:
+        choices = ", ".join(FORMATS)
+        raise Refusal(
+            "unsupported", f"The body is {said or 'of no stated type'!r}; add ?format= with one of {choices}."
+        )
+    return TYPES[said]
+
+
+def _described() -> dict[str, Any]:
+    """State the options and the body for the OpenAPI document."""
+    held = {f.name: f for f in fields(Config)}
+    options = [_parameter(name, held[name].metadata["help"], _schema(held[name])) for name in OPTIONS]
+    choices = {"type": "string", "enum": [*FORMATS]}
+    format = _parameter("format", "Format of the data file, where its Content-Type does not say.", choices)
+    file = {"schema": {"type": "string", "format": "binary"}}
+    body = {"required": True, "content": dict.fromkeys((*TYPES, "application/octet-stream"), file)}
+    return {"parameters": [*options, format], "requestBody": body}
+
+
+def _parameter(name: str, help: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "query", "required": False, "description": help, "schema": schema}
+
+
+def _schema(f: Field[Any]) -> dict[str, Any]:
+    names = {"int": "integer", "float": "number", "bool": "boolean"}
+    found: dict[str, Any] = {"type": names.get(str(f.type).partition(" ")[0], "string")}
+    if f.metadata["choices"]:
+        found["enum"] = [choice for choice in f.metadata["choices"] if f.name != "method" or METHODS[choice].slot]
+    limits = {"minimum": f.metadata["low"], "maximum": f.metadata["high"]}
+    return found | {name: value for name, value in limits.items() if value is not None} | _LISTS.get(f.name, {})

@@ -1,0 +1,230 @@
+"""The table of training runs, in SQLite: what was asked for, where it stands, what came of it. Starts no process.
+
+Any number of processes may read and write it. Every call opens the file for itself, so that threads share nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from adapterbank import storage
+from adapterbank.errors import InputError, StorageError
+
+ENDED = ("done", "failed", "cancelled")
+"""The states that a run stays in; before them it is queued or running."""
+KEPT = 1000
+"""So many ended runs are remembered, the newest."""
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    task TEXT NOT NULL,
+    state TEXT NOT NULL DEFAULT 'queued',
+    options TEXT NOT NULL,
+    data TEXT NOT NULL,
+    asked_by TEXT,
+    created TEXT NOT NULL,
+    started TEXT,
+    ended TEXT,
+    progress TEXT NOT NULL DEFAULT 'null',
+    history TEXT NOT NULL DEFAULT '[]',
+    notes TEXT NOT NULL DEFAULT '[]',
+    version INTEGER,
+    metrics TEXT NOT NULL DEFAULT 'null',
+    failure TEXT,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    cancelling INTEGER NOT NULL DEFAULT 0,
+    kept TEXT,
+    newest INTEGER,
+    changes INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX IF NOT EXISTS by_state ON runs (state, number);
+"""
+_JSON = ("options", "data", "progress", "history", "notes", "metrics")
+_NO_PROGRESS = {"epoch": 0, "epochs": 0, "step": 0, "steps": 0, "loss": None, "rows_per_second": None}
+
+
+class UnknownRun(InputError):
+    """There is no run of that name. Others are not listed: not everyone may see them."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A row of the table."""
+
+    number: int
+    id: str
+    task: str
+    state: str
+    """queued, running, done, failed or cancelled."""
+    options: dict[str, Any]
+    data: dict[str, Any]
+    """The file that was sent: `format`, `bytes`, `sha256`."""
+    asked_by: str | None
+    """The name of the key, where there are keys."""
+    created: str
+    started: str | None
+    ended: str | None
+    progress: dict[str, Any] | None
+    history: list[dict[str, Any]]
+    """A row for each finished epoch: `epoch`, `loss`, `score`, `seconds`."""
+    notes: list[str]
+    version: int | None
+    """What a run that is done has put into the bank."""
+    metrics: dict[str, Any] | None
+    failure: str | None
+    attempts: int
+    """How often it was begun since its last new epoch; more than once where a process was killed."""
+    cancelling: int
+    kept: str | None
+    """The folder, below the bank's runs, of what it needs to go on."""
+    newest: int | None
+    """The task's newest version when the run was first begun; 0 for none."""
+    changes: int
+    """How often this row was written."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it stays as it is."""
+        return self.state in ENDED
+
+    def to_json(self) -> dict[str, Any]:
+        """Give what may be shown."""
+        shown = ("id", "task", "state", "options", "data", "created", "started", "ended", "progress", "history")
+        found = {name: getattr(self, name) for name in (*shown, "notes")}
+        found["progress"] = self.progress or {**_NO_PROGRESS, "epochs": self.options.get("epochs") or 0}
+        return found | {
+            name: value for name in ("version", "metrics", "failure") if (value := getattr(self, name)) is not None
+        }
+
+
+_COLUMNS = ", ".join(f.name for f in fields(Run))
+
+
+class Runs:
+    """The table in one file."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file; made if it is not there."""
+        self.path = path
+        storage.make_folder(path.parent)
+        with self._open() as db:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version not in (0, _VERSION):
+                raise StorageError(
+                    f"{path} has format {version}, and this version reads {_VERSION}; update adapterbank."
+                )
+            db.execute("PRAGMA journal_mode = WAL")
+            db.executescript(_SCHEMA)
+            db.execute(f"PRAGMA user_version = {_VERSION}")
+
+    def add(
+        self, task: str, options: Mapping[str, Any], data: Mapping[str, Any], asked_by: str | None, id: str = ""
+    ) -> Run:
+        """Queue a run."""
+        row = (id or new_id(), task, json.dumps(options), json.dumps(data), asked_by, storage.now())
+        with self._open() as db:
+            db.execute("INSERT INTO runs (id, task, options, data, asked_by, created) VALUES (?, ?, ?, ?, ?, ?)", row)
+        return self.get(row[0])
+
+    def get(self, id: str) -> Run:
+        """Give a run."""
+        with self._open() as db:
+            row = db.execute(f"SELECT {_COLUMNS} FROM runs WHERE id = ?", (id,)).fetchone()
+        if row is None:
+            raise UnknownRun(f"There is no run {id!r}; see the list of runs.")
+        return _run(row)
+
+    def list(self, limit: int = 100, state: str | None = None) -> list[Run]:
+        """Give runs, newest first."""
+        where, values = ("WHERE state = ?", (state, limit)) if state else ("", (limit,))
+        with self._open() as db:
+            rows = db.execute(f"SELECT {_COLUMNS} FROM runs {where} ORDER BY number DESC LIMIT ?", values).fetchall()
+        return [_run(row) for row in rows]
+
+    def waiting(self) -> int:
+        """Count the runs that are queued."""
+        with self._open() as db:
+            return int(db.execute("SELECT count(*) FROM runs WHERE state = 'queued'").fetchone()[0])
+
+    def begin(self) -> Run | None:
+        """Take the oldest queued run: it is running now, and nobody else gets it."""
+        with self._open() as db:
+            rows = db.execute(
+                "UPDATE runs SET state = 'running', started = coalesce(started, ?), attempts = attempts + 1,"
+                " changes = changes + 1 WHERE number = (SELECT min(number) FROM runs WHERE state = 'queued')"
+                f" RETURNING {_COLUMNS}",
+                (storage.now(),),
+            ).fetchall()
+        return _run(rows[0]) if rows else None
+
+    def update(self, id: str, **values: Any) -> None:
+        """Write down how a running run stands."""
+        self._set(id, "running", values)
+
+    def end(self, id: str, state: str, **values: Any) -> bool:
+        """Let a run end in a state; False where it is not running any more."""
+        return self._set(id, "running", {"state": state, "ended": storage.now(), **values})
+
+    def put_back(self, id: str, *, counts: bool) -> None:
+        """Queue a running run again, at its old place; `counts` says whether that was an attempt."""
+        with self._open() as db:
+            db.execute(
+                "UPDATE runs SET state = 'queued', attempts = attempts - ?, changes = changes + 1"
+                " WHERE id = ? AND state = 'running'",
+                (0 if counts else 1, id),
+            )
+
+    def cancel(self, id: str) -> Run:
+        """End a queued run, or ask that a running one be stopped; one that has ended stays as it is."""
+        with self._open() as db:
+            db.execute(
+                "UPDATE runs SET state = 'cancelled', ended = ?, cancelling = 1, changes = changes + 1"
+                " WHERE id = ? AND state = 'queued'",
+                (storage.now(), id),
+            )
+            db.execute("UPDATE runs SET cancelling = 1 WHERE id = ? AND state = 'running'", (id,))
+        return self.get(id)
+
+    def forget_old(self) -> None:
+        """Drop the ended runs beyond those that are remembered."""
+        ended = f"SELECT number FROM runs WHERE state IN {ENDED} ORDER BY number DESC LIMIT -1 OFFSET {KEPT}"
+        with self._open() as db:
+            db.execute(f"DELETE FROM runs WHERE number IN ({ended})")
+
+    def _set(self, id: str, state: str, values: Mapping[str, Any]) -> bool:
+        written = [json.dumps(value) if name in _JSON else value for name, value in values.items()]
+        columns = ", ".join(f"{name} = ?" for name in values)
+        with self._open() as db:
+            done = db.execute(
+                f"UPDATE runs SET {columns}, changes = changes + 1 WHERE id = ? AND state = ?", (*written, id, state)
+            )
+            return done.rowcount == 1
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with contextlib.closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as db:
+                db.execute("PRAGMA synchronous = NORMAL")
+                yield db
+        except sqlite3.Error as error:
+            remedy = "see that its disk has space and can be written, or move the file away to begin anew"
+            raise StorageError(f"The table of runs {self.path} cannot be used ({error}); {remedy}.") from error
+
+
+def new_id() -> str:
+    """Give a name for a run that nobody can guess."""
+    return secrets.token_hex(8)
+
+
+def _run(row: tuple[Any, ...]) -> Run:
+    values = dict(zip((f.name for f in fields(Run)), row, strict=True))
+    return Run(**{name: json.loads(value) if name in _JSON else value for name, value in values.items()})

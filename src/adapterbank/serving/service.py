@@ -1,0 +1,313 @@
+"""The service: batching, shelf and engine put together. Knows no HTTP.
+
+    event loop          requests come; their tasks are looked up, their parcels counted
+    threads, two        texts that came meanwhile are tokenised in one go; outputs become answers
+    thread, one         takes batches of rows of all tasks and computes them
+
+So texts of the next batch are tokenised while the device computes this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from adapterbank.bank import Bank
+from adapterbank.engine import Engine, Prepared
+from adapterbank.errors import BankError, InputError, PackageDamaged
+from adapterbank.package import parse_ref
+from adapterbank.residency import Known
+from adapterbank.serving import about
+from adapterbank.serving.batching import Batching, Full, Parcel, Row
+from adapterbank.serving.errands import Errand, as_refusals, check, guess, refusal, settle
+from adapterbank.serving.shelf import Held, Shelf
+from adapterbank.serving.terms import Answer, Ask, Refusal
+from adapterbank.tasks.spec import Examples
+
+log = logging.getLogger("adapterbank.serving")
+
+WAIT = 0.004
+"""Seconds that a row waits for company: a fraction of what a batch takes."""
+
+
+class BankService:
+    """A bank that answers."""
+
+    def __init__(self, bank: Bank, engine: Engine, *, queue: int | None = None, wait: float = WAIT) -> None:
+        """Serve the tasks of a bank with an engine; `queue` is how many tokens may wait, sixteen batches without it."""
+        self.bank, self.engine = bank, engine
+        self.shelf = Shelf(bank, engine)
+        budget = engine.tokens_at_once
+        self.batching = Batching(budget=budget, bound=queue or 16 * budget, wait=wait)
+        self._turn = threading.Condition()
+        self._fresh: deque[Parcel] = deque()
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="texts")
+        self._thread = threading.Thread(target=self._compute_all, name="compute", daemon=True)
+        self._hears: list[Callable[[int, int, float, float], None]] = []
+        self._counts = {"batches": 0, "rows": 0, "tokens": 0}
+        self._open = True
+
+    # --- the face ---------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """See `terms.Service`."""
+        return self.shelf.ready and self._open
+
+    async def start(self) -> None:
+        """See `terms.Service`."""
+        self._thread.start()
+        self.shelf.follow()
+
+    async def stop(self) -> None:
+        """See `terms.Service`."""
+        with self._turn:
+            self._open = False
+            self._turn.notify_all()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self.shelf.stop)
+        await asyncio.to_thread(self._pool.shutdown)
+
+    async def predict(self, asks: Sequence[Ask]) -> list[Answer]:
+        """See `terms.Service`."""
+        loop = asyncio.get_running_loop()
+        held = [self._find(ask.task) or await self._fetch(ask.task) for ask in asks]
+        jobs = [Errand(ask, one, loop, loop.create_future()) for ask, one in zip(asks, held, strict=True)]
+        for job in jobs:
+            check(job)
+        parcels = [Parcel(job.held.key, job, guess(job)) for job in jobs]
+        self._enter(parcels)
+        try:
+            found = [await job.future for job in jobs]
+        except BaseException:
+            self._cancel(parcels)
+            for job in jobs:  # what nobody will ask for must not be complained of
+                job.future.cancel()
+                _ = job.future.done() and not job.future.cancelled() and job.future.exception()
+            raise
+        manifests = [job.held.package.manifest for job in jobs]
+        return [Answer(m.name, m.version, mine) for m, mine in zip(manifests, found, strict=True)]
+
+    async def tasks(self) -> dict[str, Any]:
+        """See `terms.Service`."""
+        return await asyncio.to_thread(self._tasks)
+
+    async def task(self, ref: str) -> dict[str, Any]:
+        """See `terms.Service`."""
+        held = self._find(ref) or await self._fetch(ref)
+        manifest = held.package.manifest
+        return await asyncio.to_thread(about.details, self.bank, manifest, resident=held.known.slot is not None)
+
+    async def remove(self, ref: str) -> None:
+        """See `terms.Service`."""
+        await asyncio.to_thread(self._change, lambda: self.bank.remove(ref))
+
+    async def rollback(self, ref: str) -> int:
+        """See `terms.Service`."""
+        return int(await asyncio.to_thread(self._change, lambda: self._roll_back(ref)))
+
+    def numbers(self) -> Mapping[str, float]:
+        """See `terms.Service`."""
+        slots = self.engine.slots
+        return {
+            **self._counts,
+            "queue_tokens": self.batching.waiting,
+            "tasks": self.shelf.count,
+            "problems": len(self.shelf.problems),
+            "resident": len(self.engine.stacks),
+            "evictions": slots.evictions,
+            "loads": slots.loads,
+        }
+
+    def on_batch(self, hear: Callable[[int, int, float, float], None]) -> None:
+        """See `terms.Service`."""
+        self._hears.append(hear)
+
+    # --- tasks ------------------------------------------------------------------------------------------
+
+    def _find(self, ref: str) -> Held | None:
+        try:
+            return self.shelf.find(ref)
+        except InputError as error:
+            raise Refusal("unknown_task", str(error)) from error
+
+    async def _fetch(self, ref: str) -> Held:
+        if not self.shelf.ready:
+            raise Refusal("not_ready", "The bank's tasks are still being loaded; try again soon.", retry_after=1)
+        return await asyncio.to_thread(as_refusals, lambda: self.shelf.fetch(ref))
+
+    def _change(self, act: Callable[[], Any]) -> Any:
+        """Change the bank, and serve it as it is now."""
+        found = as_refusals(act)
+        self.shelf.look(closely=False)
+        return found
+
+    def _roll_back(self, ref: str) -> int:
+        name, version = parse_ref(ref)
+        if version is not None:
+            return self.bank.rollback(name, version)
+        self.bank.versions(name)
+        try:
+            return self.bank.rollback(name)
+        except PackageDamaged:
+            raise
+        except BankError as error:
+            raise Refusal("conflict", str(error)) from error
+
+    def _tasks(self) -> dict[str, Any]:
+        held = self.shelf.held()
+        backbone = self.engine.backbone
+        return {
+            "backbone": {"name": backbone.name, "sha256": backbone.sha256, "parameters": backbone.parameters},
+            "tasks": [about.summary(h.package.manifest, resident=h.known.slot is not None) for h in held.values()],
+            "problems": [{"task": name, "message": why} for name, why in sorted(self.shelf.problems.copy().items())],
+        }
+
+    # --- the way of a request ---------------------------------------------------------------------------
+
+    def _enter(self, parcels: list[Parcel]) -> None:
+        """Count all parcels of a request in, or none."""
+        with self._turn:
+            if not self._open:
+                raise Refusal("not_ready", "The server is stopping; ask another, or again soon.", retry_after=1)
+            now = time.monotonic()
+            try:
+                for parcel in parcels:
+                    self.batching.enter(parcel, now)
+            except Full as full:
+                for parcel in parcels:
+                    self.batching.cancel(parcel)
+                raise Refusal("overloaded", f"Too much is waiting: {full}", retry_after=full.retry_after) from full
+            idle = not self._fresh
+            self._fresh.extend(parcels)
+        if idle:
+            self._pool.submit(self._prepare_all)
+
+    def _cancel(self, parcels: list[Parcel]) -> None:
+        with self._turn:
+            for parcel in parcels:
+                self.batching.cancel(parcel)
+            self._turn.notify_all()
+
+    def _prepare_all(self) -> None:
+        """Tokenise what has come."""
+        with self._turn:
+            fresh = [parcel for parcel in self._fresh if parcel.inside]
+            self._fresh.clear()
+        jobs = [parcel.value for parcel in fresh]
+        requests = [(job.held.known, Examples(job.ask.texts, job.ask.pairs)) for job in jobs]
+        prepared: list[Prepared | Exception]
+        try:
+            prepared = list(self.engine.tokenise(requests))
+        except Exception:  # one of them is at fault: each by itself
+            prepared = [self._tokenise_one(*one) for one in requests]
+        failed: list[tuple[Errand, Exception]] = []
+        with self._turn:
+            for parcel, found in zip(fresh, prepared, strict=True):
+                try:
+                    if isinstance(found, Exception):
+                        self.batching.cancel(parcel)
+                        raise found
+                    parcel.value.prepared = found
+                    self.batching.make_ready(parcel, [len(row) for row in found.rows.tokens])
+                except Exception as error:
+                    failed.append((parcel.value, error))
+            self._turn.notify_all()
+        self._answer([(job, refusal(error)) for job, error in failed])
+
+    def _tokenise_one(self, known: Known, examples: Examples) -> Prepared | Exception:
+        try:
+            return self.engine.tokenise([(known, examples)])[0]
+        except Exception as error:
+            return error
+
+    def _compute_all(self) -> None:
+        """Compute batch after batch until the service stops and nothing is left."""
+        while batch := self._next():
+            began = time.monotonic()
+            tokens = sum(row.parcel.sizes[row.number] for row in batch)
+            given = self._compute(batch)
+            seconds = time.monotonic() - began
+            self._counts["batches"] += 1
+            self._counts["rows"] += len(batch)
+            self._counts["tokens"] += tokens
+            with self._turn:
+                self.batching.computed(tokens, seconds)
+            self._pool.submit(self._finish, batch, given)
+            self._tell(len(batch), tokens, seconds)
+
+    def _tell(self, rows: int, tokens: int, seconds: float) -> None:
+        for hear in self._hears:
+            try:
+                hear(rows, tokens, min(1.0, tokens / self.batching.budget), seconds)
+            except Exception as error:  # who listens must not end the service
+                log.error("failed", exc_info=error)
+
+    def _next(self) -> list[Row]:
+        """Wait for the next batch; empty when the service has stopped and all is answered."""
+        with self._turn:
+            while True:
+                due = self.batching.due_in(time.monotonic())
+                if due is not None and (due <= 0 or not self._open):
+                    return self.batching.take()
+                if due is None and not self._open and not self._fresh and not self.batching.waiting:
+                    return []
+                self._turn.wait(due)
+
+    def _compute(self, batch: list[Row]) -> list[np.ndarray | Exception]:
+        try:
+            return list(self._outputs(batch))
+        except Exception as error:
+            parcels = dict.fromkeys(row.parcel for row in batch)
+            if len(parcels) == 1:
+                return [error] * len(batch)
+            found: dict[Row, np.ndarray | Exception] = {}
+            for parcel in parcels:  # one of them is at fault: each by itself
+                mine = [row for row in batch if row.parcel is parcel]
+                found |= zip(mine, self._compute(mine), strict=True)
+            return [found[row] for row in batch]
+
+    def _outputs(self, batch: list[Row]) -> list[np.ndarray]:
+        prepared = [row.parcel.value.prepared for row in batch]
+        tokens = [one.rows.tokens[row.number] for one, row in zip(prepared, batch, strict=True)]
+        return self.engine.compute(tokens, [one.known for one in prepared])
+
+    def _finish(self, batch: list[Row], given: list[np.ndarray | Exception]) -> None:
+        """Turn outputs into answers, of those asks that have them all."""
+        done: list[tuple[Errand, Any]] = []
+        for row, out in zip(batch, given, strict=True):
+            job: Errand = row.parcel.value
+            if isinstance(out, Exception):
+                done.append((job, refusal(out, gone=job.held.known.gone)))
+                continue
+            job.given[row.number] = out
+            if len(job.given) == len(row.parcel.sizes):
+                done.append((job, self._told(job)))
+        self._answer(done)
+
+    def _told(self, job: Errand) -> Any:
+        assert job.prepared is not None
+        try:
+            found = self.engine.finish(job.prepared, [job.given[i] for i in range(len(job.given))], job.ask.best)
+            return [one.to_json() for one in found]
+        except Exception as error:
+            return refusal(error)
+
+    def _answer(self, done: list[tuple[Errand, Any]]) -> None:
+        """Hand answers to who waits for them, all of one loop in one go."""
+        loops: dict[asyncio.AbstractEventLoop, list[tuple[Errand, Any]]] = {}
+        for job, found in done:
+            loops.setdefault(job.loop, []).append((job, found))
+        for loop, mine in loops.items():
+            with contextlib.suppress(RuntimeError):  # a loop that has ended waits for nothing
+                loop.call_soon_threadsafe(settle, mine)

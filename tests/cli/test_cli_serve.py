@@ -1,0 +1,120 @@
+"""Claims about `adapterbank serve`: a real process on a real port, from its start to its stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from adapterbank.cli import serve
+from adapterbank.errors import InputError
+from adapterbank.serving.keys import Keys
+from adapterbank.tasks.spec import Examples
+from serving.small_bank import SmallBank
+
+
+@pytest.fixture
+def small(tmp_path, bert, new_slot, no_flush):
+    made = SmallBank(tmp_path / "bank", bert, new_slot)
+    made.put("sentiment")
+    return made
+
+
+def call(address, value=None, **headers):
+    data = json.dumps(value).encode() if value is not None else None
+    request = urllib.request.Request(address, data, {"content-type": "application/json", **headers})
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return json.loads(answer.read())
+
+
+@pytest.fixture
+def start(small):
+    started = []
+
+    def begin(*words):
+        command = [sys.executable, "-c", "from adapterbank.cli.entry import main; main()", "serve", "--port", "0"]
+        command += ["--bank", str(small.bank.path), "--device", "cpu", *words]
+        process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        )
+        started.append(process)
+        line = process.stderr.readline()
+        assert "serving" in line, line
+        address = line.split()[-1].strip()
+        for _ in range(200):
+            try:
+                call(f"{address}/readyz")
+                break
+            except urllib.error.URLError:
+                time.sleep(0.05)
+        return process, address
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT], ids=["terminate", "ctrl-c"])
+def test_it_answers_as_the_engine_does_and_stops_politely(start, small, how):
+    process, address = start("--no-train")
+    found = call(f"{address}/v1/tasks/sentiment/predict", {"text": "the cat sat"})
+    (wanted,) = small.alone("sentiment").predict([("sentiment", Examples(["the cat sat"]))])[0]
+    assert found["predictions"][0]["probabilities"] == pytest.approx(wanted.probabilities, abs=1e-5)
+    process.send_signal(how)
+    lines = process.communicate(timeout=30)[1].splitlines()
+    assert process.returncode == 0
+    assert lines[-1] == "adapterbank: stopped."
+    events = [json.loads(line) for line in lines[:-1]]
+    assert {event["event"] for event in events} >= {"loaded", "request"}
+    assert "the cat" not in str(events)
+
+
+def test_keys_of_the_bank_are_asked_for_on_any_address(start, small):
+    secret = Keys(small.bank.path / "keys.json").add("me", ["predict"])
+    _, address = start("--no-train", "--no-page")
+    with pytest.raises(urllib.error.HTTPError, match="401") as refused:
+        call(f"{address}/v1/tasks")
+    refused.value.close()
+    listed = call(f"{address}/v1/tasks", authorization=f"Bearer {secret}")
+    assert [task["name"] for task in listed["tasks"]] == ["sentiment"]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7", "::", "example.org"])
+def test_an_address_that_others_can_reach_needs_keys(small, host):
+    with pytest.raises(InputError, match="starts with keys only; make one: adapterbank keys add --bank"):
+        serve.find_keys(str(small.bank.path), host, None)
+    Keys(small.bank.path / "keys.json").add("me", ["predict"])
+    assert serve.find_keys(str(small.bank.path), host, None)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_this_machine_alone_needs_no_keys(small, host):
+    assert serve.find_keys(str(small.bank.path), host, None) is None
+
+
+def test_a_file_of_keys_that_is_not_there_is_told(small):
+    with pytest.raises(InputError, match=r"There is no file of keys nowhere\.json"):
+        serve.find_keys(str(small.bank.path), "127.0.0.1", "nowhere.json")
+
+
+def test_a_port_in_use_is_told_before_anything_is_loaded():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InputError, match=f"127.0.0.1 port {port} cannot be listened on"):
+            serve.listening("127.0.0.1", port)
+
+
+def test_without_its_libraries_it_says_how_to_get_them(monkeypatch):
+    monkeypatch.setattr(serve, "_NEEDS", ("a_library_that_is_not_there",))
+    with pytest.raises(InputError, match=r"pip install 'adapterbank\[serve\]'"):
+        serve.command("bank")

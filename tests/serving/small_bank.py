@@ -1,0 +1,86 @@
+"""A bank of small random tasks on a small random encoder, and a service over it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import asynccontextmanager
+
+from adapterbank.bank import Bank
+from adapterbank.engine import Engine
+from adapterbank.methods import Head, Options, make_plan
+from adapterbank.package import FORMAT, Manifest
+from adapterbank.serving.service import BankService
+from adapterbank.tasks.spec import Task
+from families import WORDS
+
+KINDS = {
+    "classification": (("north", "east", "south"), "accuracy", 3),
+    "multilabel": (("red", "big"), "micro_f1", 2),
+    "regression": ((), "spearman", 1),
+    "span": ((), "span_f1", 2),
+}
+
+
+def text_of(draw: random.Random, words=12):
+    return " ".join(draw.choices(WORDS.split(), k=draw.randint(1, words)))
+
+
+class SmallBank:
+    """A bank whose tasks are drawn by number."""
+
+    def __init__(self, path, backbone, new_slot):
+        self.backbone, self.new_slot = backbone, new_slot
+        self.about = {"name": backbone.name, "sha256": backbone.sha256}
+        self.bank = Bank.open(path, self.about, create=True)
+
+    def put(self, name, seed=0, kind="classification", pair=False, size=4):
+        """Put a task, or a new version of it."""
+        labels, metric, outputs = KINDS[kind]
+        columns = ("text", "other") if pair or kind == "span" else ("text",)
+        task = Task(name, kind, columns, "label", labels, metric)
+        options = Options(size=size)
+        plan = make_plan(options, depth=self.backbone.anatomy.layers, head=Head(kind, outputs))
+        tensors = {key: t.numpy() for key, t in self.new_slot(self.backbone, plan, seed=seed).items()}
+        trained = sum(array.size for array in tensors.values())
+        params = {"trained": trained, "encoder": 1000, "total": 1000 + trained, "percent": trained / 10}
+        return self.bank.put(
+            Manifest(
+                **{"format": FORMAT, "name": name, "version": 0, "task": task.to_json(), "method": plan.to_json()},
+                **{"backbone": self.about, "recipe": {"max_length": 64}, "seed": seed, "data": {}},
+                **{"metrics": {"dev": {metric: 0.5}}, "params": params, "bytes": 0, "weights_sha256": ""},
+                **{"library": "0.1.0", "created": "", "fingerprint": {}},
+            ),
+            tensors,
+        )
+
+    def engine(self, **options):
+        return Engine(self.backbone, device="cpu", precision="fp32", **options)
+
+    def alone(self, *refs):
+        """Give an engine that has read the packages by itself, to compare with."""
+        engine = self.engine()
+        for ref in refs:
+            engine.load(self.bank.get(ref), ref)
+        return engine
+
+
+@asynccontextmanager
+async def running(bank: SmallBank, *, budget=None, **options):
+    """Give a service that has loaded the bank."""
+    service = BankService(bank.bank, bank.engine(budget=budget), **options)
+    await service.start()
+    try:
+        await until(lambda: service.ready)
+        yield service
+    finally:
+        await service.stop()
+
+
+async def until(true, patience=5.0):
+    """Wait for something that takes milliseconds."""
+    for _ in range(int(patience / 0.005)):
+        if true():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not happen")

@@ -1,0 +1,329 @@
+"""Claims about training over HTTP: uploads, runs, events, who may see what, and the new version served at once."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+
+import httpx
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from adapterbank.bank import Bank
+from adapterbank.engine import Engine
+from adapterbank.serving.app import create_app
+from adapterbank.serving.jobs import Jobs
+from adapterbank.serving.keys import Keys
+from adapterbank.serving.orders import OPTIONS
+from adapterbank.serving.routes_train import TYPES, follow
+from adapterbank.serving.runs import Runs
+from adapterbank.serving.service import BankService
+from serving.dummy import Dummy, ask, calling
+from serving.training import FAST, new_bank, send, table
+from small_data import reviews
+
+CSV = {"Content-Type": "text/csv"}
+PATH = "/v1/tasks/sentiment/train"
+
+
+class Idle(Jobs):
+    """Runs that nobody works on."""
+
+    async def start(self):
+        """Do nothing."""
+
+    async def stop(self):
+        """Do nothing."""
+
+
+@pytest.fixture
+def jobs(tmp_path, bert):
+    return Idle(new_bank(tmp_path / "bank", bert), largest=10_000, waiting=3)
+
+
+@pytest.fixture
+def app(jobs):
+    return create_app(Dummy(), jobs=jobs, page=False)
+
+
+def left(jobs):
+    """Give what lies in the folder of data files."""
+    return sorted(path.name for path in (jobs.bank / "serving" / "data").iterdir())
+
+
+def events(text):
+    """Read server-sent events as pairs of name and value."""
+    parts = [part.split("\n") for part in text.split("\n\n") if part and not part.startswith(":")]
+    assert all(len(part) == 2 for part in parts)
+    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in parts]
+
+
+# --- sending ------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_queued_with_its_options_and_can_be_asked_for(app, jobs):
+    answer = ask(app, "POST", f"{PATH}?epochs=3&size=8&max-length=32", content=table(), headers=CSV)
+    assert answer.status_code == 202
+    run = answer.json()
+    assert (run["task"], run["state"], run["started"], run["ended"]) == ("sentiment", "queued", None, None)
+    assert run["options"] == {"epochs": 3, "size": 8, "max_length": 32}
+    assert (run["data"]["format"], run["data"]["bytes"]) == ("csv", len(table()))
+    assert run["progress"] == {**dict.fromkeys(("epoch", "step", "steps"), 0), "epochs": 3, "loss": None,
+                               "rows_per_second": None}  # fmt: skip
+    assert not {"version", "metrics", "failure"} & run.keys()
+    assert ask(app, "GET", f"/v1/runs/{run['id']}").json() == run
+    assert left(jobs) == [f"{run['id']}.csv"]
+    assert (jobs.bank / "serving" / "data" / left(jobs)[0]).read_bytes() == table()
+
+
+def test_runs_are_listed_newest_first(app, jobs):
+    sent = [send(jobs).id for _ in range(3)]
+    assert [run["id"] for run in ask(app, "GET", "/v1/runs").json()["runs"]] == sent[::-1]
+
+
+@pytest.mark.parametrize(("type", "format"), [*TYPES.items(), ("text/csv; charset=utf-8", "csv"), ("TEXT/CSV", "csv")])
+def test_the_format_is_that_of_the_content_type(app, type, format):
+    answer = ask(app, "POST", PATH, content=b"x", headers={"Content-Type": type})
+    assert answer.json()["data"]["format"] == format
+
+
+def test_a_format_in_the_query_wins(app):
+    answer = ask(app, "POST", f"{PATH}?format=jsonl", content=b"{}", headers=CSV)
+    assert (answer.json()["data"]["format"], answer.json()["options"]) == ("jsonl", {})
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "type", "status", "code", "said"),
+    [
+        (PATH, b"x", "text/html", 415, "unsupported", "add ?format= with one of csv"),
+        (PATH, b"x", "", 415, "unsupported", "add ?format= with one of csv"),
+        (f"{PATH}?format=xlsx", b"x", "text/csv", 422, "bad_request", "'xlsx' is not a format of data files."),
+        (PATH, b"", "text/csv", 422, "bad_request", "no body"),
+        (PATH, b"x" * 10_001, "text/csv", 413, "too_large", "larger than 10000 bytes"),
+        (f"{PATH}?epochs=0", b"x", "text/csv", 422, "bad_request", "epochs is 0"),
+        (f"{PATH}?epochs=1&epochs=2", b"x", "text/csv", 422, "bad_request", "'epochs' is given more than once"),
+        (f"{PATH}?device=cuda", b"x", "text/csv", 422, "bad_request", "'device' is not an option of a request."),
+        (f"{PATH}?train=/etc/passwd", b"x", "text/csv", 422, "bad_request", "'train' is not an option"),
+        ("/v1/tasks/..%5Cx/train", b"x", "text/csv", 422, "bad_request", "cannot be a task name"),
+        ("/v1/tasks/sentiment@1/train", b"x", "text/csv", 422, "bad_request", "write 'sentiment'"),
+    ],
+)
+def test_what_cannot_be_queued_is_refused_in_a_sentence_and_leaves_nothing(
+    app, jobs, path, body, type, status, code, said
+):
+    answer = ask(app, "POST", path, content=body, headers={"Content-Type": type})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
+    assert said in answer.json()["error"]["message"]
+    assert "\n" not in answer.json()["error"]["message"]
+    assert (jobs.list(), left(jobs)) == ([], [])
+
+
+def test_a_body_without_a_stated_length_is_held_to_the_limit_too(app, jobs):
+    async def parts():
+        for _ in range(11):
+            yield b"x" * 1000
+
+    answer = ask(app, "POST", PATH, content=parts(), headers=CSV)
+    assert answer.json()["error"]["code"] == "too_large"
+    assert (jobs.list(), left(jobs)) == ([], [])
+
+
+def test_a_full_queue_is_told_at_once(app, jobs):
+    for _ in range(3):
+        send(jobs)
+    answer = ask(app, "POST", PATH, content=table(), headers=CSV)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "overloaded")
+    assert int(answer.headers["retry-after"]) > 0
+
+
+def test_an_upload_that_breaks_off_leaves_nothing(app, jobs):
+    async def run():
+        parts = iter([{"type": "http.request", "body": b"text,label\n", "more_body": True}])
+        scope = {"type": "http", "method": "POST", "path": PATH, "raw_path": PATH.encode(), "query_string": b"",
+                 "headers": [(b"content-type", b"text/csv")], "http_version": "1.1", "scheme": "http"}  # fmt: skip
+        seen = []
+
+        async def receive():
+            seen.append(left(jobs))
+            return next(parts, {"type": "http.disconnect"})
+
+        async def nowhere(message):
+            pass
+
+        await app(scope, receive, nowhere)
+        return seen
+
+    seen = asyncio.run(run())
+    assert len(seen[-1]) == 1  # it was on its way
+    assert (jobs.list(), left(jobs)) == ([], [])
+
+
+def test_a_run_that_is_not_there_is_not_found(app):
+    for method, path in itertools.product(("GET", "DELETE"), ("/v1/runs/x", "/v1/runs/..%5Cx")):
+        answer = ask(app, method, path)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_run")
+    assert ask(app, "GET", "/v1/runs/x/events").json()["error"]["code"] == "unknown_run"
+
+
+def test_a_cancelled_run_says_so_and_its_events_end(app, jobs):
+    id = send(jobs).id
+    assert ask(app, "DELETE", f"/v1/runs/{id}").json()["state"] == "cancelled"
+    answer = ask(app, "GET", f"/v1/runs/{id}/events")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    ((name, told),) = events(answer.text)
+    assert (name, told["state"]) == ("state", "cancelled")
+
+
+def test_the_document_names_every_option_and_format(app):
+    told = ask(app, "GET", "/openapi.json").json()["paths"]["/v1/tasks/{task}/train"]["post"]
+    assert {one["name"] for one in told["parameters"]} == {"task", "format", *OPTIONS}
+    assert "automl" not in str(told["parameters"])
+    assert set(TYPES) < set(told["requestBody"]["content"])
+    assert {"202", "413", "415", "422", "429"} <= told["responses"].keys()
+    assert "200" not in told["responses"]
+
+
+# --- keys ---------------------------------------------------------------------------------------------------
+
+
+def test_a_key_sees_sends_and_stops_runs_of_its_own_tasks_alone(jobs, tmp_path):
+    keys = Keys(tmp_path / "keys.json")
+    app = create_app(Dummy(), jobs=jobs, keys=keys, page=False)
+    mine, other = send(jobs, "mine").id, send(jobs, "other").id
+    bearer = {
+        name: {"Authorization": f"Bearer {keys.add(name, [scope], tasks)}"}
+        for name, scope, tasks in [("one", "train", ["mine"]), ("all", "admin", None), ("none", "predict", None)]
+    }
+
+    def codes(who):
+        paths = ["/v1/runs", f"/v1/runs/{mine}", f"/v1/runs/{other}", f"/v1/runs/{other}/events"][
+            : None if who != "all" else 3
+        ]
+        got = [ask(app, "GET", path, headers=bearer.get(who, {})).status_code for path in paths]
+        return [*got, ask(app, "DELETE", f"/v1/runs/{other}", headers=bearer[who]).status_code if who == "one" else 0]
+
+    assert codes("one") == [200, 200, 403, 403, 403]
+    assert codes("all") == [200, 200, 200, 0]
+    assert codes("none") == [403, 403, 403, 403, 0]
+    assert ask(app, "GET", "/v1/runs").status_code == 401
+    assert [run["id"] for run in ask(app, "GET", "/v1/runs", headers=bearer["one"]).json()["runs"]] == [mine]
+    sent = [ask(app, "POST", f"/v1/tasks/{task}/train", content=table(), headers={**CSV, **bearer["one"]}) for task in
+            ("mine", "other")]  # fmt: skip
+    assert [answer.status_code for answer in sent] == [202, 403]
+    assert jobs.get(sent[0].json()["id"]).asked_by == "one"
+    assert jobs.get(other).state == "queued"
+
+
+# --- events -------------------------------------------------------------------------------------------------
+
+
+async def told(generator, count):
+    return [await anext(generator) for _ in range(count)]
+
+
+def test_events_replay_the_epochs_then_follow_every_change_and_end_with_the_run(tmp_path):
+    runs = Runs(tmp_path / "runs.sqlite3")
+    id = runs.add("t", {"epochs": 3}, {}, None).id
+    runs.begin()
+    now = {"epoch": 2, "epochs": 3, "step": 5, "steps": 9, "loss": 0.4, "rows_per_second": 90.0}
+    row = {"epoch": 1, "loss": 0.5, "score": 0.75, "seconds": 1.5}
+    runs.update(id, progress=now, history=[row])
+
+    async def look():
+        return runs.get(id)
+
+    async def run():
+        stream = follow(look, 0.1, lambda: False)
+        first = await told(stream, 3)
+        beat = await anext(stream)
+        last = {**row, "epoch": 2, "score": 0.8}
+        runs.update(id, progress={**now, "step": 6}, history=[row, last])
+        second = await told(stream, 1)
+        runs.end(id, "done", version=4)
+        return first, beat, second, [part async for part in stream]
+
+    first, beat, second, rest = asyncio.run(run())
+    assert [name for name, _ in events("".join(first))] == ["progress", "progress", "state"]
+    replayed, current, state = (value for _, value in events("".join(first)))
+    assert replayed == {**now, **row, "step": 3}
+    assert current == now
+    assert (state["state"], state["history"]) == ("running", [row])
+    assert beat.startswith(":")
+    assert beat.endswith("\n\n")
+    ((_, ended),) = events("".join(second))
+    assert (ended["epoch"], ended["step"], ended["score"]) == (2, 6, 0.8)
+    (name, last) = events("".join(rest))[-1]
+    assert (name, last["state"], last["version"]) == ("state", "done", 4)
+
+
+def test_a_stream_ends_when_its_reader_leaves_or_the_server_stops(tmp_path):
+    runs = Runs(tmp_path / "runs.sqlite3")
+    id = runs.add("t", {}, {}, None).id
+    looks, stopping = [], []
+
+    async def look():
+        looks.append(1)
+        return runs.get(id)
+
+    async def run():
+        stream = follow(look, 60, lambda: bool(stopping))
+        await anext(stream)
+        await stream.aclose()
+        seen = len(looks)
+        await asyncio.sleep(0.6)
+        assert len(looks) == seen
+        stopping.append(1)
+        return [part async for part in follow(look, 60, lambda: bool(stopping))]
+
+    assert len(asyncio.run(run())) == 1
+
+
+# --- all of it ----------------------------------------------------------------------------------------------
+
+
+def parquet(rows):
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.table({"text": [t for t, _ in rows], "label": [y for _, y in rows]}), sink)
+    return sink.getvalue().to_pybytes()
+
+
+def test_a_task_is_trained_and_served_at_once_and_the_next_version_too(tmp_path, bert):
+    bank = Bank.open(new_bank(tmp_path / "bank", bert))
+    app = create_app(BankService(bank, Engine(bert, device="cpu")), jobs=Jobs(bank.path, threads=1), page=False)
+    query = "&".join(f"{name}={value}" for name, value in {**FAST, "epochs": 4}.items())
+    rows = reviews(24)
+    texts = [text for text, _ in rows]
+
+    async def trained(client: httpx.AsyncClient, format, body):
+        sent = await client.post(f"{PATH}?{query}&format={format}", content=body)
+        assert sent.status_code == 202, sent.text
+        stream = await client.get(f"/v1/runs/{sent.json()['id']}/events")
+        return events(stream.text)
+
+    async def predicted(client: httpx.AsyncClient, version):
+        for _ in range(100):
+            answer = await client.post("/v1/tasks/sentiment/predict", json={"texts": texts})
+            if answer.status_code == 200 and answer.json()["version"] == version:
+                return answer.json()
+            await asyncio.sleep(0.05)
+        raise AssertionError(answer.text)
+
+    async def run():
+        async with calling(app) as client:
+            lines = "".join(json.dumps({"text": t, "label": y}) + "\n" for t, y in rows).encode()
+            first = await trained(client, "jsonl", lines)
+            one = await predicted(client, 1)
+            second = await trained(client, "parquet", parquet(rows))
+            return first, one, second, await predicted(client, 2)
+
+    first, one, second, two = asyncio.run(run())
+    ended = first[-1][1]
+    assert (ended["state"], ended["version"], second[-1][1]["version"]) == ("done", 1, 2)
+    scores = {value["epoch"]: value["score"] for name, value in first if name == "progress" and "score" in value}
+    assert [*scores] == [1, 2, 3, 4]
+    assert scores == {row["epoch"]: row["score"] for row in ended["history"]}
+    assert ended["metrics"]["dev"]["accuracy"] == max(scores.values())
+    assert [row["label"] for row in one["predictions"]] == [row["label"] for row in two["predictions"]]
+    assert set(one["predictions"][0]["probabilities"]) == {"negative", "positive"}

@@ -1,0 +1,177 @@
+"""Claims about all parts together: page and client over the real app, engine and training, on a tiny encoder."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="pip install 'adapterbank[serve]'")
+
+import adapterbank
+from adapterbank.bank import Bank
+from adapterbank.engine import Engine
+from adapterbank.errors import ServiceError, TrainingError
+from adapterbank.serving.app import create_app
+from adapterbank.serving.jobs import Jobs
+from adapterbank.serving.keys import Keys
+from adapterbank.serving.service import BankService
+from serving.training import FAST, new_bank
+from small_data import answers, pairs, reviews, write
+from stand_in import served
+
+ROOT = Path(__file__).parents[2]
+CHROMIUM = os.environ.get("ADAPTERBANK_CHROMIUM", "/usr/bin/chromium")
+
+
+@pytest.fixture
+def bank(tmp_path, bert):
+    return new_bank(tmp_path / "bank", bert)
+
+
+@pytest.fixture
+def serve(bank, bert):
+    """Give a way to serve the bank, with or without keys."""
+
+    def start(keys=None):
+        service = BankService(Bank.open(bank), Engine(bert, device="cpu"))
+        return served(create_app(service, jobs=Jobs(bank, device="cpu", threads=1), keys=keys))
+
+    return start
+
+
+@pytest.fixture
+def csv(tmp_path):
+    return write(tmp_path / "reviews.csv", reviews())
+
+
+def test_the_client_trains_a_task_and_asks_it(serve, csv, tmp_path, bank, bert):
+    with serve() as url, adapterbank.Client(url) as client:
+        assert client.health()
+        seen = []
+        run = client.wait(client.train("sentiment", csv, **FAST), seen.append)
+        assert (run.state, run.version, len(run.history)) == ("done", 1, 2)
+        assert len(seen) > 1
+        events = list(client.events(run.id))
+        assert [event.data["epoch"] for event in events if "score" in event.data] == [1, 2]
+        assert events[-1].data["state"] == "done"
+        assert client.ready()
+        texts = [text for text, _ in reviews(5)]
+        expected = adapterbank.open_bank(bank, bert, device="cpu").predict("sentiment", texts)
+        found = client.predict("sentiment", texts)
+        assert [one.label for one in found] == [one.label for one in expected]
+        for one, other in zip(found, expected, strict=True):
+            assert one.probabilities == pytest.approx(other.probabilities, abs=1e-5)
+        listed = client.tasks()
+        assert [(task.name, task.version, task.labels) for task in listed] == [
+            ("sentiment", 1, ("negative", "positive"))
+        ]
+        assert client.predict_rows([{"task": "sentiment@1", "text": texts[0]}])[0] == found[0]
+        second = client.wait(client.train("sentiment", write(tmp_path / "more.jsonl", reviews(16)), **FAST))
+        assert second.version == 2
+        assert client.task("sentiment")["versions"] == [1, 2]
+        client.rollback("sentiment")
+        assert client.predict("sentiment", texts)[0].version == 1
+        client.remove("sentiment")
+        with pytest.raises(ServiceError) as caught:
+            client.predict("sentiment", texts)
+        assert caught.value.code == "unknown_task"
+
+
+def test_the_client_hears_the_servers_own_sentences(serve, csv, bank):
+    keys = Keys(bank / "keys.json")
+    key = keys.add("reader", ["predict"])
+    with serve(keys) as url:
+        with adapterbank.Client(url) as client, pytest.raises(ServiceError) as caught:
+            client.tasks()
+        assert caught.value.code == "unauthorized"
+        with adapterbank.Client(url, key) as client:
+            assert len(client.tasks()) == 0
+            with pytest.raises(ServiceError, match="train") as caught:
+                client.train("sentiment", csv)
+            assert caught.value.code == "forbidden"
+        with adapterbank.Client(url, keys.add("boss", ["admin"])) as client:
+            with pytest.raises(ServiceError, match="colour"):
+                client.train("sentiment", csv, colour="red")
+            with pytest.raises(TrainingError, match="no column"):
+                client.wait(client.train("sentiment", csv, label="nothing"))
+
+
+def commands():
+    """Give the lines of the document that call curl."""
+    text = (ROOT / "docs" / "serving-curl.md").read_text(encoding="utf-8")
+    return [line for line in text.splitlines() if line.startswith("curl ")]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+def test_every_curl_of_the_documents_works_in_their_order(serve, bank, bert, csv):
+    opened = adapterbank.open_bank(bank, bert, device="cpu")
+    for name, rows in {"sentiment": reviews(), "topic": reviews(), "glue-mrpc": pairs(), "squad-v1": answers()}.items():
+        opened.train(name, rows, **FAST)
+    with serve() as url, adapterbank.Client(url) as client:
+        id = ""
+        for line in commands():
+            words = shlex.split(line.replace("http://127.0.0.1:8000", url).replace("/ID", f"/{id}"))
+            if "--data-binary" in words:
+                words[-1] += "&lr=0.01&batch=8&max_length=32"  # the tiny encoder takes no longer texts
+            strictly = ["--silent", "--show-error", *([] if "--fail" in words else ["--fail-with-body"])]
+            done = subprocess.run([*words, *strictly], cwd=csv.parent, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, line + done.stdout + done.stderr
+            if "--data-binary" in words:
+                id = json.loads(done.stdout)["id"]
+                assert client.wait(id).version == 2
+        assert len(commands()) >= 18
+        assert len(client.tasks()) == 3
+
+
+def test_the_documents_have_a_curl_for_every_route(serve):
+    asked = {re.sub(r"'?http://127.0.0.1:8000|\?.*", "", word) for line in commands() for word in line.split()
+             if "http://" in word}  # fmt: skip
+    asked = {re.sub(r"/runs/ID", "/runs/{id}", re.sub(r"tasks/[\w@-]+", "tasks/{task}", path)) for path in asked}
+    with serve() as url, urllib.request.urlopen(f"{url}/openapi.json") as answer:
+        assert set(json.load(answer)["paths"]) - asked == set()
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not os.path.exists(CHROMIUM), reason=f"there is no Chromium at {CHROMIUM}")
+def test_the_page_trains_a_task_and_asks_it(serve, tmp_path):
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    expect = playwright.expect
+    csv = write(tmp_path / "doubles.csv", pairs(), ("premise", "hypothesis", "label"))
+    with serve() as url, playwright.sync_playwright() as tools:
+        browser = tools.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 360, "height": 740})
+        errors = []
+        page.on("console", lambda said: errors.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(url)
+        expect(page.locator("#tasks-empty")).to_be_visible()
+        page.get_by_role("link", name="upload a file").click()
+        page.locator("#train-file").set_input_files(str(csv))
+        expect(page.locator("#train-pair")).to_have_value("hypothesis")
+        page.get_by_text("More options").click()
+        for field, value in {"size": "4", "epochs": "2", "length": "32", "lr": "0.01", "batch": "8"}.items():
+            page.locator(f"#train-{field}").fill(value)
+        page.get_by_role("button", name="Train").click()
+        expect(page.locator("#run-title .badge")).to_have_text("done", timeout=60_000)
+        expect(page.locator(".curve.score .dot")).to_have_count(2)
+        page.get_by_role("link", name="Try it").click()
+        expect(page.locator("#try-task")).to_have_value("doubles", timeout=10_000)
+        page.get_by_role("textbox", name="premise").fill("the big cat was good")
+        page.get_by_role("textbox", name="hypothesis").fill("it is a cat")
+        page.get_by_role("button", name="Ask").click()
+        expect(page.locator(".said")).to_have_text(re.compile("^(yes|no)$"))
+        expect(page.locator(".odds .bar")).to_have_count(2)
+        page.get_by_role("link", name="Tasks", exact=True).click()
+        expect(page.locator("#tasks-list li")).to_contain_text("doubles")
+        page.get_by_role("link", name="doubles").click()
+        expect(page.locator("#task-body")).to_contain_text("premise and hypothesis")
+        assert errors == []
+        browser.close()

@@ -1,0 +1,53 @@
+"""What tests of training as a service share: a bank for a tiny encoder, data files, waiting for a run."""
+
+from __future__ import annotations
+
+import glob
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from adapterbank.bank import Bank
+from adapterbank.serving.jobs import Jobs
+from adapterbank.serving.runs import Run
+from small_data import reviews
+
+FAST: dict[str, Any] = {"epochs": 2, "size": 4, "lr": 0.01, "batch": 8, "max_length": 32}
+LONG: dict[str, Any] = {**FAST, "epochs": 2000, "patience": 0}
+"""More epochs than a test has patience for."""
+
+
+def new_bank(folder: Path, backbone: Any) -> Path:
+    """Make an empty bank for a backbone."""
+    return Bank.open(folder, {"name": str(backbone.folder), "sha256": backbone.sha256}, create=True).path
+
+
+def send(jobs: Jobs, task: str = "sentiment", data: bytes | None = None, **options: Any) -> Run:
+    """Queue a run as a request does."""
+    with jobs.upload("csv") as upload:
+        upload.write(data or table())
+        return jobs.submit(task, {**FAST, **options}, upload)
+
+
+def table(count: int = 24) -> bytes:
+    """Give the bytes of a CSV file of reviews."""
+    lines = ["text,label", *(f"{text},{label}" for text, label in reviews(count))]
+    return "\n".join(lines).encode()
+
+
+def until(jobs: Jobs, id: str, found: Any = lambda run: run.over, seconds: float = 240) -> Run:
+    """Wait until a run is as wanted."""
+    end = time.monotonic() + seconds
+    while not found(run := jobs.get(id)):
+        assert time.monotonic() < end, run
+        assert not run.over, run
+        time.sleep(0.02)
+    return run
+
+
+def children(pid: int | None = None) -> list[int]:
+    """Give the processes of runs that a process, or this one, has started."""
+    found = glob.glob(f"/proc/{pid or os.getpid()}/task/*/children")
+    started = [int(one) for path in found for one in Path(path).read_text().split()]
+    return [one for one in started if "serving.trainee" in Path(f"/proc/{one}/cmdline").read_text()]
