@@ -43,7 +43,11 @@ def start(small):
         command = [sys.executable, "-c", "from adapterbank.cli.entry import main; main()", "serve", "--port", "0"]
         command += ["--bank", str(small.bank.path), "--device", "cpu", *words]
         process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
         started.append(process)
         line = process.stderr.readline()
@@ -61,6 +65,7 @@ def start(small):
     for process in started:
         process.kill()
         process.wait()
+        process.stdout.close()
         process.stderr.close()
 
 
@@ -77,6 +82,12 @@ def test_it_answers_as_the_engine_does_and_stops_politely(start, small, how):
     events = [json.loads(line) for line in lines[:-1]]
     assert {event["event"] for event in events} >= {"loaded", "request"}
     assert "the cat" not in str(events)
+
+
+def test_with_json_it_says_where_it_listens(start, small):
+    process, address = start("--no-train", "--no-page", "--json")
+    process.terminate()
+    assert json.loads(process.communicate(timeout=30)[0]) == {"bank": str(small.bank.path), "address": address}
 
 
 def test_keys_of_the_bank_are_asked_for_on_any_address(start, small):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from adapterbank.bank import Bank
-from adapterbank.cli.console import BackboneName, BankPath, Device, Precision, say
+from adapterbank.cli.console import AsJson, BackboneName, BankPath, Device, Precision, print_json, say
 from adapterbank.errors import InputError, StorageError
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def command(
     backbone: BackboneName = None,
     device: Device = "auto",
     precision: Precision = "auto",
+    json: AsJson = False,
 ) -> None:
     """See `HELP`."""
     if any(importlib.util.find_spec(name) is None for name in _NEEDS):
@@ -81,8 +82,10 @@ def command(
             limits=Limits(texts=max_texts, characters=max_characters),
             page=page,
         )
-        at = f"[{host}]" if ":" in host else host
-        say(f"adapterbank: serving {bank} on http://{at}:{door.getsockname()[1]}")
+        address = f"http://{f'[{host}]' if ':' in host else host}:{door.getsockname()[1]}"
+        if json:
+            print_json({"bank": bank, "address": address})
+        say(f"adapterbank: serving {bank} on {address}")
         _run(app, door)
 
 
