@@ -45,7 +45,7 @@ def command(
         int | None, typer.Option("--budget", help="Megabytes that tasks may take in memory (default: any).", min=1)
     ] = None,
     queue: Annotated[
-        int | None, typer.Option("--queue", help="Tokens that may wait (default: sixteen batches).", min=1)
+        int | None, typer.Option("--queue", help="Tokens that may wait (default: 65,536; 262,144 on a GPU).", min=1)
     ] = None,
     max_texts: Annotated[int, typer.Option("--max-texts", help="Texts of one request.", min=1)] = 256,
     max_characters: Annotated[int, typer.Option("--max-characters", help="Characters of one text.", min=1)] = 100_000,
