@@ -73,3 +73,16 @@ def test_automatic_size_and_pruning_are_told(tmp_path):
     pruned["pruned"] = {"removed": [0, 1], "metric": "accuracy", "before": 0.8, "after": 0.79}
     rows = tables.smaller(load([write(tmp_path, auto, pruned)])).rows
     assert {row[2] for row in rows} == {"Size 4 is enough.", "without layers 0, 1: accuracy 80.00 before, 79.00 after"}
+
+
+def test_tables_without_a_score_of_ours_are_left_out(tmp_path):
+    made = [record("glue-rte", dev=0.6), record("mine", dev=0.7)]
+    assert [table.name for table in tables.with_ours(load([write(tmp_path / "one", *made)]))] == ["table1"]
+    assert tables.with_ours(load([write(tmp_path / "two", made[1])])) == []
+
+
+def test_table_1_says_what_a_sentence_encoder_has_seen(tmp_path):
+    known, other = (record("glue-rte", dev=0.6) for _ in range(2))
+    known["config"]["backbone"], other["config"]["backbone"] = "gte-small", "bert-base"
+    assert any("MultiNLI" in note for note in tables.glue(load([write(tmp_path / "one", known)])).notes)
+    assert not any("MultiNLI" in note for note in tables.glue(load([write(tmp_path / "two", other)])).notes)

@@ -68,7 +68,8 @@ def page(study: Study, drawings: Sequence[Drawing], folders: Sequence[str]) -> s
 
 def _tables(study: Study, backbone: str) -> str:
     heading = f"<h3>{escape(backbone)}</h3>\n" if backbone else ""
-    return heading + _table(tables.glue(study)) + _table(tables.further(study))
+    found = "".join(map(_table, tables.with_ours(study)))
+    return heading + (found or '<p class="note">No run of a task of tables 1 and 2.</p>\n')
 
 
 def _table(table: Table, linked: bool = False) -> str:

