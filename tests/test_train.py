@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from adapterbank import train as training
+from adapterbank import eager
 from adapterbank.batches import Rows, epoch_order, make_rows
+from adapterbank.eager import Eager
 from adapterbank.encoder.anatomy import checkpoint_names
 from adapterbank.methods import Head, Options, first_trained_layer
 from adapterbank.optimizer import Settings
@@ -123,13 +124,13 @@ def test_starting_in_the_middle_gives_the_gradients_of_starting_at_the_bottom(la
     """Below the lowest trained layer nothing is kept for the backward pass, which must change nothing above."""
     lesson = lesson_on(bert, new_slot, Options(size=4, layers=layers))
     (found,) = learn(bert, lesson, dropout=0.0)
-    original, starts = training.forward, set()
+    original, starts = eager.forward, set()
 
     def from_the_bottom(anatomy, route, batch, dropout, first, prefix):
         starts.add(first)
         return original(anatomy, route, batch, dropout, 0)
 
-    monkeypatch.setattr(training, "forward", from_the_bottom)
+    monkeypatch.setattr(eager, "forward", from_the_bottom)
     (expected,) = learn(bert, lesson, dropout=0.0)
     assert starts == {first_trained_layer(lesson.initial, 3)}
     assert_close(found, expected)
@@ -208,11 +209,9 @@ def test_a_watcher_hears_of_every_step_and_of_every_epoch_with_its_score(bert, n
 def test_the_rows_of_a_step_are_those_of_the_epochs_order(bert, new_slot, monkeypatch):
     lesson = lesson_on(bert, new_slot, seed=4, rows=13, batch=5)
     seen = []
-    original = training._School._gradients
+    original = Eager.step
     monkeypatch.setattr(
-        training._School,
-        "_gradients",
-        lambda self, chosen: seen.append(chosen[0][1].tolist()) or original(self, chosen),
+        Eager, "step", lambda self, *given: seen.append(given[-1][0].batch.tolist()) or original(self, *given)
     )
     learn(bert, lesson)
     lengths = [len(row) for row in lesson.train.tokens]

@@ -9,30 +9,26 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from adapterbank.batches import Rows, epoch_order
+from adapterbank.eager import Eager, Work, token_limit
 from adapterbank.encoder.anatomy import Anatomy
 from adapterbank.encoder.checkpoint import Backbone
-from adapterbank.encoder.dropout import Dropout, row_keys
-from adapterbank.encoder.forward import forward
-from adapterbank.encoder.packed import Packed, pack, room
+from adapterbank.encoder.packed import room
 from adapterbank.encoder.prefix import Prefixes
 from adapterbank.errors import TrainingError
-from adapterbank.evaluate import outputs, place, segments
+from adapterbank.evaluate import outputs, place
 from adapterbank.methods import Plan, first_trained_layer
 from adapterbank.optimizer import Schedule, Settings, StackedAdam
 from adapterbank.program import Programs
-from adapterbank.runtime import total_memory
 from adapterbank.slots import heads
-from adapterbank.slots.route import Route
 from adapterbank.slots.stack import LARGEST, Stacks
 from adapterbank.steady import Data, Steady, Turn, form
 
@@ -134,12 +130,23 @@ class _Learner:
             self.losses, self.began = [], time.perf_counter()
         return self.order[self.state.step % self.per_epoch]
 
-    def wanted(self, device: torch.device) -> Tensor:
-        """Give the targets of all rows, as a tensor made once."""
+    def weigh(self, batch: np.ndarray) -> np.ndarray:
+        """Give the weight of each row of a batch in its loss; they sum to 1."""
+        lesson = self.lesson
+        if lesson.class_weights is None:
+            return np.full(len(batch), 1 / len(batch))
+        assert lesson.train.targets is not None
+        found = np.array([lesson.class_weights[lesson.train.targets[row]] for row in batch])
+        return np.asarray(found / found.sum())
+
+    def work(self, batch: np.ndarray, device: torch.device) -> Work:
+        """Say what is to be computed for a batch."""
+        lesson = self.lesson
         if self.targets is None:
-            head = self.lesson.plan.head
-            self.targets = heads.KINDS[head.kind].targets(self.lesson.train.targets or [], head).to(device)
-        return self.targets
+            head = lesson.plan.head
+            self.targets = heads.KINDS[head.kind].targets(lesson.train.targets or [], head).to(device)
+        weights, clock = self.weigh(batch), (lesson.seed, self.state.step)
+        return Work(self.slot, lesson.plan, lesson.train, batch, weights, self.targets, *clock)
 
     def progress(self, score: float | None = None) -> Progress:
         seen = min(len(self.losses) * self.lesson.batch, len(self.lesson.train))
@@ -246,7 +253,8 @@ class _School:
         self.prefixes = prefixes
         self.stacks = Stacks(frozen)
         self.adam = StackedAdam(self.stacks, compute=dtype)
-        self.limit = _token_limit(anatomy, self.stacks.device)
+        self.limit = token_limit(anatomy, self.stacks.device)
+        self.eager = Eager(anatomy, prefixes, first=first, rates=self.rates, limit=self.limit)
         self.learners: list[_Learner] = []
         self.places = 1
         self.data: Data | None = None
@@ -364,11 +372,10 @@ class _School:
         assert self.data is not None
         places, turns = self._places(), []
         for learner, batch in chosen:
-            weights = _row_weights(learner.lesson, batch)
             longest = max(learner.lengths[row] for row in batch)
             rows = batch + self.data.first[id(learner.lesson.train)]
             clock = learner.lesson.seed, learner.state.step
-            turns.append(Turn(places[learner.slot], rows, weights / weights.sum(), longest, *clock))
+            turns.append(Turn(places[learner.slot], rows, learner.weigh(batch), longest, *clock))
         try:
             return self.steady.step(turns, self.adam.table(rates))
         except torch.OutOfMemoryError:
@@ -378,17 +385,9 @@ class _School:
         return None
 
     def _eager_step(self, chosen: Sequence[tuple[_Learner, np.ndarray]]) -> Tensor:
-        """Compute the gradients in as many micro-batches as memory asks for; give each learner's loss."""
-        losses: Tensor | None = None
-        while losses is None:
-            self.adam.zero_grad()
-            try:
-                losses = self._gradients(chosen)
-            except RuntimeError as error:
-                self._halve(error, chosen)
-            if losses is None and torch.cuda.is_available():
-                torch.cuda.empty_cache()  # only here: while the error lives it holds on to the activations
-        return losses
+        """Compute every learner's gradients, operation by operation; give the losses."""
+        works = [learner.work(batch, self.stacks.device) for learner, batch in chosen]
+        return self.eager.step(self.stacks, self.adam, works)
 
     def end_epoch(self, learner: _Learner) -> float | None:
         """Score the dev rows, keep the weights if they are the best so far, and note where the run stands.
@@ -416,98 +415,6 @@ class _School:
             state.best_epoch, state.tensors["best"] = state.epoch, state.tensors["weights"]
         return score
 
-    def _gradients(self, chosen: Sequence[tuple[_Learner, np.ndarray]]) -> Tensor:
-        """Add up the gradients of each learner's mean loss over its batch; give the losses."""
-        totals = torch.zeros(len(chosen), device=self.stacks.device)
-        weights = [_row_weights(learner.lesson, batch) for learner, batch in chosen]
-        leaves = self.adam.leaves()
-        for part in self._micro_batches(chosen):
-            losses = self._losses(chosen, part)
-            shares = np.concatenate([weights[k][places] / weights[k].sum() for k, places in part])
-            sizes = [len(places) for _, places in part]
-            scaled = (torch.cat(losses) * torch.from_numpy(shares.astype(np.float32)).to(totals.device)).split(sizes)
-            each = torch.stack([mine.sum() for mine in scaled])
-            self.adam.add_gradients(torch.autograd.grad(each.sum(), leaves, allow_unused=True))
-            totals[[k for k, _ in part]] += each.detach()
-        return totals
-
-    def _losses(
-        self, chosen: Sequence[tuple[_Learner, np.ndarray]], part: Sequence[tuple[int, np.ndarray]]
-    ) -> list[Tensor]:
-        """Run one micro-batch: for each learner in it, the loss of each of its rows."""
-        rows = [(k, chosen[k][0].lesson.train, chosen[k][1][place]) for k, places in part for place in places]
-        batch = pack([data.tokens[row] for _, data, row in rows], self.stacks.device)
-        slots = [(chosen[k][0].slot, len(data.tokens[row])) for k, data, row in rows]
-        route = Route(self.stacks, segments(slots))
-        keys = torch.cat(
-            [
-                row_keys(chosen[k][0].lesson.seed, chosen[k][0].state.step, torch.from_numpy(places))
-                for k, places in part
-            ]
-        ).to(batch.rows.device)
-        drop = Dropout(keys, batch.rows, batch.positions, rate=self.rates[0], attention_rate=self.rates[1])
-        hidden = forward(self.anatomy, route, batch, drop, self.first, self._prefix(chosen, part, batch))
-        found, at = [], 0
-        for (k, places), out in zip(part, heads.outputs(hidden, batch, route, drop), strict=True):
-            learner, batch_rows = chosen[k]
-            mine = slice(at, at + len(places))
-            at = mine.stop
-            head = learner.lesson.plan.head
-            x = pad_sequence(out.split(batch.lengths[mine]), batch_first=True) if head.kind == "span" else out
-            wanted = learner.wanted(self.stacks.device)[batch_rows[places]]
-            found.append(heads.KINDS[head.kind].loss(x, wanted, head, batch.counts[mine]))
-        return found
-
-    def _prefix(
-        self, chosen: Sequence[tuple[_Learner, np.ndarray]], part: Sequence[tuple[int, np.ndarray]], batch: Packed
-    ) -> Tensor | None:
-        """Look up what the frozen lower layers give for a micro-batch."""
-        if not self.first:
-            return None
-        if len({id(chosen[k][0].lesson.train) for k, _ in part}) == 1:
-            rows = [int(row) for k, places in part for row in chosen[k][1][places]]
-            return self.prefixes.get(chosen[part[0][0]][0].lesson.train.tokens, self.first).rows(rows, batch)
-        found = []
-        for k, places in part:
-            tokens = chosen[k][0].lesson.train.tokens
-            rows = [int(row) for row in chosen[k][1][places]]
-            mine = pack([tokens[row] for row in rows], batch.ids.device)
-            found.append(self.prefixes.get(tokens, self.first).rows(rows, mine))
-        return torch.cat(found)
-
-    def _micro_batches(self, chosen: Sequence[tuple[_Learner, np.ndarray]]) -> Iterator[list[tuple[int, np.ndarray]]]:
-        """Cut the step's rows into parts of at most `limit` padded tokens: (learner, places within its batch)."""
-        part: list[tuple[int, list[int]]] = []
-        count = longest = 0
-        alone = [learner.lesson.plan.alone for learner, _ in chosen]
-        for k, (learner, batch) in enumerate(chosen):
-            for place_, row in enumerate(batch):
-                length = len(learner.lesson.train.tokens[row])
-                full = part and (count + 1) * max(longest, length) > self.limit
-                last = part[-1][0] if part else k
-                if full or (last != k and (alone[k] or alone[last])):
-                    yield [(j, np.array(places)) for j, places in part]
-                    part, count, longest = [], 0, 0
-                if not part or part[-1][0] != k:
-                    part.append((k, []))
-                part[-1][1].append(place_)
-                count, longest = count + 1, max(longest, length)
-        if part:
-            yield [(j, np.array(places)) for j, places in part]
-
-    def _halve(self, error: RuntimeError, chosen: Sequence[tuple[_Learner, np.ndarray]]) -> None:
-        """Make micro-batches smaller after running out of memory; raise what is another error, or past help."""
-        signs = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-        if not (isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)):
-            raise error
-        longest = max(len(learner.lesson.train.tokens[row]) for learner, batch in chosen for row in batch)
-        largest = longest * sum(len(batch) for _, batch in chosen)
-        if min(self.limit, largest) <= longest:
-            raise TrainingError(
-                f"Not even one row of {longest} tokens fits into memory. Lower --max-length or use a smaller backbone."
-            ) from error
-        self.limit = max(longest, min(self.limit, largest) // 2)
-
 
 def _diverged(learner: _Learner, what: str, step: int) -> str:
     rate = learner.lesson.rate
@@ -515,22 +422,3 @@ def _diverged(learner: _Learner, what: str, step: int) -> str:
         f"At step {step + 1}, epoch {learner.state.epoch + 1}, {what}. The learning rate {rate:g} is "
         f"most likely too high: try --lr {rate / 10:g}. Nothing was written to the bank."
     )
-
-
-def _row_weights(lesson: Lesson, batch: np.ndarray) -> np.ndarray:
-    if lesson.class_weights is None:
-        return np.ones(len(batch))
-    assert lesson.train.targets is not None
-    return np.array([lesson.class_weights[lesson.train.targets[row]] for row in batch])
-
-
-def _token_limit(anatomy: Anatomy, device: torch.device) -> int:
-    """Estimate how many padded tokens' activations fit into half of the memory, as a power of two.
-
-    A layer keeps about 12 vectors of the hidden width and 3 of the feed-forward width for the backward pass, and the
-    attention weights of a row. A step that runs out of memory all the same is cut further (`_halve`).
-    """
-    attention = 4 * anatomy.heads * min(anatomy.max_length, 512)
-    numbers = anatomy.layers * (12 * anatomy.hidden + 3 * anatomy.feedforward + attention)
-    fits = total_memory(device) // 2 // (4 * numbers)
-    return max(anatomy.max_length, 1 << max(0, fits.bit_length() - 1))
