@@ -10,7 +10,7 @@ import numpy as np
 from adapterbank.bank import Bank
 from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.methods import Head, Options, Plan, make_plan
-from adapterbank.package import FORMAT, Manifest
+from adapterbank.package import FORMAT, Manifest, count_params
 from adapterbank.prepare import initial_tensors
 from adapterbank.tasks.spec import Task
 
@@ -65,12 +65,6 @@ def make(folder: Path, backbone: Backbone, count: int, size: int) -> Bank:
         drawn = tensors(backbone, size, number)
         trained = sum(array.size for array in drawn.values())
         task = Task(name(number), "classification", ("text",), "label", ("no", "yes"), "accuracy")
-        params = {
-            "trained": trained,
-            "encoder": backbone.parameters,
-            "total": backbone.parameters + trained,
-            "percent": 100 * trained / backbone.parameters,
-        }
         draft = Manifest(
             format=FORMAT,
             name=name(number),
@@ -82,7 +76,7 @@ def make(folder: Path, backbone: Backbone, count: int, size: int) -> Bank:
             seed=number,
             data={},
             metrics={"dev": {"accuracy": 0.5}},
-            params=params,
+            params=count_params(trained, encoder=backbone.parameters, new=trained),
             bytes=0,
             weights_sha256="",
             library="random",

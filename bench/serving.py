@@ -143,11 +143,17 @@ def filled(backbone: Backbone, options: argparse.Namespace, **more: Any) -> Engi
     return engine
 
 
-def measure_load(options: argparse.Namespace) -> dict[str, Any]:
-    """See the module's docstring."""
+def made(options: argparse.Namespace) -> tuple[Backbone, Path]:
+    """Give the encoder and a bank of random tasks on it."""
     backbone = load(options.backbone)
     bank = Path(options.folder, f"{backbone.sha256[:8]}-{options.size}-{options.tasks}")
     random_bank.make(bank, backbone, options.tasks, options.size)
+    return backbone, bank
+
+
+def measure_load(options: argparse.Namespace) -> dict[str, Any]:
+    """See the module's docstring."""
+    backbone, bank = made(options)
     texts = random_bank.texts(backbone, POOL, TOKENS)
     engine = filled(backbone, options)
     found: dict[str, Any] = {"rounds": []}
@@ -203,9 +209,7 @@ def measure_start(options: argparse.Namespace) -> dict[str, Any]:
     """See the module's docstring."""
     import psutil
 
-    backbone = load(options.backbone)
-    bank = Path(options.folder, f"{backbone.sha256[:8]}-{options.size}-{options.tasks}")
-    random_bank.make(bank, backbone, options.tasks, options.size)
+    backbone, bank = made(options)
     texts = random_bank.texts(backbone, POOL, TOKENS)
     seconds, megabytes = [], []
     for _ in range(options.rounds):
@@ -221,9 +225,7 @@ def measure_soak(options: argparse.Namespace) -> dict[str, Any]:
     """See the module's docstring."""
     import psutil
 
-    backbone = load(options.backbone)
-    bank = Path(options.folder, f"{backbone.sha256[:8]}-{options.size}-{options.tasks}")
-    random_bank.make(bank, backbone, options.tasks, options.size)
+    backbone, bank = made(options)
     texts = random_bank.texts(backbone, 64, TOKENS)
     engine = filled(backbone, options)
     known = {

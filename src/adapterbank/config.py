@@ -228,6 +228,12 @@ def check(config: Config) -> list[str]:
     return mistakes + _idle_options(config)
 
 
+def check_tolerance(points: float) -> None:
+    """Refuse a tolerance that is none; it is in points, hundredths of a metric."""
+    if not points >= 0:
+        raise ConfigError([f"tolerance is {points!r}; it must be at least 0, in points of the metric."])
+
+
 def resolve(config: Config) -> Config:
     """Fill in the defaults that depend on the method."""
     defaults = METHODS[config.method].defaults

@@ -167,6 +167,11 @@ def read_manifest(path: Path) -> Manifest:
         raise errors.PackageDamaged(f"{file} is not JSON; {RESTORE}.") from error
 
 
+def count_params(trained: int, *, encoder: int, new: int) -> dict[str, float]:
+    """Give a manifest's `params`: what trains, the encoder, both together (`new` is what it lacks), and the share."""
+    return {"trained": trained, "encoder": encoder, "total": encoder + new, "percent": 100 * trained / encoder}
+
+
 def check_format(found: Any, path: Path) -> None:
     """Refuse what a later release has written in a way that this one cannot know."""
     if isinstance(found, int) and found > FORMAT:

@@ -17,11 +17,11 @@ from adapterbank import metrics, records
 from adapterbank.ablation import without
 from adapterbank.audit import fingerprint
 from adapterbank.bank import Bank
-from adapterbank.config import Config
+from adapterbank.config import Config, check_tolerance
 from adapterbank.data import read_data
 from adapterbank.engine import Engine, Resident
-from adapterbank.errors import ConfigError, InputError
-from adapterbank.package import Manifest, Package
+from adapterbank.errors import InputError
+from adapterbank.package import Manifest, Package, count_params
 from adapterbank.run import Result
 from adapterbank.runtime import stamp
 from adapterbank.tasks.spec import Examples
@@ -62,8 +62,7 @@ def prune(
     The engine should have no other task and run no programs: the new package's fingerprint is taken with it. All
     `splits` are scored anew. Where no adapter is idle there is no new version.
     """
-    if not tolerance >= 0:
-        raise ConfigError([f"tolerance is {tolerance!r}; it must be at least 0, in points of the metric."])
+    check_tolerance(tolerance)
     began = time.perf_counter()
     held = engine.residents[engine.load(package, f"{package.ref} whole")]
     if held.plan.adapter is None:
@@ -145,13 +144,8 @@ def _publish(
     old, held = package.manifest, engine.residents[_TRIAL]
     scores = {name: _scores(engine, held, examples) for name, examples in splits.items()}
     count = sum(array.size for array in tensors.values())
-    gone = old.params["trained"] - count
-    params = {
-        **old.params,
-        "trained": count,
-        "total": old.params["total"] - gone,
-        "percent": 100 * count / old.params["encoder"],
-    }
+    encoder, gone = int(old.params["encoder"]), int(old.params["trained"]) - count
+    params = count_params(count, encoder=encoder, new=int(old.params["total"]) - encoder - gone)
     draft = replace(
         old,
         version=0,

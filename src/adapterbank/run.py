@@ -25,7 +25,7 @@ from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.engine import Engine, decide, readings
 from adapterbank.errors import TrainingError
 from adapterbank.methods import find_method
-from adapterbank.package import FORMAT, Manifest, Package, pack
+from adapterbank.package import FORMAT, Manifest, Package, count_params, pack
 from adapterbank.prepare import Ready, Workshop, identity
 from adapterbank.runtime import stamp
 from adapterbank.spans import tune
@@ -313,12 +313,7 @@ def _draft(
         seed=config.seed,
         data=data.about(),
         metrics={name: {k: v for k, v in s.items() if isinstance(v, int | float)} for name, s in scores.items()},
-        params={
-            "trained": count,
-            "encoder": backbone.parameters,
-            "total": backbone.parameters + new,
-            "percent": 100 * count / backbone.parameters,
-        },
+        params=count_params(count, encoder=backbone.parameters, new=new),
         bytes=0,
         weights_sha256="",
         library=__version__,

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from adapterbank.config import Config, resolve
+from adapterbank.config import Config, check_tolerance, resolve
 from adapterbank.data import named
 from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.errors import ConfigError, TrainingError
@@ -90,8 +90,7 @@ def run_auto(
         raise ConfigError([f"size is 'auto', but method {config.method!r} has no size; leave it out."])
     if rest.pop("resuming", False):
         raise ConfigError(["size is 'auto', which cannot be resumed; leave --resume out."])
-    if not tolerance >= 0:
-        raise ConfigError([f"tolerance is {tolerance!r}; it must be at least 0, in points of the metric."])
+    check_tolerance(tolerance)
     began = time.perf_counter()
     rates = (config.lr,) if config.lr is not None else RATES
     config = resolve(named(config, data))
