@@ -1,0 +1,157 @@
+"""The studies of docs/results.md side by side on one machine: each process takes one task of a study.
+
+    python bench/reproduce.py --records results/records --data-root data --at-once 7 --dry-run
+    python bench/reproduce.py --records results/records --data-root data --at-once 7
+
+A small encoder leaves much of a large GPU idle, so several processes share it (with `nvidia-cuda-mps-control -d` their
+kernels run at the same time). Encoders are looked for as folders or short names, as always. Runs that have a record are
+not run again: what was stopped goes on. The grid whose time is told (`glue-grid-minilm`) is the first process; AutoML
+runs on CPUs alone, `--searches` at a time, and wants Optuna.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+STUDIES = {
+    "glue-grid-minilm": "minilm",
+    "table1-minilm": "minilm",
+    "figures-gte-small": "gte-small",
+    "table2-minilm": "minilm",
+    "table1-mpnet": "mpnet",
+}
+"""Study -> folder of its records."""
+_WHOLE = ("full", "top")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One process: a part of a study."""
+
+    name: str
+    path: Path
+    records: str
+    search: bool
+
+    def command(self, options: argparse.Namespace) -> list[str]:
+        """Give the command line."""
+        start = [sys.executable, "-c", "from adapterbank.cli.entry import main; main()", "sweep", str(self.path)]
+        words = [
+            "--records",
+            str(Path(options.records, self.records)),
+            "--data-root",
+            options.data_root,
+            "--jobs",
+            "15",
+        ]
+        return [*start, *words, "--json", *(["--dry-run"] if options.dry_run else [])]
+
+
+def parts(study: str, folder: Path) -> list[Job]:
+    """Cut a study into processes: the grid is one, others one a task, methods that train whole layers by themselves."""
+    whole = yaml.safe_load((CONFIGS / f"{study}.yaml").read_text(encoding="utf-8"))
+    if study.startswith("glue-grid"):
+        return [_job(study, "all", whole, folder)]
+    found = []
+    for task in _tasks(whole):
+        mine = _of_task(whole, task)
+        for kind, chosen in _KINDS.items():
+            blocks = [block for block in mine["blocks"] if chosen(block)]
+            if blocks:
+                found.append(_job(study, f"{task.split('/')[1]}-{kind}", {**mine, "blocks": blocks}, folder))
+    return found
+
+
+def _method(block: Mapping[str, Any]) -> list[str]:
+    value = block.get("method", "adapter")
+    return list(value) if isinstance(value, list) else [value]
+
+
+_KINDS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
+    "slots": lambda block: not {*_WHOLE, "automl"} & {*_method(block)},
+    "whole": lambda block: bool({*_WHOLE} & {*_method(block)}),
+    "automl": lambda block: "automl" in _method(block),
+}
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _name(task: Any) -> str:
+    return str(task["task"] if isinstance(task, Mapping) else task)
+
+
+def _tasks(study: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys(_name(t) for part in [study, *study["blocks"]] for t in _listed(part.get("task", []))))
+
+
+def _of_task(study: Mapping[str, Any], task: str) -> dict[str, Any]:
+    def kept(part: Mapping[str, Any]) -> dict[str, Any]:
+        chosen = [t for t in _listed(part["task"]) if _name(t) == task] if "task" in part else None
+        return {**part, **({} if chosen is None else {"task": chosen})}
+
+    blocks = [kept(block) for block in study["blocks"]]
+    return {**kept(study), "blocks": [block for block in blocks if block.get("task") != []]}
+
+
+def _job(study: str, label: str, values: Mapping[str, Any], folder: Path) -> Job:
+    path = folder / f"{study}-{label}.yaml"
+    path.write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
+    return Job(path.stem, path, STUDIES[study], label.endswith("automl"))
+
+
+def run(jobs: list[Job], options: argparse.Namespace, logs: Path) -> None:
+    """Keep as many processes going as are wanted, in the order of the jobs."""
+    began, going = time.monotonic(), dict[Job, subprocess.Popen[bytes]]()
+    left = list(jobs)
+    searches = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+    def tell(what: str, job: Job) -> None:
+        print(f"{time.monotonic() - began:7.1f} {what} {job.name}", flush=True)
+
+    while left or going:
+        for job in list(left):
+            limit = options.searches if job.search else options.at_once
+            if sum(other.search == job.search for other in going) < limit:
+                with (logs / f"{job.name}.log").open("wb") as log:
+                    env = searches if job.search else None
+                    going[job] = subprocess.Popen(job.command(options), stdout=log, stderr=log, env=env)
+                left.remove(job)
+                tell("start", job)
+        for job, process in list(going.items()):
+            if process.poll() is not None:
+                del going[job]
+                tell(f"ended with {process.returncode}", job)
+        time.sleep(0.2)
+
+
+def main() -> None:
+    """Cut the studies, then run their parts."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--records", default="results/records")
+    options.add_argument("--data-root", default="data")
+    options.add_argument("--only", nargs="*", choices=list(STUDIES), default=list(STUDIES))
+    options.add_argument("--at-once", type=int, default=7)
+    options.add_argument("--searches", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    options.add_argument("--folder", default="reproduce", help="for the parts of the studies, and logs")
+    options.add_argument("--dry-run", action="store_true")
+    chosen = options.parse_args()
+    folder = Path(chosen.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    run([job for study in chosen.only for job in parts(study, folder)], chosen, folder)
+
+
+if __name__ == "__main__":
+    main()
