@@ -29,6 +29,7 @@ from adapterbank.residency import Known
 from adapterbank.serving import about
 from adapterbank.serving.batching import Batching, Full, Parcel, Row
 from adapterbank.serving.errands import Errand, as_refusals, check, guess, refusal, settle
+from adapterbank.serving.mirror import Mirror
 from adapterbank.serving.shelf import Held, Shelf
 from adapterbank.serving.terms import Answer, Ask, Refusal
 from adapterbank.tasks.spec import Examples
@@ -42,9 +43,20 @@ WAIT = 0.004
 class BankService:
     """A bank that answers."""
 
-    def __init__(self, bank: Bank, engine: Engine, *, queue: int | None = None, wait: float = WAIT) -> None:
-        """Serve the tasks of a bank with an engine; `queue` is how many tokens may wait, sixteen batches without it."""
-        self.bank, self.engine = bank, engine
+    def __init__(
+        self,
+        bank: Bank,
+        engine: Engine,
+        *,
+        queue: int | None = None,
+        wait: float = WAIT,
+        mirror: Mirror | None = None,
+    ) -> None:
+        """Serve the tasks of a bank with an engine; `queue` is how many tokens may wait, sixteen batches without it.
+
+        A bank that is a `mirror` is followed while the service runs, and not changed.
+        """
+        self.bank, self.engine, self.mirror = bank, engine, mirror
         self.shelf = Shelf(bank, engine)
         budget = engine.tokens_at_once
         self.batching = Batching(budget=budget, bound=queue or 16 * budget, wait=wait)
@@ -63,9 +75,16 @@ class BankService:
         """See `terms.Service`."""
         return self.shelf.ready and self._open
 
+    @property
+    def alive(self) -> bool:
+        """Whether it computes, or would if it was asked."""
+        return self._open and self._thread.is_alive()
+
     async def start(self) -> None:
         """See `terms.Service`."""
         self._thread.start()
+        if self.mirror:
+            self.mirror.follow()
         self.shelf.follow()
 
     async def stop(self) -> None:
@@ -76,6 +95,8 @@ class BankService:
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self.shelf.stop)
+        if self.mirror:
+            await asyncio.to_thread(self.mirror.close)
         await asyncio.to_thread(self._pool.shutdown)
 
     async def predict(self, asks: Sequence[Ask]) -> list[Answer]:
@@ -148,6 +169,8 @@ class BankService:
 
     def _change(self, act: Callable[[], Any]) -> Any:
         """Change the bank, and serve it as it is now."""
+        if self.mirror:
+            raise Refusal("conflict", self.mirror.refusal)
         found = as_refusals(act)
         self.shelf.look(closely=False)
         return found
