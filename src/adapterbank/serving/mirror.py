@@ -103,6 +103,18 @@ class Mirror:
         for problem in filter(None, problems):
             raise problem
 
+    def refresh_all(self) -> None:
+        """Refresh for the first time: what cannot be fetched is told in the log, and may come later."""
+        try:
+            self.refresh()
+        except BankError:
+            raise
+        except Exception as error:
+            self._tell(f"{type(error).__name__}: {error}")
+
+    def _tell(self, problem: str) -> None:
+        log.error("bank", extra={"fields": {"url": self.url, "problem": problem}})
+
     def _follow(self) -> None:
         last = ""
         while not self._stopped.wait(self._every):
@@ -111,7 +123,7 @@ class Mirror:
                 last = ""
             except Exception as error:  # a store that is away for a while leaves all as it is
                 if (text := f"{type(error).__name__}: {error}") != last:
-                    log.error("bank", extra={"fields": {"url": self.url, "problem": text}})
+                    self._tell(text)
                 last = text
 
     # --- what is there ------------------------------------------------------------------------------------

@@ -1,0 +1,155 @@
+"""Claims about the engine ray: a real cluster on this machine, a replica killed under load, and no answer lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytest.importorskip("fastapi", reason="pip install 'adapterbank[serve]'")
+
+from adapterbank.errors import InputError
+from adapterbank.serving import replicas
+from adapterbank.serving.replicas import Scale, autoscaling, parse_replicas
+from adapterbank.tasks.spec import Examples
+
+KILLED = """
+import contextlib, json, os, random, signal, socket, sys, threading, time
+from pathlib import Path
+
+import psutil
+
+import adapterbank
+from adapterbank import cache
+from adapterbank.serving.mirror import FOLDER
+from adapterbank.serving.replicas import Scale, deployed
+from adapterbank.serving.settings import Settings
+
+bank, new = Path("bank").absolute(), Path("new").absolute()
+words = "the cat sat on a mat and was very good".split()
+said, failed, statuses, stop = [], [], [], threading.Event()
+
+class Client(adapterbank.Client):
+    def _send(self, call):
+        reply = super()._send(call)
+        statuses.append(reply.status)
+        return reply
+
+def port():
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return door.getsockname()[1]
+
+def pids():
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error, IndexError):
+            if child.cmdline()[0].startswith("ray::ServeReplica"):
+                found.add(child.pid)
+    return found
+
+def until(what, true):
+    end = time.monotonic() + 45
+    while not true():
+        assert time.monotonic() < end, (what, failed)
+        time.sleep(0.05)
+
+def load(seed):
+    draw = random.Random(seed)
+    with Client(url, retries=8) as client:
+        while not stop.is_set():
+            task, texts = f"t{draw.randrange(3)}", [" ".join(draw.choices(words, k=6)) for _ in range(4)]
+            try:
+                answers = client.predict(task, texts)
+            except Exception as error:
+                failed.append(repr(error))
+            else:
+                said.append((task, texts, [one.probabilities for one in answers]))
+
+listens = port()
+url = f"http://127.0.0.1:{listens}"
+settings = Settings(f"local://{bank}", device="cpu", page=False)
+with deployed(settings, Scale(2, 2), host="127.0.0.1", port=listens):
+    until("two replicas", lambda: len(pids()) == 2)
+    before = pids()
+    threads = [threading.Thread(target=load, args=(seed,), daemon=True) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    until("answers", lambda: len(said) > 100)
+    os.kill(min(before), signal.SIGSTOP)  # so that it dies with requests that it has not answered
+    time.sleep(0.3)
+    os.kill(min(before), signal.SIGKILL)
+    until("another replica", lambda: len(pids()) == 2 and min(before) not in pids())
+    count = len(said)
+    until("answers of the new one", lambda: len(said) > count + 100)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    new.rename(bank / "tasks" / "t3")
+    mirrors = cache.folder() / FOLDER
+    served = lambda pid: any((place / "tasks" / "t3" / "task.json").exists() for place in mirrors.glob(f"{pid}-*"))
+    until("mirrors", lambda: all(served(pid) for pid in pids()))
+    time.sleep(1)
+    with Client(url, retries=0) as client:
+        for _ in range(40):
+            said.append(("t3", ["the cat"], [one.probabilities for one in client.predict("t3", ["the cat"])]))
+left = [place.name for place in mirrors.glob("*-*")]
+print(json.dumps({"said": said, "failed": failed, "statuses": sorted(set(statuses)), "left": left}))
+"""
+
+
+@pytest.mark.slow
+def test_a_replica_killed_under_load_loses_no_answer_and_comes_back(small, tmp_path):
+    pytest.importorskip("ray.serve", reason="pip install 'adapterbank[ray]'")
+    for number in range(4):
+        small.put(f"t{number}", number)
+    engine = small.alone("t0", "t1", "t2", "t3")
+    (small.bank.path / "tasks" / "t3").rename(tmp_path / "new")
+    (tmp_path / "serve.py").write_text(textwrap.dedent(KILLED))
+    quiet = {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "serve.py"]
+    found = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=200, env={**os.environ, **quiet}
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    told = json.loads(found.stdout.splitlines()[-1])
+    assert told["failed"] == []
+    assert set(told["statuses"]) > {200}, "no request was lost, so no retry was tested"
+    assert told["left"] == []
+    assert len(told["said"]) > 240
+    wanted = engine.predict([(task, Examples(texts)) for task, texts, _ in told["said"]])
+    for (_, _, got), expected in zip(told["said"], wanted, strict=True):
+        for one, other in zip(got, expected, strict=True):
+            assert one == pytest.approx(other.probabilities, abs=1e-5)
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("1", (1, 1)), ("3", (3, 3)), ("1:4", (1, 4)), ("2:2", (2, 2))])
+def test_replicas_are_a_number_or_two(text, wanted):
+    assert parse_replicas(text) == wanted
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "4:1", "0:2", "1:", ":2", "a", "1:2:3", "1.5", "²"])
+def test_what_is_no_number_of_replicas_is_told(text):
+    with pytest.raises(InputError, match=r"give a number, or the least and the most, as in 1:4"):
+        parse_replicas(text)
+
+
+def test_the_number_of_replicas_follows_the_requests_that_wait():
+    config = pytest.importorskip("ray.serve.config", reason="pip install 'adapterbank[ray]'")
+    made = config.AutoscalingConfig(**autoscaling(Scale(2, 5, target=7)))
+    assert (made.min_replicas, made.max_replicas, made.target_ongoing_requests) == (2, 5, 7)
+
+
+@pytest.mark.parametrize("missing", ["ray", "ray.serve"])
+def test_without_ray_serve_it_says_what_to_install(monkeypatch, missing):
+    pytest.importorskip("ray.serve", reason="pip install 'adapterbank[ray]'")
+    import ray
+
+    monkeypatch.delattr(ray, "serve", raising=False)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(InputError, match=r"pip install 'adapterbank\[ray,serve\]'"):
+        replicas._libraries()
