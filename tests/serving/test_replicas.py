@@ -7,14 +7,16 @@ import os
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("fastapi", reason="pip install 'adapterbank[serve]'")
 
-from adapterbank.errors import InputError
+from adapterbank.errors import InputError, ServiceError
 from adapterbank.serving import replicas
-from adapterbank.serving.replicas import Scale, autoscaling, parse_replicas
+from adapterbank.serving.replicas import Scale, autoscaling, deployed, parse_replicas
+from adapterbank.serving.settings import Settings
 from adapterbank.tasks.spec import Examples
 
 KILLED = """
@@ -125,6 +127,105 @@ def test_a_replica_killed_under_load_loses_no_answer_and_comes_back(small, tmp_p
     for (_, _, got), expected in zip(told["said"], wanted, strict=True):
         for one, other in zip(got, expected, strict=True):
             assert one == pytest.approx(other.probabilities, abs=1e-5)
+
+
+class Cluster:
+    """Stands for Ray and Ray Serve: notes what is asked of them."""
+
+    def __init__(self, *, running=False, fails=""):
+        self.asked, self.running, self.fails, self.resources, self.options = [], running, fails, {"CPU": 2}, {}
+
+    def __getattr__(self, name):
+        return lambda *_, **options: self.asked.append((name, options))
+
+    def cluster_resources(self):
+        return self.resources
+
+    def is_initialized(self):
+        return False
+
+    def status(self):
+        message = f"Traceback:\n  File x\nadapterbank.errors.BackboneError: {self.fails}\n" if self.fails else ""
+        deployments = {"adapterbank": SimpleNamespace(message=message)}
+        return SimpleNamespace(
+            proxies={"node": "HEALTHY"} if self.running else {},
+            applications={"adapterbank": SimpleNamespace(deployments=deployments)},
+        )
+
+    def ingress(self, app):
+        return lambda cls: cls
+
+    def deployment(self, cls, **options):
+        self.options = options
+        return SimpleNamespace(bind=lambda: cls)
+
+    def run(self, *_, **options):
+        self.asked.append(("run", options))
+        if self.fails:
+            raise RuntimeError("Deploying application adapterbank failed.")
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    def make(**options):
+        made = Cluster(**options)
+        monkeypatch.setattr(replicas, "_libraries", lambda: (made, made))
+        return made
+
+    return make
+
+
+def serve(settings, scale=None):
+    with deployed(settings, scale or Scale(), host="127.0.0.1", port=8000, address="here") as as_told:
+        return as_told
+
+
+def test_a_cluster_without_ray_serve_gets_one_where_it_was_told_and_loses_it_again(cluster):
+    made = cluster()
+    assert serve(Settings("bank")) is True
+    assert [name for name, _ in made.asked] == ["init", "start", "run", "shutdown", "shutdown"]
+    assert made.asked[0][1]["address"] == "here"
+    assert made.asked[1][1]["http_options"] == {"host": "127.0.0.1", "port": 8000}
+
+
+def test_where_ray_serve_runs_already_keys_are_needed_as_it_may_listen_anywhere(cluster):
+    made = cluster(running=True)
+    with pytest.raises(InputError, match="Ray Serve runs on this cluster already"):
+        serve(Settings("bank"))
+    assert [name for name, _ in made.asked] == ["init", "shutdown"]
+
+
+def test_where_ray_serve_runs_already_only_our_own_app_is_taken_away(cluster):
+    made = cluster(running=True)
+    assert serve(Settings("bank", locked=True)) is False
+    assert [name for name, _ in made.asked] == ["init", "run", "delete", "shutdown"]
+
+
+def test_a_replica_has_a_gpu_where_there_are_some(cluster):
+    made = cluster()
+    for gpus, device, wanted in ((0, "auto", 0), (4, "auto", 1), (4, "cuda", 1), (4, "cpu", 0)):
+        made.resources = {"CPU": 8, "GPU": gpus}
+        serve(Settings("bank", device=device), Scale(2, 2, cpus=3))
+        assert made.options["ray_actor_options"] == {"num_cpus": 3, "num_gpus": wanted}
+    assert made.options["num_replicas"] == 2
+    serve(Settings("bank"), Scale(1, 4))
+    assert made.options["autoscaling_config"]["max_replicas"] == 4
+
+
+def test_why_no_replica_could_be_started_is_told_in_its_own_words(cluster):
+    made = cluster(fails="'nowhere' is neither a folder, nor a name.")
+    with pytest.raises(ServiceError, match=r"^No replica could be started: 'nowhere' is neither a folder"):
+        serve(Settings("bank"))
+    assert [name for name, _ in made.asked][-2:] == ["shutdown", "shutdown"]
+
+
+def test_a_replica_whose_service_has_stopped_is_not_healthy(cluster):
+    replica = replicas._replica(cluster(), Settings("bank"), 1, ".")()
+    replica.app = SimpleNamespace(state=SimpleNamespace(service=SimpleNamespace(alive=True)))
+    assert replica.check_health() is None
+    replica.app.state.service.alive = False
+    with pytest.raises(RuntimeError, match="stopped computing"):
+        replica.check_health()
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("1", (1, 1)), ("3", (3, 3)), ("1:4", (1, 4)), ("2:2", (2, 2))])

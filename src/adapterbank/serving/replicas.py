@@ -12,6 +12,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -153,7 +154,7 @@ def _why(serve: Any) -> str:
         for deployment in app.deployments.values():
             lines = [line.strip() for line in str(deployment.message).splitlines() if line.strip()]
             if lines:
-                return lines[-1]
+                return re.sub(r"^[\w.]+: ", "", lines[-1])
     return ""
 
 
