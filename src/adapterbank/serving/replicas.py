@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import logging
 import os
 import re
@@ -98,13 +97,11 @@ def deployed(settings: Settings, scale: Scale, *, host: str, port: int, address:
 
 
 def _libraries() -> tuple[Any, Any]:
-    if importlib.util.find_spec("ray") is None:
-        raise InputError("The engine ray needs Ray Serve: pip install 'adapterbank[ray,serve]'.")
     try:
         import ray
         from ray import serve
-    except ImportError as error:
-        raise InputError(f"The engine ray needs Ray Serve ({error}): pip install 'adapterbank[ray,serve]'.") from error
+    except ImportError:
+        raise InputError("The engine ray needs Ray Serve: pip install 'adapterbank[ray,serve]'.") from None
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     return ray, serve
 
@@ -126,7 +123,6 @@ def _run(ray: Any, serve: Any, settings: Settings, scale: Scale) -> None:
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=5,
         health_check_timeout_s=15,
-        max_constructor_retry_count=3,
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
         **number,
     )
