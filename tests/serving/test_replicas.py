@@ -24,6 +24,7 @@ import contextlib, json, os, random, signal, socket, sys, threading, time
 from pathlib import Path
 
 import psutil
+from ray import serve
 
 import adapterbank
 from adapterbank import cache
@@ -33,6 +34,7 @@ from adapterbank.serving.settings import Settings
 
 bank, new = Path("bank").absolute(), Path("new").absolute()
 words = "the cat sat on a mat and was very good".split()
+mirrors = cache.folder() / FOLDER
 said, failed, statuses, stop = [], [], [], threading.Event()
 
 class Client(adapterbank.Client):
@@ -54,8 +56,12 @@ def pids():
                 found.add(child.pid)
     return found
 
+def whole():
+    states = serve.status().applications["adapterbank"].deployments["adapterbank"].replica_states
+    return states == {"RUNNING": 2} and all(list(mirrors.glob(f"{pid}-*/tasks/t0")) for pid in pids())
+
 def until(what, true):
-    end = time.monotonic() + 45
+    end = time.monotonic() + 90
     while not true():
         assert time.monotonic() < end, (what, failed)
         time.sleep(0.05)
@@ -76,7 +82,7 @@ listens = port()
 url = f"http://127.0.0.1:{listens}"
 settings = Settings(f"local://{bank}", device="cpu", page=False)
 with deployed(settings, Scale(2, 2), host="127.0.0.1", port=listens):
-    until("two replicas", lambda: len(pids()) == 2)
+    until("two replicas", whole)
     before = pids()
     threads = [threading.Thread(target=load, args=(seed,), daemon=True) for seed in range(6)]
     for thread in threads:
@@ -85,14 +91,13 @@ with deployed(settings, Scale(2, 2), host="127.0.0.1", port=listens):
     os.kill(min(before), signal.SIGSTOP)  # so that it dies with requests that it has not answered
     time.sleep(0.3)
     os.kill(min(before), signal.SIGKILL)
-    until("another replica", lambda: len(pids()) == 2 and min(before) not in pids())
+    until("another replica", lambda: pids() - before and min(before) not in pids() and whole())
     count = len(said)
     until("answers of the new one", lambda: len(said) > count + 100)
     stop.set()
     for thread in threads:
         thread.join()
     new.rename(bank / "tasks" / "t3")
-    mirrors = cache.folder() / FOLDER
     served = lambda pid: any((place / "tasks" / "t3" / "task.json").exists() for place in mirrors.glob(f"{pid}-*"))
     until("mirrors", lambda: all(served(pid) for pid in pids()))
     time.sleep(1)
@@ -115,7 +120,7 @@ def test_a_replica_killed_under_load_loses_no_answer_and_comes_back(small, tmp_p
     quiet = {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "serve.py"]
     found = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=200, env={**os.environ, **quiet}
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env={**os.environ, **quiet}
     )
     assert found.returncode == 0, found.stderr[-3000:]
     told = json.loads(found.stdout.splitlines()[-1])
