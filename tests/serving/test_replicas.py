@@ -66,11 +66,11 @@ def until(what, true):
         assert time.monotonic() < end, (what, failed)
         time.sleep(0.05)
 
-def load(seed):
+def load(seed, retries, count):
     draw = random.Random(seed)
-    with Client(url, retries=8) as client:
+    with Client(url, retries=retries) as client:
         while not stop.is_set():
-            task, texts = f"t{draw.randrange(3)}", [" ".join(draw.choices(words, k=6)) for _ in range(4)]
+            task, texts = f"t{draw.randrange(3)}", [" ".join(draw.choices(words, k=6)) for _ in range(count)]
             try:
                 answers = client.predict(task, texts)
             except Exception as error:
@@ -78,15 +78,19 @@ def load(seed):
             else:
                 said.append((task, texts, [one.probabilities for one in answers]))
 
+def loaded(retries, count):
+    threads = [threading.Thread(target=load, args=(seed, retries, count), daemon=True) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    return threads
+
 listens = port()
 url = f"http://127.0.0.1:{listens}"
 settings = Settings(f"local://{bank}", device="cpu", page=False)
 with deployed(settings, Scale(2, 2), host="127.0.0.1", port=listens):
     until("two replicas", whole)
     before = pids()
-    threads = [threading.Thread(target=load, args=(seed,), daemon=True) for seed in range(6)]
-    for thread in threads:
-        thread.start()
+    threads = loaded(8, 4)
     until("answers", lambda: len(said) > 100)
     os.kill(min(before), signal.SIGSTOP)  # so that it dies with requests that it has not answered
     time.sleep(0.3)
@@ -104,6 +108,12 @@ with deployed(settings, Scale(2, 2), host="127.0.0.1", port=listens):
     with Client(url, retries=0) as client:
         for _ in range(40):
             said.append(("t3", ["the cat"], [one.probabilities for one in client.predict("t3", ["the cat"])]))
+    stop.clear()
+    threads = loaded(0, 100)
+    time.sleep(1)
+    stop.set()  # what was asked before this is answered, though the replicas are taken away
+for thread in threads:
+    thread.join()
 left = [place.name for place in mirrors.glob("*-*")]
 print(json.dumps({"said": said, "failed": failed, "statuses": sorted(set(statuses)), "left": left}))
 """
@@ -188,7 +198,7 @@ def serve(settings, scale=None):
 def test_a_cluster_without_ray_serve_gets_one_where_it_was_told_and_loses_it_again(cluster):
     made = cluster()
     assert serve(Settings("bank")) is True
-    assert [name for name, _ in made.asked] == ["init", "start", "run", "shutdown", "shutdown"]
+    assert [name for name, _ in made.asked] == ["init", "start", "run", "delete", "shutdown", "shutdown"]
     assert made.asked[0][1]["address"] == "here"
     assert made.asked[1][1]["http_options"] == {"host": "127.0.0.1", "port": 8000}
 
@@ -221,7 +231,7 @@ def test_why_no_replica_could_be_started_is_told_in_its_own_words(cluster):
     made = cluster(fails="'nowhere' is neither a folder, nor a name.")
     with pytest.raises(ServiceError, match=r"^No replica could be started: 'nowhere' is neither a folder"):
         serve(Settings("bank"))
-    assert [name for name, _ in made.asked][-2:] == ["shutdown", "shutdown"]
+    assert [name for name, _ in made.asked][-3:] == ["delete", "shutdown", "shutdown"]
 
 
 def test_a_replica_whose_service_has_stopped_is_not_healthy(cluster):

@@ -90,7 +90,10 @@ def deployed(settings: Settings, scale: Scale, *, host: str, port: int, address:
             _run(ray, serve, settings, scale)
             yield not there
         finally:
-            serve.delete(NAME) if there else serve.shutdown()
+            with contextlib.suppress(TimeoutError):  # replicas answer what they have, while the proxies are there
+                serve.delete(NAME)
+            if not there:
+                serve.shutdown()
     finally:
         if began:
             ray.shutdown()
