@@ -17,6 +17,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +35,8 @@ FOLDER = "mirrors"
 _FILES = ("manifest.json", "weights.safetensors")
 _POINTERS = "task.json"
 _HEADS = ("bank.json", "keys.json")
+_REST = 4
+"""A look that takes long is followed by a pause of so many times as long: serving comes first."""
 _AT_ONCE = 8
 """Tasks that are fetched at once."""
 _PATIENCE = 5.0
@@ -116,8 +119,9 @@ class Mirror:
         log.error("bank", extra={"fields": {"url": self.url, "problem": problem}})
 
     def _follow(self) -> None:
-        last = ""
-        while not self._stopped.wait(self._every):
+        last, pause = "", self._every
+        while not self._stopped.wait(pause):
+            began = time.monotonic()
             try:
                 self.refresh()
                 last = ""
@@ -125,6 +129,7 @@ class Mirror:
                 if (text := f"{type(error).__name__}: {error}") != last:
                     self._tell(text)
                 last = text
+            pause = max(self._every, _REST * (time.monotonic() - began))
 
     # --- what is there ------------------------------------------------------------------------------------
 
