@@ -549,15 +549,17 @@ def test_tasks_come_and_go_while_batches_are_computed_and_every_output_is_right(
     with ThreadPoolExecutor(1) as pool:
         computing = pool.submit(compute)
         try:
-            for count in (70, 3, 140):  # blocks grow, are left empty, and grow again
+            for round, count in enumerate((70, 3, 140)):  # blocks grow, are left empty, and grow again
                 for i in range(count):
                     guest.put_into(engine, f"guest {i}")
                 for i in range(count):
                     engine.remove(f"guest {i}")
+                while len(batches) <= round and not computing.done():  # a busy machine may take its time
+                    done.wait(0.001)
         finally:
             done.set()
         computing.result(PATIENCE)
-    assert len(batches) > 3
+    assert len(batches) >= 3
     assert not wrong
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from adapterbank import spans
 from adapterbank.batches import Rows, make_rows
@@ -112,6 +113,11 @@ class Engine:
     def tokens_at_once(self) -> int:
         """Tokens that one batch takes at most; more are cut into several."""
         return tokens_at_once(self.device)
+
+    @property
+    def lanes(self) -> int:
+        """How many batches may be computed at once to the use of all: on a CPU one for each of its cores."""
+        return 1 if self.device.type == "cuda" else torch.get_num_threads()
 
     def run_programs(self) -> None:
         """Run programs from the next call on: for an engine that is going to answer many."""
@@ -286,10 +292,14 @@ class Engine:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Compute one batch at a time; tasks may come and go meanwhile, as rows of slots in use are copied, not moved.
+        """Compute one batch at a time on a GPU; a CPU may compute as many as there are callers.
 
-        But programs know the addresses of what they read: while one runs nothing may come or go.
+        Tasks may come and go meanwhile, as rows of slots in use are copied, not moved. But programs know the addresses
+        of what they read: while one runs nothing may come or go.
         """
+        if self.device.type == "cpu":
+            yield
+            return
         with self._computing, self.slots.lock if self._mixed else nullcontext():
             yield
 

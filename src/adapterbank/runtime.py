@@ -44,6 +44,11 @@ def find_dtype(name: str, device: torch.device) -> torch.dtype:
     return _DTYPES[name]
 
 
+def use_one_thread() -> None:
+    """Let what the calling thread computes on the CPU be computed by it alone; other threads go on as they are."""
+    torch.set_num_threads(1)
+
+
 def total_memory(device: torch.device) -> int:
     """Give the bytes the device has, used or not: what follows from it must not change from run to run."""
     if device.type == "cuda":

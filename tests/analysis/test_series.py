@@ -101,3 +101,8 @@ def test_an_ablation_is_a_line_a_span(study):
     data = series.ablations(study(record(), ablations=(ablation(layers=3),)))
     assert len(data) == 6
     assert data[1] == {"package": "glue-cola@1", "first": 0, "last": 1, "accuracy change %": -2.0}
+
+
+def test_of_sizes_with_as_many_learning_rates_the_usual_one_is_drawn(tmp_path):
+    made = [record("glue-rte", dev=0.6, size=size, lr=lr) for size in (8, 64, 256) for lr in (1e-4, 1e-3)]
+    assert {line["option"] for line in series.rates(load([write(tmp_path, *made)]))} == {64}

@@ -21,7 +21,7 @@ from small_data import FAST, answers, flags, pairs, reviews, scores, shell, snap
 
 ROWS = reviews()
 COMMANDS = (
-    *("train", "predict", "evaluate", "tasks", "show", "remove", "rollback", "audit", "gc", "backbones"),
+    *("train", "predict", "evaluate", "tasks", "show", "remove", "rollback", "audit", "gc", "backbones", "serve"),
     *("sweep", "ablate", "prune", "figures", "report"),
     *("catalog", "data", "squad", "glue-score", "glue-submission", "cache"),
 )
@@ -119,7 +119,7 @@ def test_json_prints_one_json_value_and_nothing_else(here, name):
 def test_json_is_there_for_every_command():
     elsewhere = {"catalog", "data", "squad", "glue-score", "glue-submission", "cache"}  # test_cli_catalog.py
     studies = {"sweep", "ablate", "prune", "figures", "report"}  # test_cli_sweep.py, test_cli_analysis.py
-    assert {*JSON, "backbones", *elsewhere, *studies} == set(COMMANDS)
+    assert {*JSON, "backbones", "serve", *elsewhere, *studies} == set(COMMANDS)  # test_cli_serve.py
 
 
 # --- tasks and show -----------------------------------------------------------------------------------------

@@ -355,6 +355,7 @@ BANK_COMMANDS = {
     "rollback": ["rollback", "--task", "s"],
     "audit": ["audit"],
     "gc": ["gc"],
+    "serve": ["serve", "--port", "0"],
 }
 
 

@@ -56,7 +56,11 @@ def start(small):
         command += ["--device", "cpu", *words]
         command += [] if "--bank" in words else ["--bank", str(small.bank.path)]
         process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
         started.append(process)
         line = process.stderr.readline()
@@ -74,6 +78,7 @@ def start(small):
     for process in started:
         process.kill()
         process.wait()
+        process.stdout.close()
         process.stderr.close()
 
 
@@ -148,6 +153,12 @@ def test_a_slip_is_told_before_anything_is_loaded(small, words, told):
     found = shell("serve", "--port", "0", *bank, *words)
     assert found.code == 2
     assert told in found.err
+
+
+def test_with_json_it_says_where_it_listens(start, small):
+    process, address = start("--no-train", "--no-page", "--json")
+    process.terminate()
+    assert json.loads(process.communicate(timeout=30)[0]) == {"bank": str(small.bank.path), "address": address}
 
 
 def test_keys_of_the_bank_are_asked_for_on_any_address(start, small):

@@ -68,7 +68,7 @@ class SmallBank:
 @asynccontextmanager
 async def running(bank: SmallBank, *, budget=None, **options):
     """Give a service that has loaded the bank."""
-    service = BankService(bank.bank, bank.engine(budget=budget), **options)
+    service = BankService(bank.bank, bank.engine(budget=budget), **{"lanes": 1, **options})
     await service.start()
     try:
         await until(lambda: service.ready)

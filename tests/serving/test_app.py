@@ -12,7 +12,7 @@ import pytest
 from adapterbank.serving import watch
 from adapterbank.serving.app import create_app
 from adapterbank.serving.keys import Keys
-from adapterbank.serving.terms import CODES, Limits
+from adapterbank.serving.terms import CODES, Limits, Refusal
 from serving.dummy import Dummy, ask, calling
 
 
@@ -267,6 +267,17 @@ def test_the_metrics_count_requests_batches_queue_and_slots(app):
         "adapterbank_loads_total 1.0",
     ):
         assert line in found
+
+
+def test_overload_is_429_with_the_seconds_to_wait():
+    service = Dummy()
+
+    async def full(asks):
+        raise Refusal("overloaded", "Too much is waiting.", retry_after=2.2)
+
+    service.predict = full
+    answer = post(create_app(service, page=False), "/v1/tasks/length/predict", {"text": "a"})
+    assert (answer.status_code, code(answer), answer.headers["retry-after"]) == (429, "overloaded", "3")
 
 
 def test_a_client_that_goes_away_takes_its_request_with_it():

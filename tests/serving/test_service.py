@@ -7,9 +7,11 @@ import random
 import threading
 
 import pytest
+import torch
 
 from adapterbank.errors import PackageDamaged
 from adapterbank.serving.app import create_app
+from adapterbank.serving.service import BankService
 from adapterbank.serving.terms import Ask, Refusal
 from adapterbank.tasks.spec import Examples
 from serving.dummy import calling
@@ -51,7 +53,8 @@ async def occupied(service):
     return gate, first
 
 
-def test_64_clients_on_50_tasks_get_the_answers_of_the_engine_alone(small):
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_64_clients_on_50_tasks_get_the_answers_of_the_engine_alone(small, lanes):
     kinds = ["classification", "multilabel", "regression", "span"]
     names = [f"task-{i}" for i in range(TASKS)]
     for i, name in enumerate(names):
@@ -81,7 +84,7 @@ def test_64_clients_on_50_tasks_get_the_answers_of_the_engine_alone(small):
                     got.append((name, one, two, p))
 
     async def run():
-        async with running(small) as service:
+        async with running(small, lanes=lanes) as service:
             app = create_app(service, page=False)
             app.router.lifespan_context = _no_life
             async with calling(app) as http:
@@ -95,6 +98,31 @@ def test_64_clients_on_50_tasks_get_the_answers_of_the_engine_alone(small):
     for name, one, two, found in got:
         examples = Examples([one], [two] if len(about[name].text) == 2 else None)
         assert_same([found], alone.predict([(name, examples)])[0])
+
+
+def test_on_a_cpu_each_core_has_a_lane_with_one_thread_of_its_own(small, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    small.put("a")
+    service = BankService(small.bank, small.engine())
+    assert (service.lanes, service.batching.lanes, service.batching.budget) == (3, 3, 1024)
+    one = BankService(small.bank, small.engine(), lanes=1)
+    assert (one.lanes, one.batching.budget) == (1, one.engine.tokens_at_once)
+
+
+def test_lanes_compute_at_the_same_time(small):
+    small.put("a")
+    meeting = threading.Barrier(2, timeout=5)
+
+    async def run():
+        async with running(small, lanes=2) as service:
+            compute = service.engine.compute
+            service.engine.compute = lambda *given: (meeting.wait(), compute(*given))[1]
+            service.batching.budget = 1  # a row a batch
+            answers = await asyncio.gather(*(service.predict([Ask("a", ["why"])]) for _ in range(2)))
+            return [one.predictions for (one,) in answers]
+
+    first, second = asyncio.run(run())
+    assert first == second
 
 
 class _no_life:

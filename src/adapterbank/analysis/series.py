@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from adapterbank.analysis.rows import Row, Study, best, by_task, mean
+from adapterbank.config import Config
 
 Column = str | int | float | None
 Data = list[dict[str, Column]]
@@ -116,7 +117,7 @@ def _curves(rows: Sequence[Row], name: str, place: Callable[[Row], float | None]
     for task, mine in by_task(row for row in rows if place(row) is not None).items():
         forms = _forms(mine)
         widest = {
-            method: max((form for form in forms if form[0] == method), key=lambda f: _variety(forms[f], place))
+            method: max((form for form in forms if form[0] == method), key=lambda f: _variety(f, forms[f], place))
             for method in dict.fromkeys(method for method, _ in forms)
         }
         for method, option in widest.values():
@@ -129,9 +130,11 @@ def _curves(rows: Sequence[Row], name: str, place: Callable[[Row], float | None]
     return found
 
 
-def _variety(rows: Iterable[Row], place: Callable[[Row], float | None]) -> tuple[int, int]:
-    rows = list(rows)
-    return len({place(row) for row in rows}), len(rows)
+def _variety(
+    form: tuple[str, int | None], rows: Sequence[Row], place: Callable[[Row], float | None]
+) -> tuple[int, bool, int]:
+    """Rank the forms of a method: most values first, of equals the usual one, so that all panels show the same."""
+    return len({place(row) for row in rows}), form == ("adapter", Config().size), len(rows)
 
 
 def _forms(rows: Iterable[Row]) -> dict[tuple[str, int | None], list[Row]]:

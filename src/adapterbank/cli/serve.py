@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import ipaddress
 import os
@@ -19,7 +20,7 @@ import typer
 
 from adapterbank import config
 from adapterbank.bank import Bank
-from adapterbank.cli.console import BackboneName, Device, Precision, say
+from adapterbank.cli.console import AsJson, BackboneName, Device, Precision, print_json, say
 from adapterbank.errors import ConfigError, InputError, StorageError
 from adapterbank.serving.mirror import REFRESH, Mirror, is_url
 
@@ -59,7 +60,7 @@ def command(
         int | None, typer.Option("--budget", help="Megabytes that tasks may take in memory (default: any).", min=1)
     ] = None,
     queue: Annotated[
-        int | None, typer.Option("--queue", help="Tokens that may wait (default: sixteen batches).", min=1)
+        int | None, typer.Option("--queue", help="Tokens that may wait (default: 65,536; 262,144 on a GPU).", min=1)
     ] = None,
     max_texts: Annotated[int, typer.Option("--max-texts", help="Texts of one request.", min=1)] = 256,
     max_characters: Annotated[int, typer.Option("--max-characters", help="Characters of one text.", min=1)] = 100_000,
@@ -80,6 +81,7 @@ def command(
     target_requests: Annotated[
         int, typer.Option("--target-requests", help="Ray: requests a replica should have at a time.", min=1)
     ] = 32,
+    json: AsJson = False,
 ) -> None:
     """See `HELP`."""
     if any(importlib.util.find_spec(name) is None for name in _NEEDS):
@@ -89,6 +91,7 @@ def command(
     locks = find_keys(bank, host, keys, mirror.path if mirror else None)
     with listening(host, port) as door:
         taken = door.getsockname()[1]
+        tell = functools.partial(_say_where, bank, host, taken, json)
         from adapterbank.serving.settings import Settings
         from adapterbank.serving.terms import Limits
 
@@ -107,7 +110,7 @@ def command(
             untrained=mirror.refusal if mirror and train else "",
         )
         if engine == "local":
-            _serve_here(settings, mirror, train, door)
+            _serve_here(settings, mirror, train, door, tell)
             return
     if mirror:
         mirror.close()  # each replica has its own
@@ -115,7 +118,7 @@ def command(
 
     scale = Scale(*parse_replicas(replicas), cpus=cpus_per_replica, target=target_requests)
     settings = replace(settings, untrained=settings.untrained or (UNTRAINED if train else ""))
-    _wait(bank, host, taken, lambda: deployed(settings, scale, host=host, port=taken, address=ray_address))
+    _wait(lambda: deployed(settings, scale, host=host, port=taken, address=ray_address), tell)
 
 
 def _check(engine: str, device: str, precision: str) -> None:
@@ -170,7 +173,9 @@ def listening(host: str, port: int) -> contextlib.closing[socket.socket]:
         raise InputError(f"{what}; choose another --host or --port.") from error
 
 
-def _serve_here(settings: Settings, mirror: Mirror | None, train: bool, door: socket.socket) -> None:
+def _serve_here(
+    settings: Settings, mirror: Mirror | None, train: bool, door: socket.socket, tell: Callable[[], None]
+) -> None:
     """Serve in this process."""
     from adapterbank.serving.settings import build
     from adapterbank.serving.watch import log_to
@@ -181,14 +186,16 @@ def _serve_here(settings: Settings, mirror: Mirror | None, train: bool, door: so
 
     log_to()
     app = build(settings, mirror, jobs=jobs if train and mirror is None else None)
-    host, port = door.getsockname()[:2]
-    _say_where(settings.bank, host, port)
+    tell()
     _run(app, door)
 
 
-def _say_where(bank: str, host: str, port: int) -> None:
-    at = f"[{host}]" if ":" in host else host
-    say(f"adapterbank: serving {bank} on http://{at}:{port}")
+def _say_where(bank: str, host: str, port: int, json: bool, told: bool = True) -> None:
+    """Say where the server listens; on a cluster that listens already, nobody here knows."""
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}" if told else None
+    if json:
+        print_json({"bank": bank, "address": address})
+    say(f"adapterbank: serving {bank} on {address or 'the address of the Ray Serve that runs already'}")
 
 
 def _jobs(bank: str, about: dict[str, Any]) -> Any:
@@ -217,14 +224,11 @@ def _run(app: Any, door: socket.socket) -> None:
     say("adapterbank: stopped.")
 
 
-def _wait(bank: str, host: str, port: int, deployed: Callable[[], AbstractContextManager[bool]]) -> None:
+def _wait(deployed: Callable[[], AbstractContextManager[bool]], tell: Callable[..., None]) -> None:
     """Serve on a cluster until asked to stop; then let replicas answer what they have."""
     asked = signal.getsignal(signal.SIGTERM)
     with contextlib.suppress(KeyboardInterrupt), deployed() as as_told:
         signal.signal(signal.SIGTERM, asked)  # Ray has one of its own, which would not wait
-        if as_told:
-            _say_where(bank, host, port)
-        else:
-            say(f"adapterbank: serving {bank} where this cluster's Ray Serve listens already")
+        tell(told=as_told)
         threading.Event().wait()
     say("adapterbank: stopped.")

@@ -69,20 +69,23 @@ class _Line:
 class Batching:
     """Parcels in, batches out."""
 
-    def __init__(self, *, budget: int, bound: int, wait: float) -> None:
+    def __init__(self, *, budget: int, bound: int, wait: float, lanes: int = 1) -> None:
         """Give batches of at most `budget` tokens, hold at most `bound`, let no ready row wait longer than `wait`.
 
-        Waiting is for company: a batch that is full, or whose oldest row has waited that long, is due.
+        Waiting is for company: a batch that is full, or whose oldest row has waited that long, is due. `lanes` is how
+        many batches are computed at once, which tells how fast the queue drains.
         """
-        if budget < 1 or bound < 1 or wait < 0:
-            raise ValueError(f"budget {budget} and bound {bound} must be positive, and wait {wait} not negative")
-        self.budget, self.bound, self.wait = budget, bound, wait
+        if budget < 1 or bound < 1 or wait < 0 or lanes < 1:
+            raise ValueError(
+                f"budget {budget}, bound {bound}, lanes {lanes} must be positive, wait {wait} not negative"
+            )
+        self.budget, self.bound, self.wait, self.lanes = budget, bound, wait, lanes
         self.waiting = 0
         """Tokens that are counted."""
         self.ready = 0
         """Tokens that could be taken."""
         self.pace = 0.0
-        """Tokens a second that have been computed lately; 0 before the first batch."""
+        """Tokens a second that a lane has computed lately; 0 before the first batch."""
         self._counts: dict[Hashable, int] = {}
         self._lines: OrderedDict[Hashable, _Line] = OrderedDict()  # whose turn it is stands first
 
@@ -170,7 +173,7 @@ class Batching:
             raise self._full()
 
     def _full(self) -> Full:
-        seconds = self.waiting / self.pace if self.pace else 1.0
+        seconds = self.waiting / (self.pace * self.lanes) if self.pace else 1.0
         return Full(self.waiting, self.bound, min(LONGEST_WAIT, max(1, math.ceil(seconds))))
 
     def _count(self, task: Hashable, tokens: int) -> None:

@@ -2,7 +2,7 @@
 
     event loop          requests come; their tasks are looked up, their parcels counted
     threads, two        texts that came meanwhile are tokenised in one go; outputs become answers
-    thread, one         takes batches of rows of all tasks and computes them
+    threads, lanes      take batches of rows of all tasks and compute them: one for a GPU, one for each core of a CPU
 
 So texts of the next batch are tokenised while the device computes this one.
 """
@@ -26,6 +26,7 @@ from adapterbank.engine import Engine, Prepared
 from adapterbank.errors import BankError, InputError, PackageDamaged
 from adapterbank.package import parse_ref
 from adapterbank.residency import Known
+from adapterbank.runtime import use_one_thread
 from adapterbank.serving import about
 from adapterbank.serving.batching import Batching, Full, Parcel, Row
 from adapterbank.serving.errands import Errand, as_refusals, check, guess, refusal, settle
@@ -38,6 +39,8 @@ log = logging.getLogger("adapterbank.serving")
 
 WAIT = 0.004
 """Seconds that a row waits for company: a fraction of what a batch takes."""
+_CORE_TOKENS = 1024
+"""Tokens of a batch that one core computes: larger ones are no cheaper by the token, and others wait longer."""
 
 
 class BankService:
@@ -50,20 +53,27 @@ class BankService:
         *,
         queue: int | None = None,
         wait: float = WAIT,
+        lanes: int | None = None,
         mirror: Mirror | None = None,
     ) -> None:
-        """Serve the tasks of a bank with an engine; `queue` is how many tokens may wait, sixteen batches without it.
+        """Serve the tasks of a bank with an engine.
 
-        A bank that is a `mirror` is followed while the service runs, and not changed.
+        `queue` is how many tokens may wait, sixteen times what the engine takes at once without it. `lanes` is how many
+        batches are computed at once: on a CPU one for each core, each with one thread, as threads that share a small
+        batch spend much of their time waiting for each other. A bank that is a `mirror` is followed, and not changed.
         """
         self.bank, self.engine, self.mirror = bank, engine, mirror
         self.shelf = Shelf(bank, engine)
-        budget = engine.tokens_at_once
-        self.batching = Batching(budget=budget, bound=queue or 16 * budget, wait=wait)
+        self.lanes = lanes or engine.lanes
+        budget = min(engine.tokens_at_once, _CORE_TOKENS) if self.lanes > 1 else engine.tokens_at_once
+        bound = queue or 16 * engine.tokens_at_once
+        self.batching = Batching(budget=budget, bound=bound, wait=wait, lanes=self.lanes)
         self._turn = threading.Condition()
         self._fresh: deque[Parcel] = deque()
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="texts")
-        self._thread = threading.Thread(target=self._compute_all, name="compute", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._compute_all, name=f"compute {i}", daemon=True) for i in range(self.lanes)
+        ]
         self._hears: list[Callable[[int, int, float, float], None]] = []
         self._counts = {"batches": 0, "rows": 0, "tokens": 0}
         self._open = True
@@ -78,11 +88,12 @@ class BankService:
     @property
     def alive(self) -> bool:
         """Whether it computes, or would if it was asked."""
-        return self._open and self._thread.is_alive()
+        return self._open and all(thread.is_alive() for thread in self._threads)
 
     async def start(self) -> None:
         """See `terms.Service`."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         if self.mirror:
             self.mirror.follow()
         self.shelf.follow()
@@ -92,8 +103,9 @@ class BankService:
         with self._turn:
             self._open = False
             self._turn.notify_all()
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
+        for thread in self._threads:
+            if thread.is_alive():
+                await asyncio.to_thread(thread.join)
         await asyncio.to_thread(self.shelf.stop)
         if self.mirror:
             await asyncio.to_thread(self.mirror.close)
@@ -256,15 +268,17 @@ class BankService:
 
     def _compute_all(self) -> None:
         """Compute batch after batch until the service stops and nothing is left."""
+        if self.lanes > 1:
+            use_one_thread()
         while batch := self._next():
             began = time.monotonic()
             tokens = sum(row.parcel.sizes[row.number] for row in batch)
             given = self._compute(batch)
             seconds = time.monotonic() - began
-            self._counts["batches"] += 1
-            self._counts["rows"] += len(batch)
-            self._counts["tokens"] += tokens
             with self._turn:
+                self._counts["batches"] += 1
+                self._counts["rows"] += len(batch)
+                self._counts["tokens"] += tokens
                 self.batching.computed(tokens, seconds)
             self._pool.submit(self._finish, batch, given)
             self._tell(len(batch), tokens, seconds)

@@ -1,0 +1,346 @@
+"""The service under load, beside the engine called directly and `adapters` switching tasks, in turns on one machine.
+
+    python bench/serving.py load --peers .venv-bench/bin/python --out bench/results/serving_cpu.json
+    python bench/serving.py start --tasks 1000 --out bench/results/serving_start.json
+    python bench/serving.py soak --minutes 60 --out bench/results/serving_soak.json
+    python bench/serving.py inside --device cuda --shape base --tasks 1000 --texts 32 --clients 64
+
+`load`: clients over HTTP, as fast as they are answered, with 8 texts a request and with one; then at half of that rate.
+`start`: time from the start of the process to ready, and memory with every task resident. `soak`: 80 % load for long,
+every answer compared with the engine's own. `inside`: batching and engine without HTTP. Banks of random tasks are made
+in --folder and kept for the next time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import random_bank
+import wire
+
+from adapterbank.encoder.checkpoint import Backbone, load
+from adapterbank.engine import Engine
+from adapterbank.tasks.spec import Examples
+
+TOKENS = 16
+"""Of each text."""
+POOL = 512
+"""Different texts."""
+
+
+def parse() -> argparse.Namespace:
+    """Read the options."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("what", choices=["load", "start", "soak", "inside"])
+    options.add_argument("--backbone", default="minilm")
+    options.add_argument("--shape", default="", help="inside: a random encoder of this shape (base) instead")
+    options.add_argument("--device", default="cpu")
+    options.add_argument("--tasks", type=int, default=50)
+    options.add_argument("--size", type=int, default=64)
+    options.add_argument("--clients", type=int, default=64)
+    options.add_argument("--texts", type=int, default=8, help="texts of one request")
+    options.add_argument("--seconds", type=float, default=15, help="of each measurement")
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--minutes", type=float, default=60)
+    options.add_argument("--share", type=float, default=0.8, help="soak: of the highest rate")
+    options.add_argument("--peers", default="", help="the Python of an environment with `adapters`")
+    options.add_argument("--folder", default=str(Path(tempfile.gettempdir(), "adapterbank-bench")))
+    options.add_argument("--out", default="")
+    return options.parse_args()
+
+
+@contextlib.contextmanager
+def serving(bank: Path) -> Iterator[tuple[str, int, subprocess.Popen[str], float]]:
+    """Start a server; gives host, port, process and the seconds until it was ready."""
+    started = ["-c", "from adapterbank.cli.entry import main; main()"]
+    command = [sys.executable, *started, "serve", "--bank", str(bank), "--port", "0"]
+    began = time.perf_counter()
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen([*command, "--no-train", "--device", "cpu"], stdout=log, stderr=log, text=True)
+        try:
+            port = 0
+            while not port or not _is_ready(port):
+                if process.poll() is not None:
+                    log.seek(0)
+                    raise SystemExit(log.read())
+                log.seek(0)
+                found = re.search(r"http://[^:]+:(\d+)", log.read())
+                port = int(found[1]) if found else 0
+                time.sleep(0.05)
+            yield "127.0.0.1", port, process, time.perf_counter() - began
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _is_ready(port: int) -> bool:
+    import urllib.error
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def asks(texts: list[str], tasks: int, each: int, seed: int = 0) -> Callable[[int], wire.Request]:
+    """Draw requests by number: one task, some texts."""
+    drawn = random.Random(seed)
+    made = []
+    for _ in range(4096):
+        task = random_bank.name(drawn.randrange(tasks))
+        body = json.dumps({"texts": drawn.choices(texts, k=each)}).encode()
+        made.append((f"/v1/tasks/{task}/predict", body))
+    return lambda number: made[number % len(made)]
+
+
+def direct(engine: Engine, texts: list[str], tasks: int, seconds: float) -> float:
+    """Call the engine with full batches of all tasks; gives texts a second."""
+    rows = engine.tokens_at_once // TOKENS
+    drawn = random.Random(1)
+    calls = []
+    for _ in range(16):
+        requests: dict[str, list[str]] = {}
+        for i in range(rows):
+            requests.setdefault(random_bank.name(i % tasks), []).append(drawn.choice(texts))
+        calls.append([(task, Examples(mine)) for task, mine in requests.items()])
+    for call in calls[:2]:
+        engine.predict(call)
+    began, done = time.perf_counter(), 0
+    for call in itertools.cycle(calls):
+        engine.predict(call)
+        done += rows
+        if (spent := time.perf_counter() - began) >= seconds:
+            return done / spent
+    raise AssertionError
+
+
+def filled(backbone: Backbone, options: argparse.Namespace, **more: Any) -> Engine:
+    """Give an engine that holds all tasks."""
+    engine = Engine(backbone, device=options.device, **more)
+    spec = random_bank.plan(backbone, options.size)
+    from adapterbank.tasks.spec import Task
+
+    for number in range(options.tasks):
+        task = Task(random_bank.name(number), "classification", ("text",), "label", ("no", "yes"), "accuracy")
+        engine.put(task.name, task, spec, random_bank.tensors(backbone, options.size, number), 128)
+    return engine
+
+
+def measure_load(options: argparse.Namespace) -> dict[str, Any]:
+    """See the module's docstring."""
+    backbone = load(options.backbone)
+    bank = Path(options.folder, f"{backbone.sha256[:8]}-{options.size}-{options.tasks}")
+    random_bank.make(bank, backbone, options.tasks, options.size)
+    texts = random_bank.texts(backbone, POOL, TOKENS)
+    engine = filled(backbone, options)
+    found: dict[str, Any] = {"rounds": []}
+    peers = _peers(options, backbone, texts)
+    with serving(bank) as (host, port, _, _):
+
+        def press(each: int) -> wire.Tally:
+            make = asks(texts, options.tasks, each)
+            return asyncio.run(wire.press(host, port, make, clients=options.clients, seconds=options.seconds))
+
+        press(8)
+        for _ in range(options.rounds):
+            eight, one = press(8), press(1)
+            mine = {
+                "engine_texts_per_second": direct(engine, texts, options.tasks, options.seconds),
+                "eight": eight.summary() | {"texts_per_second": 8 * eight.requests_per_second},
+                "one": one.summary() | {"texts_per_second": one.requests_per_second},
+                "adapters_rows_per_second": peers() if peers else None,
+            }
+            for each, name in ((8, "eight"), (1, "one")):
+                rate = mine[name]["requests_per_second"] / 2
+                make = asks(texts, options.tasks, each, seed=2)
+                half = wire.pace(host, port, make, clients=options.clients, seconds=options.seconds, rate=rate)
+                mine[f"half_{name}"] = asyncio.run(half).summary()
+            found["rounds"].append(mine)
+            print(json.dumps(mine), file=sys.stderr, flush=True)
+    rounds = found["rounds"]
+    found["eight_over_engine"] = median(r["eight"]["texts_per_second"] / r["engine_texts_per_second"] for r in rounds)
+    if peers:
+        found["one_over_adapters"] = median(
+            r["one"]["texts_per_second"] / r["adapters_rows_per_second"] for r in rounds
+        )
+    found["half_p99_ms"] = {n: median(r[f"half_{n}"]["p99_ms"] for r in rounds) for n in ("eight", "one")}
+    return found
+
+
+def _peers(options: argparse.Namespace, backbone: Backbone, texts: list[str]) -> Callable[[], float] | None:
+    if not options.peers:
+        return None
+    rows = [[int(i) for i in row.ids] for row in backbone.tokenize(texts[:64])]
+    setup = {"backbone": str(backbone.folder), "tasks": options.tasks, "size": options.size, "rows": rows}
+    told = json.dumps({**setup, "seconds": options.seconds})
+
+    def run() -> float:
+        command = [options.peers, str(Path(__file__).with_name("switching.py"))]
+        out = subprocess.run(command, input=told, capture_output=True, text=True, check=True).stdout
+        return float(json.loads(out)["rows_per_second"])
+
+    return run
+
+
+def measure_start(options: argparse.Namespace) -> dict[str, Any]:
+    """See the module's docstring."""
+    import psutil
+
+    backbone = load(options.backbone)
+    bank = Path(options.folder, f"{backbone.sha256[:8]}-{options.size}-{options.tasks}")
+    random_bank.make(bank, backbone, options.tasks, options.size)
+    texts = random_bank.texts(backbone, POOL, TOKENS)
+    seconds, megabytes = [], []
+    for _ in range(options.rounds):
+        with serving(bank) as (host, port, process, took):
+            make = asks(texts, options.tasks, 8)
+            asyncio.run(wire.press(host, port, make, clients=8, seconds=10))
+            seconds.append(round(took, 2))
+            megabytes.append(round(psutil.Process(process.pid).memory_info().rss / 1e6))
+    return {"tasks": options.tasks, "size": options.size, "ready_seconds": seconds, "resident_mb": megabytes}
+
+
+def measure_soak(options: argparse.Namespace) -> dict[str, Any]:
+    """See the module's docstring."""
+    import psutil
+
+    backbone = load(options.backbone)
+    bank = Path(options.folder, f"{backbone.sha256[:8]}-{options.size}-{options.tasks}")
+    random_bank.make(bank, backbone, options.tasks, options.size)
+    texts = random_bank.texts(backbone, 64, TOKENS)
+    engine = filled(backbone, options)
+    known = {
+        random_bank.name(n): dict(zip(texts, engine.predict([(random_bank.name(n), Examples(texts))])[0], strict=True))
+        for n in range(options.tasks)
+    }
+    del engine
+    make = asks(texts, options.tasks, options.texts)
+
+    def check(number: int, answer: Any) -> bool:
+        path, body = make(number)
+        task = path.split("/")[3]
+        wanted = [known[task][text] for text in json.loads(body)["texts"]]
+        return answer["task"] == task and all(
+            abs(mine["probabilities"][label] - p) <= 1e-5
+            for mine, one in zip(answer["predictions"], wanted, strict=True)
+            for label, p in (one.probabilities or {}).items()
+        )
+
+    samples: list[float] = []
+    with serving(bank) as (host, port, process, _):
+        top = asyncio.run(wire.press(host, port, make, clients=options.clients, seconds=options.seconds, check=check))
+        rate = options.share * top.requests_per_second
+        tallies = []
+        ends = time.perf_counter() + 60 * options.minutes
+        while time.perf_counter() < ends:
+            left = min(60.0, ends - time.perf_counter())
+            went = wire.pace(host, port, make, clients=options.clients, seconds=left, rate=rate, check=check)
+            tallies.append(asyncio.run(went))
+            samples.append(round(psutil.Process(process.pid).memory_info().rss / 1e6, 1))
+            print(f"{samples[-1]} MB", tallies[-1].summary(), file=sys.stderr, flush=True)
+    statuses: dict[int, int] = {}
+    for tally in tallies:
+        for status, count in tally.statuses.items():
+            statuses[status] = statuses.get(status, 0) + count
+    whole = wire.Tally(sum(t.seconds for t in tallies), [s for t in tallies for s in t.times], statuses)
+    whole.wrong = sum(tally.wrong for tally in tallies)
+    return {"rate": round(rate, 1), "resident_mb_by_minute": samples, **whole.summary()}
+
+
+def measure_inside(options: argparse.Namespace) -> dict[str, Any]:
+    """See the module's docstring."""
+    from shapes import SHAPES, save
+
+    from adapterbank.serving.service import BankService
+    from adapterbank.serving.shelf import Held
+    from adapterbank.serving.terms import Ask
+
+    with tempfile.TemporaryDirectory() as folder:
+        shape = options.shape and save(SHAPES[options.shape], Path(folder, "encoder"))
+        backbone = load(shape or options.backbone)
+        bank = random_bank.make(Path(folder, "bank"), backbone, 1, options.size)
+        engine = filled(backbone, options)
+        engine.run_programs()
+        texts = random_bank.texts(backbone, POOL, TOKENS)
+        service = BankService(bank, engine)
+        package = bank.get(random_bank.name(0))
+        for name in engine.residents:  # a bank of them all would be gigabytes: they are put on the shelf by hand
+            known = engine.slots.find(name)
+            assert known is not None
+            service.shelf._held[name] = Held(package, known, name)
+        drawn = random.Random(3)
+        pool = [Ask(random_bank.name(drawn.randrange(options.tasks)), drawn.choices(texts, k=options.texts), None)
+                for _ in range(2048)]  # fmt: skip
+
+        async def press(seconds: float) -> float:
+            done, number = 0, itertools.count()
+            ends = time.perf_counter() + seconds
+
+            async def client() -> None:
+                nonlocal done
+                while time.perf_counter() < ends:
+                    ask = pool[next(number) % len(pool)]
+                    await service.predict([ask])
+                    done += len(ask.texts)
+
+            began = time.perf_counter()
+            await asyncio.gather(*(client() for _ in range(options.clients)))
+            return done / (time.perf_counter() - began)
+
+        async def whole() -> list[dict[str, float]]:
+            await service.start()
+            await press(options.seconds)
+            rounds = []
+            for _ in range(options.rounds):
+                bare = await asyncio.to_thread(direct, engine, texts, options.tasks, options.seconds)
+                rounds.append(
+                    {"engine_texts_per_second": bare, "service_texts_per_second": await press(options.seconds)}
+                )
+            await service.stop()
+            return rounds
+
+        rounds = asyncio.run(whole())
+    ratio = median(r["service_texts_per_second"] / r["engine_texts_per_second"] for r in rounds)
+    return {"rounds": rounds, "service_over_engine": ratio}
+
+
+def main() -> None:
+    """Measure, and write what was found."""
+    import torch
+    from machine import machine
+
+    options = parse()
+    what: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+        "load": measure_load,
+        "start": measure_start,
+        "soak": measure_soak,
+        "inside": measure_inside,
+    }
+    found = what[options.what](options)
+    chosen = {k: v for k, v in vars(options).items() if k not in ("out", "folder", "peers")}
+    found = {"options": chosen, "machine": machine(torch.device(options.device)), "cores": os.cpu_count(), **found}
+    text = json.dumps(found, indent=1) + "\n"
+    if options.out:
+        Path(options.out).write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
