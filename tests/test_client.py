@@ -253,6 +253,15 @@ def conversation(call, replies, retries=4):
         return used, error
 
 
+@pytest.mark.parametrize("status", [500, 502, 504])
+def test_what_a_proxy_lost_is_sent_again_if_it_may_be(reviews, status):
+    lost = Reply(status)
+    assert conversation(calls.run("r"), [lost, lost, Reply(200, {"id": "r", "task": "t", "state": "done"})])[0] == 3
+    used, error = conversation(calls.train("mine", reviews, {}), [lost])
+    assert (used, error.status) == (1, status)
+    assert "not as adapterbank does" in str(error)
+
+
 def test_a_training_that_may_have_arrived_is_not_sent_twice(reviews):
     lost, never = Reply(lost="timed out"), Reply(lost="refused", unsent=True)
     good = Reply(202, {"id": "r"})

@@ -23,6 +23,8 @@ Made = TypeVar("Made")
 
 _BUSY = (429, 503)
 """The server has done nothing with the request: it may be sent again, whatever it asks."""
+_BETWEEN = (500, 502, 504)
+"""Not in the server's own words, a proxy's: the server behind it was lost with the request."""
 _FOR_GOOD = ("damaged",)
 """Answered with 503, and no better a second later."""
 _OUTAGE = 300.0
@@ -307,7 +309,8 @@ def talk(call: Call[Read], retries: int, address: str) -> Generator[float | None
                 raise ServiceError(problem, "", reply.status) from error
         refusal = reply.error(address)
         busy = reply.status in _BUSY and refusal.code not in _FOR_GOOD
-        again = busy or (bool(reply.lost) and (call.repeatable or reply.unsent))
+        lost = bool(reply.lost) or (reply.status in _BETWEEN and not refusal.code)
+        again = busy or (lost and (call.repeatable or reply.unsent))
         wait = pause(attempt, reply.retry_after, random.random()) if again and attempt < retries else None
         if wait is None:
             raise refusal

@@ -14,11 +14,14 @@ import urllib.request
 
 import pytest
 
+from adapterbank import cache
 from adapterbank.cli import serve
 from adapterbank.errors import InputError
 from adapterbank.serving.keys import Keys
+from adapterbank.serving.mirror import FOLDER
 from adapterbank.tasks.spec import Examples
 from serving.small_bank import SmallBank
+from small_data import shell
 
 
 @pytest.fixture
@@ -35,13 +38,23 @@ def call(address, value=None, **headers):
         return json.loads(answer.read())
 
 
+def status(address, secret):
+    try:
+        call(address, authorization=f"Bearer {secret}")
+    except urllib.error.HTTPError as refused:
+        refused.close()
+        return refused.code
+    return 200
+
+
 @pytest.fixture
 def start(small):
     started = []
 
     def begin(*words):
         command = [sys.executable, "-c", "from adapterbank.cli.entry import main; main()", "serve", "--port", "0"]
-        command += ["--bank", str(small.bank.path), "--device", "cpu", *words]
+        command += ["--device", "cpu", *words]
+        command += [] if "--bank" in words else ["--bank", str(small.bank.path)]
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -82,6 +95,64 @@ def test_it_answers_as_the_engine_does_and_stops_politely(start, small, how):
     events = [json.loads(line) for line in lines[:-1]]
     assert {event["event"] for event in events} >= {"loaded", "request"}
     assert "the cat" not in str(events)
+
+
+def test_a_bank_behind_a_url_is_followed_and_not_written_to(start, small):
+    process, address = start("--bank", f"local://{small.bank.path}")
+    assert call(f"{address}/v1/tasks/sentiment/predict", {"text": "the cat sat"})["version"] == 1
+    small.put("sentiment", 1)
+    for _ in range(100):
+        if call(f"{address}/v1/tasks/sentiment/predict", {"text": "the cat sat"})["version"] == 2:
+            break
+        time.sleep(0.05)
+    found = call(f"{address}/v1/tasks/sentiment/predict", {"text": "the cat sat"})
+    (wanted,) = small.alone("sentiment").predict([("sentiment", Examples(["the cat sat"]))])[0]
+    assert found["predictions"][0]["probabilities"] == pytest.approx(wanted.probabilities, abs=1e-5)
+    for path in ("train", "rollback"):
+        with pytest.raises(urllib.error.HTTPError, match="409") as refused:
+            call(f"{address}/v1/tasks/sentiment/{path}", {})
+        with refused.value as answer:
+            told = json.loads(answer.read())["error"]
+        assert (told["code"], "change it there" in told["message"]) == ("conflict", True)
+    mirrors = [path for path in (cache.folder() / FOLDER).iterdir() if path.is_dir()]
+    assert [path.name.split("-")[0] for path in mirrors] == [str(process.pid)]
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=30)[1].endswith("adapterbank: stopped.\n")
+    assert not mirrors[0].exists()
+    assert not (small.bank.path / "serving").exists()
+
+
+def test_keys_of_a_bank_behind_a_url_are_asked_for(start, small):
+    url = f"local://{small.bank.path}"
+    with pytest.raises(InputError, match="make one: adapterbank keys add --keys FILE"):
+        serve.find_keys(url, "0.0.0.0", None, small.bank.path)
+    keys = Keys(small.bank.path / "keys.json")
+    secret = keys.add("me", ["predict"])
+    _, address = start("--bank", url)
+    assert len(call(f"{address}/v1/tasks", authorization=f"Bearer {secret}")["tasks"]) == 1
+    keys.revoke("me")
+    for _ in range(100):
+        if status(f"{address}/v1/tasks", secret) == 401:
+            break
+        time.sleep(0.05)
+    assert status(f"{address}/v1/tasks", secret) == 401
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--engine", "sun"], "engine is 'sun'; it must be one of local, ray"),
+        (["--engine", "ray", "--device", "cuda:1"], "each replica of the engine ray has a GPU of its own"),
+        (["--device", "toaster"], "device is 'toaster'"),
+        (["--engine", "ray", "--replicas", "none"], "as in 1:4"),
+        (["--bank", "nonsense://bank"], "nonsense://bank cannot be opened"),
+    ],
+)
+def test_a_slip_is_told_before_anything_is_loaded(small, words, told):
+    bank = [] if "--bank" in words else ["--bank", str(small.bank.path)]
+    found = shell("serve", "--port", "0", *bank, *words)
+    assert found.code == 2
+    assert told in found.err
 
 
 def test_with_json_it_says_where_it_listens(start, small):

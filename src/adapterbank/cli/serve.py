@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import ipaddress
+import os
+import signal
 import socket
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from adapterbank import config
 from adapterbank.bank import Bank
-from adapterbank.cli.console import AsJson, BackboneName, BankPath, Device, Precision, print_json, say
-from adapterbank.errors import InputError, StorageError
+from adapterbank.cli.console import AsJson, BackboneName, Device, Precision, print_json, say
+from adapterbank.errors import ConfigError, InputError, StorageError
+from adapterbank.serving.mirror import REFRESH, Mirror, is_url
 
 if TYPE_CHECKING:
     from adapterbank.serving.keys import Keys
+    from adapterbank.serving.settings import Settings
 
 HELP = """Serve the tasks of a bank over HTTP, with a page at / and the interface described at /docs.
 
@@ -24,16 +34,21 @@ Example: adapterbank serve --bank bank
 
 Example: curl localhost:8000/v1/tasks/sentiment/predict --json '{"text": "What a film!"}'
 
+Example: adapterbank serve --bank s3://bucket/bank --keys keys.json --host 0.0.0.0
+
+Example: adapterbank serve --bank s3://bucket/bank --engine ray --replicas 1:8 --cpus-per-replica 4
+
 Tasks that are put into the bank or removed from it are followed. On an address that others can reach it starts with
 API keys only: adapterbank keys add --help
 """
 _NEEDS = ("fastapi", "uvicorn", "prometheus_client", "pydantic")
+_ENGINES = ("local", "ray")
 _PATIENCE = 30
 """Seconds that requests under way may take when the server stops."""
 
 
 def command(
-    bank: BankPath,
+    bank: Annotated[str, typer.Option("--bank", help="The bank's folder, or a URL of one.", show_default=False)],
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", help="Port to listen on; 0 for any free one.", min=0, max=65535)
@@ -54,52 +69,85 @@ def command(
     backbone: BackboneName = None,
     device: Device = "auto",
     precision: Precision = "auto",
+    refresh: Annotated[
+        float, typer.Option("--refresh", help="Seconds between two looks at a bank behind a URL.", min=0.1)
+    ] = REFRESH,
+    engine: Annotated[str, typer.Option("--engine", help="Where it is served: local or ray.")] = "local",
+    ray_address: Annotated[
+        str | None, typer.Option("--ray-address", help="The cluster (default: as RAY_ADDRESS says, or one made here).")
+    ] = None,
+    replicas: Annotated[str, typer.Option("--replicas", help="Ray: how many, or the least and most: 1:4.")] = "1",
+    cpus_per_replica: Annotated[int, typer.Option("--cpus-per-replica", help="Ray: CPUs of a replica.", min=1)] = 1,
+    target_requests: Annotated[
+        int, typer.Option("--target-requests", help="Ray: requests a replica should have at a time.", min=1)
+    ] = 32,
     json: AsJson = False,
 ) -> None:
     """See `HELP`."""
     if any(importlib.util.find_spec(name) is None for name in _NEEDS):
         raise InputError("Serving needs some libraries more: pip install 'adapterbank[serve]'")
-    locks = find_keys(bank, host, keys)
+    _check(engine, device, precision)
+    mirror = Mirror(bank, every=refresh) if is_url(bank) else None
+    locks = find_keys(bank, host, keys, mirror.path if mirror else None)
     with listening(host, port) as door:
-        from adapterbank.api import open_bank
-        from adapterbank.encoder.shared import share
-        from adapterbank.engine import Engine
-        from adapterbank.serving.app import create_app
-        from adapterbank.serving.service import BankService
+        taken = door.getsockname()[1]
+        tell = functools.partial(_say_where, bank, host, taken, json)
+        from adapterbank.serving.settings import Settings
         from adapterbank.serving.terms import Limits
-        from adapterbank.serving.watch import log_to
 
-        opened = open_bank(bank, backbone, device=device, precision=precision)
-        encoder, weights = share(opened.backbone) if train else (opened.backbone, None)
-        engine = Engine(encoder, device=device, precision=precision, budget=budget * 1_000_000 if budget else None)
-        engine.run_programs()
-        about = {"backbone": backbone, "weights": weights, "device": device, "precision": precision}
-        log_to()
-        app = create_app(
-            BankService(opened.bank, engine, queue=queue),
-            jobs=_jobs(bank, about) if train else None,
-            keys=locks,
+        settings = Settings(
+            bank if mirror else str(Path(bank.removeprefix("file://")).absolute()),
+            backbone,
+            device,
+            precision,
+            locked=locks is not None,
+            keys=os.path.abspath(keys) if keys else None,
+            budget=budget * 1_000_000 if budget else None,
+            queue=queue,
             limits=Limits(texts=max_texts, characters=max_characters),
             page=page,
+            refresh=refresh,
+            untrained=mirror.refusal if mirror and train else "",
         )
-        address = f"http://{f'[{host}]' if ':' in host else host}:{door.getsockname()[1]}"
-        if json:
-            print_json({"bank": bank, "address": address})
-        say(f"adapterbank: serving {bank} on {address}")
-        _run(app, door)
+        if engine == "local":
+            _serve_here(settings, mirror, train, door, tell)
+            return
+    if mirror:
+        mirror.close()  # each replica has its own
+    from adapterbank.serving.replicas import UNTRAINED, Scale, deployed, parse_replicas
+
+    scale = Scale(*parse_replicas(replicas), cpus=cpus_per_replica, target=target_requests)
+    settings = replace(settings, untrained=settings.untrained or (UNTRAINED if train else ""))
+    _wait(lambda: deployed(settings, scale, host=host, port=taken, address=ray_address), tell)
 
 
-def find_keys(bank: str, host: str, file: str | None) -> Keys | None:
-    """Give the keys to ask for; none are needed where only this machine can reach the server."""
+def _check(engine: str, device: str, precision: str) -> None:
+    """Tell a slip before anything is loaded."""
+    config.parse({"device": device, "precision": precision})
+    if engine not in _ENGINES:
+        raise ConfigError([f"engine is {engine!r}; it must be one of {', '.join(_ENGINES)}."])
+    if engine == "ray" and ":" in device:
+        raise ConfigError([f"device is {device!r}, but each replica of the engine ray has a GPU of its own; use cuda."])
+
+
+def find_keys(bank: str, host: str, file: str | None, path: Path | None = None) -> Keys | None:
+    """Give the keys to ask for; none are needed where only this machine can reach the server.
+
+    Args:
+        bank: The bank as the user names it.
+        host: Address to listen on.
+        file: File of keys; the bank's without it.
+        path: The bank's folder, where `bank` is none.
+    """
     from adapterbank.serving.keys import FILE, Keys
 
-    found = Keys(file or Bank.open(bank).path / FILE)
+    found = Keys(file or (path or Bank.open(bank.removeprefix("file://")).path) / FILE)
     if found.list():
         return found
     if file is not None and not Path(file).exists():
         raise InputError(f"There is no file of keys {file}; make one: adapterbank keys add --keys {file} --help")
     if not is_loopback(host):
-        where = f"--keys {file}" if file else f"--bank {bank}"
+        where = f"--keys {file or 'FILE'}" if file or path else f"--bank {bank}"
         how = f"adapterbank keys add {where} --name NAME --scope predict"
         raise InputError(f"Others can reach {host}, so the server starts with keys only; make one: {how}")
     return None
@@ -125,6 +173,31 @@ def listening(host: str, port: int) -> contextlib.closing[socket.socket]:
         raise InputError(f"{what}; choose another --host or --port.") from error
 
 
+def _serve_here(
+    settings: Settings, mirror: Mirror | None, train: bool, door: socket.socket, tell: Callable[[], None]
+) -> None:
+    """Serve in this process."""
+    from adapterbank.serving.settings import build
+    from adapterbank.serving.watch import log_to
+
+    def jobs(weights: int | None) -> Any:
+        chosen = {"backbone": settings.backbone, "device": settings.device, "precision": settings.precision}
+        return _jobs(settings.bank, {**chosen, "weights": weights})
+
+    log_to()
+    app = build(settings, mirror, jobs=jobs if train and mirror is None else None)
+    tell()
+    _run(app, door)
+
+
+def _say_where(bank: str, host: str, port: int, json: bool, told: bool = True) -> None:
+    """Say where the server listens; on a cluster that listens already, nobody here knows."""
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}" if told else None
+    if json:
+        print_json({"bank": bank, "address": address})
+    say(f"adapterbank: serving {bank} on {address or 'the address of the Ray Serve that runs already'}")
+
+
 def _jobs(bank: str, about: dict[str, Any]) -> Any:
     """Give what trains; a bank that cannot be written to is served all the same."""
     from adapterbank.serving.jobs import Jobs
@@ -148,4 +221,14 @@ def _run(app: Any, door: socket.socket) -> None:
     config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=_PATIENCE)
     with contextlib.suppress(KeyboardInterrupt):  # the signal that stopped it, raised once more
         Server(config).run(sockets=[door])
+    say("adapterbank: stopped.")
+
+
+def _wait(deployed: Callable[[], AbstractContextManager[bool]], tell: Callable[..., None]) -> None:
+    """Serve on a cluster until asked to stop; then let replicas answer what they have."""
+    asked = signal.getsignal(signal.SIGTERM)
+    with contextlib.suppress(KeyboardInterrupt), deployed() as as_told:
+        signal.signal(signal.SIGTERM, asked)  # Ray has one of its own, which would not wait
+        tell(told=as_told)
+        threading.Event().wait()
     say("adapterbank: stopped.")

@@ -127,6 +127,18 @@ def train_router(jobs: Jobs, *, heartbeat: float = HEARTBEAT) -> APIRouter:
     return router
 
 
+def untrained_router(why: str) -> APIRouter:
+    """Make the one route that says why nothing can be trained here."""
+    router = APIRouter(tags=["train"])
+
+    @router.post("/v1/tasks/{task}/train", responses=answers(RunAnswer, "conflict"))
+    async def train(task: str) -> Response:
+        """Refuse to train."""
+        raise Refusal("conflict", why)
+
+    return router
+
+
 async def asked(work: Callable[..., Found], *given: Any) -> Found:
     """Do what may wait for the disk, in a thread; what goes wrong becomes the refusal of its kind."""
     try:

@@ -30,6 +30,7 @@ from adapterbank.runtime import use_one_thread
 from adapterbank.serving import about
 from adapterbank.serving.batching import Batching, Full, Parcel, Row
 from adapterbank.serving.errands import Errand, as_refusals, check, guess, refusal, settle
+from adapterbank.serving.mirror import Mirror
 from adapterbank.serving.shelf import Held, Shelf
 from adapterbank.serving.terms import Answer, Ask, Refusal
 from adapterbank.tasks.spec import Examples
@@ -46,15 +47,22 @@ class BankService:
     """A bank that answers."""
 
     def __init__(
-        self, bank: Bank, engine: Engine, *, queue: int | None = None, wait: float = WAIT, lanes: int | None = None
+        self,
+        bank: Bank,
+        engine: Engine,
+        *,
+        queue: int | None = None,
+        wait: float = WAIT,
+        lanes: int | None = None,
+        mirror: Mirror | None = None,
     ) -> None:
         """Serve the tasks of a bank with an engine.
 
         `queue` is how many tokens may wait, sixteen times what the engine takes at once without it. `lanes` is how many
         batches are computed at once: on a CPU one for each core, each with one thread, as threads that share a small
-        batch spend much of their time waiting for each other.
+        batch spend much of their time waiting for each other. A bank that is a `mirror` is followed, and not changed.
         """
-        self.bank, self.engine = bank, engine
+        self.bank, self.engine, self.mirror = bank, engine, mirror
         self.shelf = Shelf(bank, engine)
         self.lanes = lanes or engine.lanes
         budget = min(engine.tokens_at_once, _CORE_TOKENS) if self.lanes > 1 else engine.tokens_at_once
@@ -77,10 +85,17 @@ class BankService:
         """See `terms.Service`."""
         return self.shelf.ready and self._open
 
+    @property
+    def alive(self) -> bool:
+        """Whether it computes, or would if it was asked."""
+        return self._open and all(thread.is_alive() for thread in self._threads)
+
     async def start(self) -> None:
         """See `terms.Service`."""
         for thread in self._threads:
             thread.start()
+        if self.mirror:
+            self.mirror.follow()
         self.shelf.follow()
 
     async def stop(self) -> None:
@@ -92,6 +107,8 @@ class BankService:
             if thread.is_alive():
                 await asyncio.to_thread(thread.join)
         await asyncio.to_thread(self.shelf.stop)
+        if self.mirror:
+            await asyncio.to_thread(self.mirror.close)
         await asyncio.to_thread(self._pool.shutdown)
 
     async def predict(self, asks: Sequence[Ask]) -> list[Answer]:
@@ -164,6 +181,8 @@ class BankService:
 
     def _change(self, act: Callable[[], Any]) -> Any:
         """Change the bank, and serve it as it is now."""
+        if self.mirror:
+            raise Refusal("conflict", self.mirror.refusal)
         found = as_refusals(act)
         self.shelf.look(closely=False)
         return found

@@ -21,7 +21,7 @@ LOG = logging.getLogger("adapterbank.serving")
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _SHARES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-_NUMBERS = {
+NUMBERS = {
     "batches": ("counter", "Batches computed."),
     "rows": ("counter", "Rows computed."),
     "tokens": ("counter", "Tokens computed."),
@@ -79,7 +79,7 @@ class _Numbers(Collector):
 
     def collect(self) -> Iterable[Any]:
         for name, value in self._numbers().items():
-            kind, what = _NUMBERS[name]
+            kind, what = NUMBERS[name]
             family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
             yield family(f"adapterbank_{name}", what, value=value)
 

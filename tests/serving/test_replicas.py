@@ -1,0 +1,271 @@
+"""Claims about the engine ray: a real cluster on this machine, a replica killed under load, and no answer lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("fastapi", reason="pip install 'adapterbank[serve]'")
+
+from adapterbank.errors import InputError, ServiceError
+from adapterbank.serving import replicas
+from adapterbank.serving.replicas import Scale, autoscaling, deployed, parse_replicas
+from adapterbank.serving.settings import Settings
+from adapterbank.tasks.spec import Examples
+
+KILLED = """
+import contextlib, json, os, random, signal, socket, sys, threading, time
+from pathlib import Path
+
+import psutil
+from ray import serve
+
+import adapterbank
+from adapterbank import cache
+from adapterbank.serving.mirror import FOLDER
+from adapterbank.serving.replicas import Scale, deployed
+from adapterbank.serving.settings import Settings
+
+bank, new = Path("bank").absolute(), Path("new").absolute()
+words = "the cat sat on a mat and was very good".split()
+mirrors = cache.folder() / FOLDER
+said, failed, statuses, stop = [], [], [], threading.Event()
+
+class Client(adapterbank.Client):
+    def _send(self, call):
+        reply = super()._send(call)
+        statuses.append(reply.status)
+        return reply
+
+def port():
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return door.getsockname()[1]
+
+def pids():
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error, IndexError):
+            if child.cmdline()[0].startswith("ray::ServeReplica"):
+                found.add(child.pid)
+    return found
+
+def whole():
+    states = serve.status().applications["adapterbank"].deployments["adapterbank"].replica_states
+    return states == {"RUNNING": 2} and all(list(mirrors.glob(f"{pid}-*/tasks/t0")) for pid in pids())
+
+def until(what, true):
+    end = time.monotonic() + 90
+    while not true():
+        assert time.monotonic() < end, (what, failed)
+        time.sleep(0.05)
+
+def load(seed, retries, count):
+    draw = random.Random(seed)
+    with Client(url, retries=retries) as client:
+        while not stop.is_set():
+            task, texts = f"t{draw.randrange(3)}", [" ".join(draw.choices(words, k=6)) for _ in range(count)]
+            try:
+                answers = client.predict(task, texts)
+            except Exception as error:
+                failed.append(repr(error))
+            else:
+                said.append((task, texts, [one.probabilities for one in answers]))
+
+def loaded(retries, count):
+    threads = [threading.Thread(target=load, args=(seed, retries, count), daemon=True) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+listens = port()
+url = f"http://127.0.0.1:{listens}"
+settings = Settings(f"local://{bank}", device="cpu", page=False)
+with deployed(settings, Scale(2, 2), host="127.0.0.1", port=listens):
+    until("two replicas", whole)
+    before = pids()
+    threads = loaded(8, 4)
+    until("answers", lambda: len(said) > 100)
+    os.kill(min(before), signal.SIGSTOP)  # so that it dies with requests that it has not answered
+    time.sleep(0.3)
+    os.kill(min(before), signal.SIGKILL)
+    until("another replica", lambda: pids() - before and min(before) not in pids() and whole())
+    count = len(said)
+    until("answers of the new one", lambda: len(said) > count + 100)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    new.rename(bank / "tasks" / "t3")
+    served = lambda pid: any((place / "tasks" / "t3" / "task.json").exists() for place in mirrors.glob(f"{pid}-*"))
+    until("mirrors", lambda: all(served(pid) for pid in pids()))
+    time.sleep(1)
+    with Client(url, retries=0) as client:
+        for _ in range(40):
+            said.append(("t3", ["the cat"], [one.probabilities for one in client.predict("t3", ["the cat"])]))
+    stop.clear()
+    threads = loaded(0, 100)
+    time.sleep(1)
+    stop.set()  # what was asked before this is answered, though the replicas are taken away
+for thread in threads:
+    thread.join()
+left = [place.name for place in mirrors.glob("*-*")]
+print(json.dumps({"said": said, "failed": failed, "statuses": sorted(set(statuses)), "left": left}))
+"""
+
+
+@pytest.mark.slow
+def test_a_replica_killed_under_load_loses_no_answer_and_comes_back(small, tmp_path):
+    pytest.importorskip("ray.serve", reason="pip install 'adapterbank[ray]'")
+    for number in range(4):
+        small.put(f"t{number}", number)
+    engine = small.alone("t0", "t1", "t2", "t3")
+    (small.bank.path / "tasks" / "t3").rename(tmp_path / "new")
+    (tmp_path / "serve.py").write_text(textwrap.dedent(KILLED))
+    quiet = {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "serve.py"]
+    found = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env={**os.environ, **quiet}
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    told = json.loads(found.stdout.splitlines()[-1])
+    assert told["failed"] == []
+    assert set(told["statuses"]) > {200}, "no request was lost, so no retry was tested"
+    assert told["left"] == []
+    assert len(told["said"]) > 240
+    wanted = engine.predict([(task, Examples(texts)) for task, texts, _ in told["said"]])
+    for (_, _, got), expected in zip(told["said"], wanted, strict=True):
+        for one, other in zip(got, expected, strict=True):
+            assert one == pytest.approx(other.probabilities, abs=1e-5)
+
+
+class Cluster:
+    """Stands for Ray and Ray Serve: notes what is asked of them."""
+
+    def __init__(self, *, running=False, fails=""):
+        self.asked, self.running, self.fails, self.resources, self.options = [], running, fails, {"CPU": 2}, {}
+
+    def __getattr__(self, name):
+        return lambda *_, **options: self.asked.append((name, options))
+
+    def cluster_resources(self):
+        return self.resources
+
+    def is_initialized(self):
+        return False
+
+    def status(self):
+        message = f"Traceback:\n  File x\nadapterbank.errors.BackboneError: {self.fails}\n" if self.fails else ""
+        deployments = {"adapterbank": SimpleNamespace(message=message)}
+        return SimpleNamespace(
+            proxies={"node": "HEALTHY"} if self.running else {},
+            applications={"adapterbank": SimpleNamespace(deployments=deployments)},
+        )
+
+    def ingress(self, app):
+        return lambda cls: cls
+
+    def deployment(self, cls, **options):
+        self.options = options
+        return SimpleNamespace(bind=lambda: cls)
+
+    def run(self, *_, **options):
+        self.asked.append(("run", options))
+        if self.fails:
+            raise RuntimeError("Deploying application adapterbank failed.")
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    def make(**options):
+        made = Cluster(**options)
+        monkeypatch.setattr(replicas, "_libraries", lambda: (made, made))
+        return made
+
+    return make
+
+
+def serve(settings, scale=None):
+    with deployed(settings, scale or Scale(), host="127.0.0.1", port=8000, address="here") as as_told:
+        return as_told
+
+
+def test_a_cluster_without_ray_serve_gets_one_where_it_was_told_and_loses_it_again(cluster):
+    made = cluster()
+    assert serve(Settings("bank")) is True
+    assert [name for name, _ in made.asked] == ["init", "start", "run", "delete", "shutdown", "shutdown"]
+    assert made.asked[0][1]["address"] == "here"
+    assert made.asked[1][1]["http_options"] == {"host": "127.0.0.1", "port": 8000}
+
+
+def test_where_ray_serve_runs_already_keys_are_needed_as_it_may_listen_anywhere(cluster):
+    made = cluster(running=True)
+    with pytest.raises(InputError, match="Ray Serve runs on this cluster already"):
+        serve(Settings("bank"))
+    assert [name for name, _ in made.asked] == ["init", "shutdown"]
+
+
+def test_where_ray_serve_runs_already_only_our_own_app_is_taken_away(cluster):
+    made = cluster(running=True)
+    assert serve(Settings("bank", locked=True)) is False
+    assert [name for name, _ in made.asked] == ["init", "run", "delete", "shutdown"]
+
+
+def test_a_replica_has_a_gpu_where_there_are_some(cluster):
+    made = cluster()
+    for gpus, device, wanted in ((0, "auto", 0), (4, "auto", 1), (4, "cuda", 1), (4, "cpu", 0)):
+        made.resources = {"CPU": 8, "GPU": gpus}
+        serve(Settings("bank", device=device), Scale(2, 2, cpus=3))
+        assert made.options["ray_actor_options"] == {"num_cpus": 3, "num_gpus": wanted}
+    assert made.options["num_replicas"] == 2
+    serve(Settings("bank"), Scale(1, 4))
+    assert made.options["autoscaling_config"]["max_replicas"] == 4
+
+
+def test_why_no_replica_could_be_started_is_told_in_its_own_words(cluster):
+    made = cluster(fails="'nowhere' is neither a folder, nor a name.")
+    with pytest.raises(ServiceError, match=r"^No replica could be started: 'nowhere' is neither a folder"):
+        serve(Settings("bank"))
+    assert [name for name, _ in made.asked][-3:] == ["delete", "shutdown", "shutdown"]
+
+
+def test_a_replica_whose_service_has_stopped_is_not_healthy(cluster):
+    replica = replicas._replica(cluster(), Settings("bank"), 1, ".")()
+    replica.app = SimpleNamespace(state=SimpleNamespace(service=SimpleNamespace(alive=True)))
+    assert replica.check_health() is None
+    replica.app.state.service.alive = False
+    with pytest.raises(RuntimeError, match="stopped computing"):
+        replica.check_health()
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("1", (1, 1)), ("3", (3, 3)), ("1:4", (1, 4)), ("2:2", (2, 2))])
+def test_replicas_are_a_number_or_two(text, wanted):
+    assert parse_replicas(text) == wanted
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "4:1", "0:2", "1:", ":2", "a", "1:2:3", "1.5", "²"])
+def test_what_is_no_number_of_replicas_is_told(text):
+    with pytest.raises(InputError, match=r"give a number, or the least and the most, as in 1:4"):
+        parse_replicas(text)
+
+
+def test_the_number_of_replicas_follows_the_requests_that_wait():
+    config = pytest.importorskip("ray.serve.config", reason="pip install 'adapterbank[ray]'")
+    made = config.AutoscalingConfig(**autoscaling(Scale(2, 5, target=7)))
+    assert (made.min_replicas, made.max_replicas, made.target_ongoing_requests) == (2, 5, 7)
+
+
+@pytest.mark.parametrize("missing", ["ray", "ray.serve"])
+def test_without_ray_serve_it_says_what_to_install(monkeypatch, missing):
+    pytest.importorskip("ray.serve", reason="pip install 'adapterbank[ray]'")
+    import ray
+
+    monkeypatch.delattr(ray, "serve", raising=False)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(InputError, match=r"pip install 'adapterbank\[ray,serve\]'"):
+        replicas._libraries()
