@@ -359,6 +359,30 @@ def test_a_key_for_one_task_asks_no_other(locked):
     assert locked("one", "POST", "/v1/predict", json={"rows": rows[:1]}).status_code == 200
 
 
+def test_a_key_for_one_task_sees_no_other(locked):
+    assert [task["name"] for task in locked("one", "GET", "/v1/tasks").json()["tasks"]] == ["length"]
+    assert [task["name"] for task in locked("reader", "GET", "/v1/tasks").json()["tasks"]] == Dummy().names
+    assert locked("one", "GET", "/v1/tasks/length@1").status_code == 200
+    assert code(locked("one", "GET", "/v1/tasks/other@1")) == "forbidden"
+
+
+@pytest.mark.parametrize("end", ["%0A", "%0D%0A", "%00", "%7F"])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/v1/tasks/length/rollback"), ("POST", "/v1/tasks/length/train"), ("POST", "/v1/predict"),
+     ("DELETE", "/v1/tasks/length"), ("GET", "/v1/runs"), ("GET", "/v1/tasks")],
+)  # fmt: skip
+def test_an_address_with_a_line_end_reaches_no_route(locked, method, path, end):
+    assert code(locked("root", method, path + end)) == "not_found"
+    assert code(locked("reader", method, path + end)) == "not_found"
+
+
+def test_what_nobody_thought_of_is_for_admin(locked):
+    assert code(locked("reader", "POST", "/v1/tasks/length/erase")) == "forbidden"
+    assert code(locked("reader", "PUT", "/v1/tasks")) == "forbidden"
+    assert code(locked("root", "POST", "/v1/tasks/length/erase")) == "not_found"
+
+
 def test_a_key_that_asks_too_often_is_told_when_to_come_again(locked):
     assert locked("slow", "GET", "/v1/tasks").status_code == 200
     answer = locked("slow", "GET", "/v1/tasks")
@@ -375,4 +399,18 @@ def test_the_document_states_the_limits_and_the_errors(app):
     (texts, _) = route["requestBody"]["content"]["application/json"]["schema"]["oneOf"]
     assert texts["properties"]["texts"]["maxItems"] == Limits().texts
     assert {"200", "404", "413", "415", "422", "429", "500", "503"} <= route["responses"].keys()
-    assert "swagger" in ask(app, "GET", "/docs").text
+
+
+def test_the_page_of_routes_names_them_all_and_fetches_nothing(app):
+    answer = ask(app, "GET", "/docs")
+    document = ask(app, "GET", "/openapi.json").json()
+    for path in document["paths"]:
+        assert f" {path}</code>" in answer.text
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert [part for part in ("://", "<script", "<link", "<img") if part in answer.text] == []
+
+
+def test_an_address_is_never_led_on_to_another(app):
+    answer = ask(app, "GET", "/v1/tasks/", headers={"host": "evil.example"})
+    assert code(answer) == "not_found"
+    assert "location" not in answer.headers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import ipaddress
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -81,6 +80,7 @@ def command(
             keys=locks,
             limits=Limits(texts=max_texts, characters=max_characters),
             page=page,
+            local=True,
         )
         address = f"http://{f'[{host}]' if ':' in host else host}:{door.getsockname()[1]}"
         if json:
@@ -91,6 +91,7 @@ def command(
 
 def find_keys(bank: str, host: str, file: str | None) -> Keys | None:
     """Give the keys to ask for; none are needed where only this machine can reach the server."""
+    from adapterbank.serving.gate import is_loopback
     from adapterbank.serving.keys import FILE, Keys
 
     found = Keys(file or Bank.open(bank).path / FILE)
@@ -98,21 +99,12 @@ def find_keys(bank: str, host: str, file: str | None) -> Keys | None:
         return found
     if file is not None and not Path(file).exists():
         raise InputError(f"There is no file of keys {file}; make one: adapterbank keys add --keys {file} --help")
+    how = f"adapterbank keys add {f'--keys {file}' if file else f'--bank {bank}'} --name NAME --scope predict"
+    if found.path.exists():  # somebody wanted keys, and has revoked the last
+        raise InputError(f"{found.path} has no key left; delete it to serve without keys, or make one: {how}")
     if not is_loopback(host):
-        where = f"--keys {file}" if file else f"--bank {bank}"
-        how = f"adapterbank keys add {where} --name NAME --scope predict"
         raise InputError(f"Others can reach {host}, so the server starts with keys only; make one: {how}")
     return None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def listening(host: str, port: int) -> contextlib.closing[socket.socket]:
