@@ -8,11 +8,13 @@ import json
 import logging
 
 import pytest
+from pydantic import ValidationError
 
-from adapterbank.serving import watch
+from adapterbank.serving import routes_predict, watch
 from adapterbank.serving.app import create_app
 from adapterbank.serving.keys import Keys
 from adapterbank.serving.terms import CODES, Limits, Refusal
+from adapterbank.serving.wire import PredictRequest, RowsRequest
 from serving.dummy import Dummy, ask, calling
 
 
@@ -147,6 +149,39 @@ def test_a_body_is_given_up_as_soon_as_it_is_too_large():
     assert code(answer) == "too_large"
     assert len(sent) <= 12
     assert code(ask(app, "POST", "/v1/predict", content=b"x" * 1001, headers=headers)) == "too_large"
+
+
+@pytest.mark.parametrize(
+    ("form", "body"),
+    [(PredictRequest, {"texts": [1] * 1000}), (PredictRequest, {"texts": ["a"], "pairs": [None] * 1000}),
+     (RowsRequest, {"rows": [{}] * 1000})],
+)  # fmt: skip
+def test_a_body_full_of_mistakes_is_read_to_the_first(form, body):
+    with pytest.raises(ValidationError) as found:
+        form.model_validate_json(json.dumps(body))
+    assert found.value.error_count() <= 3
+
+
+def test_of_very_many_mistakes_only_their_number_is_told(app):
+    answer = post(app, "/v1/predict", {str(i): i for i in range(1000)})
+    assert code(answer) == "bad_request"
+    assert answer.json()["error"]["message"] == "The body has 1,001 mistakes; see /docs."
+
+
+@pytest.mark.parametrize("pause", [0.2, 0.03], ids=["stands still", "trickles"])
+def test_a_body_that_does_not_come_is_given_up(app, monkeypatch, pause):
+    monkeypatch.setattr(routes_predict, "PATIENCE", 0.1)
+    sent = []
+
+    async def stream():
+        for _ in range(50):
+            await asyncio.sleep(pause)
+            sent.append(1)
+            yield b"x"
+
+    headers = {"content-type": "application/json"}
+    assert code(ask(app, "POST", "/v1/predict", content=stream(), headers=headers)) == "too_slow"
+    assert len(sent) < 10
 
 
 def test_another_content_type_is_refused(app):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
+from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -24,13 +26,20 @@ from adapterbank.serving.wire import (
 
 Form = TypeVar("Form", bound=BaseModel)
 
+_TOLD = 100
+"""With more mistakes than that none is told: to write them down would keep others waiting."""
+PATIENCE = 30.0
+"""Seconds in which a body must go on."""
+PACE = 4096
+"""Bytes a second that must come on the whole, beyond the first seconds."""
+
 
 def predict_router(service: Service, limits: Limits) -> APIRouter:
     """Make the routes that predict."""
     router = APIRouter(tags=["predict"])
     codes = (
         *("unknown_task", "unknown_version", "damaged", "overloaded"),
-        *("too_large", "unsupported", "too_many_texts", "text_too_long"),
+        *("too_large", "too_slow", "unsupported", "too_many_texts", "text_too_long"),
     )
 
     @router.post(
@@ -88,12 +97,28 @@ async def read_body(request: Request, most: int) -> bytes:
     if said.isdecimal() and int(said) > most:
         raise refusal
     parts, size = [], 0
-    async for part in request.stream():
+    async for part in steadily(request.stream()):
         size += len(part)
         if size > most:
             raise refusal
         parts.append(part)
     return b"".join(parts)
+
+
+async def steadily(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Pass a body on as it comes; one that stands still is given up, and so is one that trickles."""
+    began, size = time.monotonic(), 0
+    while True:
+        allowed = began + PATIENCE + size / PACE - time.monotonic()
+        try:
+            async with asyncio.timeout(min(allowed, PATIENCE)):
+                part = await anext(parts)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise Refusal("too_slow", "The body comes too slowly; send it again over a better line.") from None
+        size += len(part)
+        yield part
 
 
 async def read_form(request: Request, kind: type[Form], limits: Limits) -> Form:
@@ -104,6 +129,8 @@ async def read_form(request: Request, kind: type[Form], limits: Limits) -> Form:
     try:
         return kind.model_validate_json(await read_body(request, limits.body))
     except ValidationError as error:
+        if error.error_count() > _TOLD:
+            raise Refusal("bad_request", f"The body has {error.error_count():,} mistakes; see /docs.") from None
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise Refusal("bad_request", f"{where or 'The body'}: {first['msg']}.") from error
