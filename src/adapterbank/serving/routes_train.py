@@ -254,7 +254,8 @@ def _format(content_type: str) -> str:
     if said not in TYPES:
         choices = ", ".join(FORMATS)
         raise Refusal(
-            "unsupported", f"The body is {said or 'of no stated type'!r}; add ?format= with one of {choices}."
+            "unsupported",
+            f"The body is {repr(said) if said else 'of no stated type'}; add ?format= with one of {choices}.",
         )
     return TYPES[said]
 
