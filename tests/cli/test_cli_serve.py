@@ -138,7 +138,9 @@ def test_without_keys_it_answers_to_this_machines_names_alone(start):
 def test_a_port_in_use_is_told_before_anything_is_loaded():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(InputError, match=f"127.0.0.1 port {port} cannot be listened on"):
+        with pytest.raises(
+            InputError, match=rf"^127\.0\.0\.1 port {port} cannot be listened on: address already in use; choose"
+        ):
             serve.listening("127.0.0.1", port)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import shutil
 
 import httpx
 import pyarrow
@@ -158,6 +159,15 @@ def test_an_upload_that_breaks_off_leaves_nothing(app, jobs):
 
     seen = asyncio.run(run())
     assert len(seen[-1]) == 1  # it was on its way
+    assert (jobs.list(), left(jobs)) == ([], [])
+
+
+def test_a_file_that_would_fill_the_disk_is_refused(app, jobs, monkeypatch):
+    free = shutil.disk_usage(jobs.bank).free
+    monkeypatch.setattr(routes_train, "SPARED", free + (1 << 40))
+    answer = ask(app, "POST", PATH, content=table(), headers=CSV)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "overloaded")
+    assert "disk is nearly full" in answer.json()["error"]["message"]
     assert (jobs.list(), left(jobs)) == ([], [])
 
 

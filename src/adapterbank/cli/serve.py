@@ -113,7 +113,8 @@ def listening(host: str, port: int) -> contextlib.closing[socket.socket]:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return contextlib.closing(socket.create_server((host, port), family=family, backlog=1024))
     except OSError as error:
-        what = f"{host} port {port} cannot be listened on: {error.strerror or error}"
+        why = str(error.strerror or error).partition(" (")[0].lower()  # Python adds the address once more
+        what = f"{host} port {port} cannot be listened on: {why}"
         raise InputError(f"{what}; choose another --host or --port.") from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import Field, fields
@@ -48,6 +49,8 @@ _LOOK = 0.25
 """Seconds between two looks at a run that is followed."""
 SENDING, FOLLOWING = 8, 100
 """So many files may be on their way in at once, so many runs be followed."""
+SPARED = 256 << 20
+"""Bytes of the disk that data files leave to packages, records and the table of runs."""
 HEARTBEAT = 10.0
 """Seconds of silence after which a stream says that it is alive; proxies cut those that say nothing for long."""
 
@@ -227,8 +230,11 @@ async def _take(
 ) -> Run:
     """Stream the body to disk and queue a run on it; one that breaks off leaves nothing."""
     await asked(check, task, options, format)
-    if request.headers.get("content-length", "").isdecimal():
-        await asked(check_size, int(request.headers["content-length"]), jobs.largest)
+    said = request.headers.get("content-length", "")
+    size = int(said) if said.isdecimal() else jobs.largest
+    await asked(check_size, size, jobs.largest)
+    if await asked(lambda: shutil.disk_usage(jobs.bank).free) < size + SPARED:
+        raise Refusal("overloaded", "The server's disk is nearly full; try again when runs have ended.", retry_after=60)
     upload = await asked(jobs.upload, format)
     with upload:
         try:
