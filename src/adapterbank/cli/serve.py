@@ -133,12 +133,16 @@ def _run(app: Any, door: socket.socket) -> None:
     """Serve until asked to stop; then answer what is queued and refuse the rest."""
     import uvicorn
 
+    from adapterbank.serving.connections import bounded
+
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: Any) -> None:
             app.state.draining = True
             super().handle_exit(sig, frame)
 
     config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=_PATIENCE)
+    config.load()
+    config.http_protocol_class = bounded(config.http_protocol_class)
     with contextlib.suppress(KeyboardInterrupt):  # the signal that stopped it, raised once more
         Server(config).run(sockets=[door])
     say("adapterbank: stopped.")
