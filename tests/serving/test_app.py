@@ -170,7 +170,7 @@ def test_of_very_many_mistakes_only_their_number_is_told(app):
 
 @pytest.mark.parametrize("pause", [0.2, 0.03], ids=["stands still", "trickles"])
 def test_a_body_that_does_not_come_is_given_up(app, monkeypatch, pause):
-    monkeypatch.setattr(routes_predict, "PATIENCE", 0.1)
+    monkeypatch.setattr(routes_predict, "WHOLE", 0.1)
     sent = []
 
     async def stream():
@@ -399,6 +399,16 @@ def test_a_key_for_one_task_sees_no_other(locked):
     assert [task["name"] for task in locked("reader", "GET", "/v1/tasks").json()["tasks"]] == Dummy().names
     assert locked("one", "GET", "/v1/tasks/length@1").status_code == 200
     assert code(locked("one", "GET", "/v1/tasks/other@1")) == "forbidden"
+
+
+def test_a_key_for_some_tasks_is_not_told_the_names_of_others(tmp_path):
+    keys = Keys(tmp_path / "keys.json")
+    held, free = keys.add("held", ["predict"], tasks=["gone"]), keys.add("free", ["predict"])
+    app = create_app(Dummy(), keys=keys, page=False)
+    told = [ask(app, "GET", "/v1/tasks/gone", headers={"authorization": f"Bearer {secret}"}) for secret in (held, free)]
+    assert [code(answer) for answer in told] == ["unknown_task"] * 2
+    assert told[0].json()["error"]["message"] == "There is no such task in the bank; see GET /v1/tasks."
+    assert "'gone' is not a task" in told[1].json()["error"]["message"]
 
 
 @pytest.mark.parametrize("end", ["%0A", "%0D%0A", "%00", "%7F"])

@@ -14,7 +14,7 @@ import pytest
 
 from adapterbank.bank import Bank
 from adapterbank.engine import Engine
-from adapterbank.serving import routes_predict, routes_train
+from adapterbank.serving import routes_train
 from adapterbank.serving.app import create_app
 from adapterbank.serving.jobs import Jobs
 from adapterbank.serving.keys import Keys
@@ -171,12 +171,14 @@ def test_a_file_that_would_fill_the_disk_is_refused(app, jobs, monkeypatch):
     assert (jobs.list(), left(jobs)) == ([], [])
 
 
-def test_an_upload_that_stands_still_is_given_up_and_leaves_nothing(app, jobs, monkeypatch):
-    monkeypatch.setattr(routes_predict, "PATIENCE", 0.05)
+@pytest.mark.parametrize("pause", [5, 0.03], ids=["stands still", "trickles"])
+def test_an_upload_that_does_not_come_is_given_up_and_leaves_nothing(app, jobs, monkeypatch, pause):
+    monkeypatch.setattr(routes_train, "PATIENCE", 0.1)
 
     async def parts():
-        yield b"text,label\n"
-        await asyncio.sleep(5)
+        for _ in range(50):
+            yield b"x"
+            await asyncio.sleep(pause)
 
     answer = ask(app, "POST", PATH, content=parts(), headers=CSV)
     assert (answer.status_code, answer.json()["error"]["code"]) == (408, "too_slow")

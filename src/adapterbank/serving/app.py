@@ -25,6 +25,7 @@ DEFAULT_LIMITS = Limits()
 _BY_STATUS = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}
 _SAID = {
     "not_found": "There is nothing at this address; see /docs.",
+    "held": "There is no such task in the bank; see GET /v1/tasks.",
     "method_not_allowed": "This address does not take that method; see /docs.",
 }
 
@@ -138,7 +139,8 @@ def _errors(app: FastAPI) -> None:
     @app.exception_handler(Refusal)
     async def refused(request: Request, error: Refusal) -> Response:
         headers = {} if error.retry_after is None else {"Retry-After": error.seconds}
-        return _told(request, error.code, error.message, headers)
+        held = error.code == "unknown_task" and not request.state.visit.may("any", "?")  # a key for some tasks only
+        return _told(request, error.code, _SAID["held"] if held else error.message, headers)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:

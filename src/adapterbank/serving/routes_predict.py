@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
-from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -28,10 +26,9 @@ Form = TypeVar("Form", bound=BaseModel)
 
 _TOLD = 100
 """With more mistakes than that none is told: to write them down would keep others waiting."""
-PATIENCE = 30.0
-"""Seconds in which a body must go on."""
-PACE = 4096
-"""Bytes a second that must come on the whole, beyond the first seconds."""
+WHOLE = 60.0
+"""Seconds in which a body of JSON must have come."""
+_SLOW = "The body comes too slowly; send it again over a better line."
 
 
 def predict_router(service: Service, limits: Limits) -> APIRouter:
@@ -97,28 +94,16 @@ async def read_body(request: Request, most: int) -> bytes:
     if said.isdecimal() and int(said) > most:
         raise refusal
     parts, size = [], 0
-    async for part in steadily(request.stream()):
-        size += len(part)
-        if size > most:
-            raise refusal
-        parts.append(part)
+    try:
+        async with asyncio.timeout(WHOLE):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise refusal
+                parts.append(part)
+    except TimeoutError:
+        raise Refusal("too_slow", _SLOW) from None
     return b"".join(parts)
-
-
-async def steadily(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Pass a body on as it comes; one that stands still is given up, and so is one that trickles."""
-    began, size = time.monotonic(), 0
-    while True:
-        allowed = began + PATIENCE + size / PACE - time.monotonic()
-        try:
-            async with asyncio.timeout(min(allowed, PATIENCE)):
-                part = await anext(parts)
-        except StopAsyncIteration:
-            return
-        except TimeoutError:
-            raise Refusal("too_slow", "The body comes too slowly; send it again over a better line.") from None
-        size += len(part)
-        yield part
 
 
 async def read_form(request: Request, kind: type[Form], limits: Limits) -> Form:

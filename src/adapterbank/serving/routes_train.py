@@ -7,7 +7,7 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import Field, fields
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from adapterbank.errors import InputError, StorageError
 from adapterbank.methods import METHODS, PROJECTIONS, SITES
 from adapterbank.serving.jobs import Jobs, QueueFull
 from adapterbank.serving.orders import OPTIONS, check
-from adapterbank.serving.routes_predict import ClientGone, reply, steadily
+from adapterbank.serving.routes_predict import ClientGone, reply
 from adapterbank.serving.runs import Run, UnknownRun
 from adapterbank.serving.terms import Refusal
 from adapterbank.serving.uploads import FORMATS, TooLarge, check_size
@@ -49,6 +49,10 @@ _LOOK = 0.25
 """Seconds between two looks at a run that is followed."""
 SENDING, FOLLOWING = 8, 100
 """So many files may be on their way in at once, so many runs be followed."""
+PATIENCE = 30.0
+"""Seconds that a data file may stand still."""
+PACE = 4096
+"""Bytes a second that must come of it on the whole, beyond the first seconds."""
 SPARED = 256 << 20
 """Bytes of the disk that data files leave to packages, records and the table of runs."""
 HEARTBEAT = 10.0
@@ -244,6 +248,22 @@ async def _take(
         except ClientDisconnect as error:
             raise ClientGone from error
         return await asked(jobs.submit, task, options, upload, by)
+
+
+async def steadily(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Pass a body on as it comes; one that stands still is given up, and so is one that trickles."""
+    began, size = time.monotonic(), 0
+    while True:
+        allowed = began + PATIENCE + size / PACE - time.monotonic()
+        try:
+            async with asyncio.timeout(min(allowed, PATIENCE)):
+                part = await anext(parts)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise Refusal("too_slow", "The data file comes too slowly; send it over a better line.") from None
+        size += len(part)
+        yield part
 
 
 def _options(request: Request) -> dict[str, str]:
