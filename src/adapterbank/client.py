@@ -1,6 +1,6 @@
 """The HTTP client: a program on another machine and `adapterbank serve`. Knows no torch, bank or engine.
 
-    client = adapterbank.Client("http://127.0.0.1:8080")
+    client = adapterbank.Client("http://127.0.0.1:8000")
     client.predict("sentiment", ["What a film!"])[0].label
 
 `Client` and `AsyncClient` have the same methods and differ in the sending and the waiting alone; `calls` says what is

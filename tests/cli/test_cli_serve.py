@@ -189,10 +189,29 @@ def test_a_file_of_keys_that_is_not_there_is_told(small):
         serve.find_keys(str(small.bank.path), "127.0.0.1", "nowhere.json")
 
 
+@pytest.mark.parametrize("named", [True, False], ids=["--keys", "the bank's"])
+def test_a_file_whose_last_key_was_revoked_does_not_open_the_server_to_all(small, named):
+    file = small.bank.path / "keys.json"
+    Keys(file).add("me", ["predict"])
+    Keys(file).revoke("me")
+    with pytest.raises(InputError, match=r"keys\.json has no key left; delete it to serve without keys, or make one"):
+        serve.find_keys(str(small.bank.path), "127.0.0.1", str(file) if named else None)
+
+
+def test_without_keys_it_answers_to_this_machines_names_alone(start):
+    _, address = start("--no-train")
+    with pytest.raises(urllib.error.HTTPError, match="403") as refused:
+        call(f"{address}/v1/tasks", host="evil.example")
+    refused.value.close()
+    assert call(f"{address}/v1/tasks", host="localhost")["tasks"]
+
+
 def test_a_port_in_use_is_told_before_anything_is_loaded():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(InputError, match=f"127.0.0.1 port {port} cannot be listened on"):
+        with pytest.raises(
+            InputError, match=rf"^127\.0\.0\.1 port {port} cannot be listened on: address already in use; choose"
+        ):
             serve.listening("127.0.0.1", port)
 
 

@@ -8,11 +8,13 @@ import json
 import logging
 
 import pytest
+from pydantic import ValidationError
 
-from adapterbank.serving import watch
+from adapterbank.serving import routes_predict, watch
 from adapterbank.serving.app import create_app
 from adapterbank.serving.keys import Keys
 from adapterbank.serving.terms import CODES, Limits, Refusal
+from adapterbank.serving.wire import PredictRequest, RowsRequest
 from serving.dummy import Dummy, ask, calling
 
 
@@ -147,6 +149,39 @@ def test_a_body_is_given_up_as_soon_as_it_is_too_large():
     assert code(answer) == "too_large"
     assert len(sent) <= 12
     assert code(ask(app, "POST", "/v1/predict", content=b"x" * 1001, headers=headers)) == "too_large"
+
+
+@pytest.mark.parametrize(
+    ("form", "body"),
+    [(PredictRequest, {"texts": [1] * 1000}), (PredictRequest, {"texts": ["a"], "pairs": [None] * 1000}),
+     (RowsRequest, {"rows": [{}] * 1000})],
+)  # fmt: skip
+def test_a_body_full_of_mistakes_is_read_to_the_first(form, body):
+    with pytest.raises(ValidationError) as found:
+        form.model_validate_json(json.dumps(body))
+    assert found.value.error_count() <= 3
+
+
+def test_of_very_many_mistakes_only_their_number_is_told(app):
+    answer = post(app, "/v1/predict", {str(i): i for i in range(1000)})
+    assert code(answer) == "bad_request"
+    assert answer.json()["error"]["message"] == "The body has 1,001 mistakes; see /docs."
+
+
+@pytest.mark.parametrize("pause", [0.2, 0.03], ids=["stands still", "trickles"])
+def test_a_body_that_does_not_come_is_given_up(app, monkeypatch, pause):
+    monkeypatch.setattr(routes_predict, "WHOLE", 0.1)
+    sent = []
+
+    async def stream():
+        for _ in range(50):
+            await asyncio.sleep(pause)
+            sent.append(1)
+            yield b"x"
+
+    headers = {"content-type": "application/json"}
+    assert code(ask(app, "POST", "/v1/predict", content=stream(), headers=headers)) == "too_slow"
+    assert len(sent) < 10
 
 
 def test_another_content_type_is_refused(app):
@@ -359,6 +394,40 @@ def test_a_key_for_one_task_asks_no_other(locked):
     assert locked("one", "POST", "/v1/predict", json={"rows": rows[:1]}).status_code == 200
 
 
+def test_a_key_for_one_task_sees_no_other(locked):
+    assert [task["name"] for task in locked("one", "GET", "/v1/tasks").json()["tasks"]] == ["length"]
+    assert [task["name"] for task in locked("reader", "GET", "/v1/tasks").json()["tasks"]] == Dummy().names
+    assert locked("one", "GET", "/v1/tasks/length@1").status_code == 200
+    assert code(locked("one", "GET", "/v1/tasks/other@1")) == "forbidden"
+
+
+def test_a_key_for_some_tasks_is_not_told_the_names_of_others(tmp_path):
+    keys = Keys(tmp_path / "keys.json")
+    held, free = keys.add("held", ["predict"], tasks=["gone"]), keys.add("free", ["predict"])
+    app = create_app(Dummy(), keys=keys, page=False)
+    told = [ask(app, "GET", "/v1/tasks/gone", headers={"authorization": f"Bearer {secret}"}) for secret in (held, free)]
+    assert [code(answer) for answer in told] == ["unknown_task"] * 2
+    assert told[0].json()["error"]["message"] == "There is no such task in the bank; see GET /v1/tasks."
+    assert "'gone' is not a task" in told[1].json()["error"]["message"]
+
+
+@pytest.mark.parametrize("end", ["%0A", "%0D%0A", "%00", "%7F"])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/v1/tasks/length/rollback"), ("POST", "/v1/tasks/length/train"), ("POST", "/v1/predict"),
+     ("DELETE", "/v1/tasks/length"), ("GET", "/v1/runs"), ("GET", "/v1/tasks")],
+)  # fmt: skip
+def test_an_address_with_a_line_end_reaches_no_route(locked, method, path, end):
+    assert code(locked("root", method, path + end)) == "not_found"
+    assert code(locked("reader", method, path + end)) == "not_found"
+
+
+def test_what_nobody_thought_of_is_for_admin(locked):
+    assert code(locked("reader", "POST", "/v1/tasks/length/erase")) == "forbidden"
+    assert code(locked("reader", "PUT", "/v1/tasks")) == "forbidden"
+    assert code(locked("root", "POST", "/v1/tasks/length/erase")) == "not_found"
+
+
 def test_a_key_that_asks_too_often_is_told_when_to_come_again(locked):
     assert locked("slow", "GET", "/v1/tasks").status_code == 200
     answer = locked("slow", "GET", "/v1/tasks")
@@ -375,4 +444,18 @@ def test_the_document_states_the_limits_and_the_errors(app):
     (texts, _) = route["requestBody"]["content"]["application/json"]["schema"]["oneOf"]
     assert texts["properties"]["texts"]["maxItems"] == Limits().texts
     assert {"200", "404", "413", "415", "422", "429", "500", "503"} <= route["responses"].keys()
-    assert "swagger" in ask(app, "GET", "/docs").text
+
+
+def test_the_page_of_routes_names_them_all_and_fetches_nothing(app):
+    answer = ask(app, "GET", "/docs")
+    document = ask(app, "GET", "/openapi.json").json()
+    for path in document["paths"]:
+        assert f" {path}</code>" in answer.text
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert [part for part in ("://", "<script", "<link", "<img") if part in answer.text] == []
+
+
+def test_an_address_is_never_led_on_to_another(app):
+    answer = ask(app, "GET", "/v1/tasks/", headers={"host": "evil.example"})
+    assert code(answer) == "not_found"
+    assert "location" not in answer.headers

@@ -447,6 +447,7 @@ def stop():
 
 
 def test_a_failure_names_no_file_of_the_server():
-    assert trainee._shown("/x/ab.csv has no rows; see ab.csv.", "/x/ab.csv") == (
-        "The data file has no rows; see the data file."
-    )
+    order = {"file": "/x/ab.csv", "bank": "/y/bank"}
+    told = "The data file has no rows; see the data file."
+    assert trainee._shown("/x/ab.csv has no rows; see ab.csv.", order) == told
+    assert trainee._shown("/y/bank/records/a.json cannot be used.", order) == "Records/a.json cannot be used."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import shutil
 
 import httpx
 import pyarrow
@@ -13,6 +14,7 @@ import pytest
 
 from adapterbank.bank import Bank
 from adapterbank.engine import Engine
+from adapterbank.serving import routes_train
 from adapterbank.serving.app import create_app
 from adapterbank.serving.jobs import Jobs
 from adapterbank.serving.keys import Keys
@@ -160,6 +162,52 @@ def test_an_upload_that_breaks_off_leaves_nothing(app, jobs):
     assert (jobs.list(), left(jobs)) == ([], [])
 
 
+def test_a_file_that_would_fill_the_disk_is_refused(app, jobs, monkeypatch):
+    free = shutil.disk_usage(jobs.bank).free
+    monkeypatch.setattr(routes_train, "SPARED", free + (1 << 40))
+    answer = ask(app, "POST", PATH, content=table(), headers=CSV)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "overloaded")
+    assert "disk is nearly full" in answer.json()["error"]["message"]
+    assert (jobs.list(), left(jobs)) == ([], [])
+
+
+@pytest.mark.parametrize("pause", [5, 0.03], ids=["stands still", "trickles"])
+def test_an_upload_that_does_not_come_is_given_up_and_leaves_nothing(app, jobs, monkeypatch, pause):
+    monkeypatch.setattr(routes_train, "PATIENCE", 0.1)
+
+    async def parts():
+        for _ in range(50):
+            yield b"x"
+            await asyncio.sleep(pause)
+
+    answer = ask(app, "POST", PATH, content=parts(), headers=CSV)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (408, "too_slow")
+    assert (jobs.list(), left(jobs)) == ([], [])
+
+
+def test_so_many_files_are_taken_at_once_and_places_are_given_back(jobs, monkeypatch):
+    monkeypatch.setattr(routes_train, "SENDING", 1)
+    app = create_app(Dummy(), jobs=jobs, page=False)
+
+    async def run():
+        held = asyncio.Event()
+
+        async def slowly():
+            yield table()
+            await held.wait()
+
+        async with calling(app) as client:
+            first = asyncio.ensure_future(client.post(PATH, content=slowly(), headers=CSV))
+            while not left(jobs):
+                await asyncio.sleep(0.01)
+            second = await client.post(PATH, content=table(), headers=CSV)
+            held.set()
+            return [(await first).status_code, second.status_code, (await client.post(PATH, content=table(),
+                    headers=CSV)).status_code]  # fmt: skip
+
+    assert asyncio.run(run()) == [202, 429, 202]
+
+
 def test_a_run_that_is_not_there_is_not_found(app):
     for method, path in itertools.product(("GET", "DELETE"), ("/v1/runs/x", "/v1/runs/..%5Cx")):
         answer = ask(app, method, path)
@@ -214,6 +262,40 @@ def test_a_key_sees_sends_and_stops_runs_of_its_own_tasks_alone(jobs, tmp_path):
     assert [answer.status_code for answer in sent] == [202, 403]
     assert jobs.get(sent[0].json()["id"]).asked_by == "one"
     assert jobs.get(other).state == "queued"
+
+
+def test_a_stream_ends_when_its_key_is_revoked(jobs, tmp_path):
+    keys = Keys(tmp_path / "keys.json")
+    app = create_app(Dummy(), jobs=jobs, keys=keys, page=False)
+    bearer = {"Authorization": f"Bearer {keys.add('one', ['train'])}"}
+    id = send(jobs).id
+
+    async def run():
+        async with calling(app) as client:
+            stream = asyncio.ensure_future(client.get(f"/v1/runs/{id}/events", headers=bearer))
+            await asyncio.sleep(0.4)
+            assert not stream.done()
+            keys.revoke("one")
+            return await asyncio.wait_for(stream, 10)
+
+    assert [name for name, _ in events(asyncio.run(run()).text)] == ["state"]
+    assert jobs.get(id).state == "queued"
+
+
+def test_so_many_runs_are_followed_at_once_and_places_are_given_back(jobs, monkeypatch):
+    monkeypatch.setattr(routes_train, "FOLLOWING", 1)
+    app = create_app(Dummy(), jobs=jobs, page=False)
+    path = f"/v1/runs/{(id := send(jobs).id)}/events"
+
+    async def run():
+        async with calling(app) as client:
+            first = asyncio.ensure_future(client.get(path))
+            await asyncio.sleep(0.4)
+            second = await client.get(path)
+            jobs.cancel(id)
+            return [(await first).status_code, second.status_code, (await client.get(path)).status_code]
+
+    assert asyncio.run(run()) == [200, 429, 200]
 
 
 # --- events -------------------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ app = typer.Typer(
 
 Example: adapterbank keys add --bank bank --name alice --scope predict
 
-The file holds a hash of each key, never the key itself. A running server sees a change at once.
+The file holds a hash of each key, never the key itself. A running server sees a change at once; one that was started
+without keys asks for them from its next start on.
 """,
 )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import ipaddress
 import os
 import signal
 import socket
@@ -139,6 +138,7 @@ def find_keys(bank: str, host: str, file: str | None, path: Path | None = None) 
         file: File of keys; the bank's without it.
         path: The bank's folder, where `bank` is none.
     """
+    from adapterbank.serving.gate import is_loopback
     from adapterbank.serving.keys import FILE, Keys
 
     found = Keys(file or (path or Bank.open(bank.removeprefix("file://")).path) / FILE)
@@ -146,21 +146,13 @@ def find_keys(bank: str, host: str, file: str | None, path: Path | None = None) 
         return found
     if file is not None and not Path(file).exists():
         raise InputError(f"There is no file of keys {file}; make one: adapterbank keys add --keys {file} --help")
+    where = f"--keys {file or 'FILE'}" if file or path else f"--bank {bank}"
+    how = f"adapterbank keys add {where} --name NAME --scope predict"
+    if found.path.exists():  # somebody wanted keys, and has revoked the last
+        raise InputError(f"{found.path} has no key left; delete it to serve without keys, or make one: {how}")
     if not is_loopback(host):
-        where = f"--keys {file or 'FILE'}" if file or path else f"--bank {bank}"
-        how = f"adapterbank keys add {where} --name NAME --scope predict"
         raise InputError(f"Others can reach {host}, so the server starts with keys only; make one: {how}")
     return None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def listening(host: str, port: int) -> contextlib.closing[socket.socket]:
@@ -169,7 +161,8 @@ def listening(host: str, port: int) -> contextlib.closing[socket.socket]:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return contextlib.closing(socket.create_server((host, port), family=family, backlog=1024))
     except OSError as error:
-        what = f"{host} port {port} cannot be listened on: {error.strerror or error}"
+        why = str(error.strerror or error).partition(" (")[0].lower()  # Python adds the address once more
+        what = f"{host} port {port} cannot be listened on: {why}"
         raise InputError(f"{what}; choose another --host or --port.") from error
 
 
@@ -213,12 +206,16 @@ def _run(app: Any, door: socket.socket) -> None:
     """Serve until asked to stop; then answer what is queued and refuse the rest."""
     import uvicorn
 
+    from adapterbank.serving.connections import bounded
+
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: Any) -> None:
             app.state.draining = True
             super().handle_exit(sig, frame)
 
     config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=_PATIENCE)
+    config.load()
+    config.http_protocol_class = bounded(config.http_protocol_class)
     with contextlib.suppress(KeyboardInterrupt):  # the signal that stopped it, raised once more
         Server(config).run(sockets=[door])
     say("adapterbank: stopped.")

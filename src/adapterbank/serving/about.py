@@ -40,11 +40,17 @@ def details(bank: Bank, manifest: Manifest, *, resident: bool) -> dict[str, Any]
     told = {key: value for key, value in manifest.to_json().items() if key != "fingerprint"}
     return {
         **told,
+        "backbone": {**manifest.backbone, "name": called(manifest.backbone["name"])},
         "resident": resident,
         "versions": bank.versions(manifest.name),
         "default": bank.default(manifest.name),
         "ablation": _ablation(bank.records_path / "ablations", f"{manifest.name}@{manifest.version}"),
     }
+
+
+def called(backbone: str) -> str:
+    """Give an encoder's name to who asks; of a folder on this machine, its last part."""
+    return Path(backbone).name if Path(backbone).is_absolute() else backbone
 
 
 def _ablation(folder: Path, ref: str) -> Any:

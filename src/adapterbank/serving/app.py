@@ -13,8 +13,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from adapterbank import __version__
-from adapterbank.serving.frame import Frame, error_body
+from adapterbank.serving.frame import Frame, Visit, error_body
 from adapterbank.serving.keys import Pace
+from adapterbank.serving.routes_docs import docs_router
 from adapterbank.serving.routes_predict import ClientGone, predict_router, reply
 from adapterbank.serving.terms import CODES, Keys, Limits, Refusal, Service
 from adapterbank.serving.watch import Metrics
@@ -24,6 +25,7 @@ DEFAULT_LIMITS = Limits()
 _BY_STATUS = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}
 _SAID = {
     "not_found": "There is nothing at this address; see /docs.",
+    "held": "There is no such task in the bank; see GET /v1/tasks.",
     "method_not_allowed": "This address does not take that method; see /docs.",
 }
 
@@ -35,10 +37,12 @@ def create_app(
     keys: Keys | None = None,
     limits: Limits = DEFAULT_LIMITS,
     page: bool = True,
+    local: bool = False,
 ) -> FastAPI:
     """Make the app; with `jobs` it trains, with `keys` it asks for them, with `page` it shows one at /.
 
-    `app.state.draining` set to true lets it refuse what is new while it answers the rest.
+    With `local`, and no keys, it answers to the names of this machine alone: a page of elsewhere whose name leads here
+    learns nothing. `app.state.draining` set to true lets it refuse what is new while it answers the rest.
     """
     metrics = Metrics(service.numbers)
     service.on_batch(metrics.batch)
@@ -55,13 +59,16 @@ def create_app(
             await jobs.stop()
         await service.stop()
 
-    app = FastAPI(title="adapterbank", version=__version__, lifespan=life, redoc_url=None)
+    plain: dict[str, Any] = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}
+    app = FastAPI(title="adapterbank", version=__version__, lifespan=life, **plain)
     app.state.draining = False
-    app.add_middleware(Frame, metrics=metrics, keys=keys, pace=Pace().wait, draining=lambda: bool(app.state.draining))
+    frame: dict[str, Any] = {"keys": keys, "pace": Pace().wait, "draining": lambda: bool(app.state.draining)}
+    app.add_middleware(Frame, metrics=metrics, local=local, **frame)
     _errors(app)
     app.include_router(predict_router(service, limits))
     _tasks(app, service)
     _health(app, service, metrics)
+    app.include_router(docs_router(app.openapi))
     if jobs is not None:
         from adapterbank.serving.routes_train import train_router
 
@@ -75,9 +82,15 @@ def create_app(
 
 def _tasks(app: FastAPI, service: Service) -> None:
     @app.get("/v1/tasks", tags=["tasks"], responses=answers(TasksAnswer))
-    async def tasks() -> Response:
-        """List the tasks that are served, and those that are refused."""
-        return reply(await service.tasks())
+    async def tasks(request: Request) -> Response:
+        """List the tasks that are served, and those that are refused, as far as the key is for them."""
+        visit: Visit = request.state.visit
+        told = await service.tasks()
+        shown = {
+            name: [one for one in told[name] if visit.may("any", one[called])]
+            for name, called in (("tasks", "name"), ("problems", "task"))
+        }
+        return reply({**told, **shown})
 
     known = ("unknown_task", "unknown_version", "damaged")
 
@@ -126,7 +139,8 @@ def _errors(app: FastAPI) -> None:
     @app.exception_handler(Refusal)
     async def refused(request: Request, error: Refusal) -> Response:
         headers = {} if error.retry_after is None else {"Retry-After": error.seconds}
-        return _told(request, error.code, error.message, headers)
+        held = error.code == "unknown_task" and not request.state.visit.may("any", "?")  # a key for some tasks only
+        return _told(request, error.code, _SAID["held"] if held else error.message, headers)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,18 +35,24 @@ class Errand:
     given: dict[int, np.ndarray] = field(default_factory=dict)
 
 
-def as_refusals(act: Callable[[], Any]) -> Any:
-    """Do what may fail for want of a task."""
+def as_refusals(act: Callable[[], Any], bank: Path) -> Any:
+    """Do what may fail for want of a task of a bank."""
     try:
         return act()
     except PackageDamaged as error:
-        raise Refusal("damaged", str(error)) from error
+        raise Refusal("damaged", shown(error, bank)) from error
     except BankError as error:
-        raise Refusal("unknown_version", str(error)) from error
+        raise Refusal("unknown_version", shown(error, bank)) from error
     except InputError as error:  # a name that is none of the bank's, or could be none
-        raise Refusal("unknown_task", str(error)) from error
+        raise Refusal("unknown_task", shown(error, bank)) from error
     except StorageError as error:
-        raise Refusal("conflict", str(error)) from error
+        raise Refusal("conflict", shown(error, bank)) from error
+
+
+def shown(message: object, bank: Path) -> str:
+    """Give a message with its files named from the bank on: where that lies is nobody's business who asks."""
+    text = str(message).replace(f"{bank}/", "")
+    return text.replace(str(bank), "the bank") if bank.is_absolute() else text
 
 
 def settle(done: list[tuple[Errand, Any]]) -> None:
@@ -78,7 +85,7 @@ def guess(job: Errand) -> int:
     return sum(min(longest, 3 + length // _CHARACTERS) for length in lengths)
 
 
-def refusal(error: Exception, gone: bool = False) -> Exception:
+def refusal(error: Exception, bank: Path, gone: bool = False) -> Exception:
     """Say what a failure is to who asked."""
     if isinstance(error, Refusal):
         return error
@@ -88,7 +95,7 @@ def refusal(error: Exception, gone: bool = False) -> Exception:
         if gone:
             return Refusal("unknown_task", "The task was removed while the request waited; see GET /v1/tasks.")
         if isinstance(error, BankError):
-            return Refusal("damaged", str(error))
-        return Refusal("bad_request", str(error))
-    log.error("failed", extra={"fields": {"problem": f"{type(error).__name__}: {error}"}})
+            return Refusal("damaged", shown(error, bank))
+        return Refusal("bad_request", shown(error, bank))
+    log.error("failed", exc_info=error)  # its kind and place: its message may quote a text
     return Refusal("internal", FAILED)

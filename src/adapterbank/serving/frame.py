@@ -15,9 +15,13 @@ from uuid import uuid4
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from adapterbank.serving.gate import check_host, check_origin
+from adapterbank.serving.keys import SCOPES
 from adapterbank.serving.terms import FAILED, Key, Keys, Refusal
 from adapterbank.serving.watch import LOG, Metrics, say
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+"""No address has these. A line end would pass for the end of one where routes are looked up, and not below."""
 _SANE = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _OPEN = re.compile(r"/(?:healthz|readyz|favicon\.ico|page/.*)?")
 """Paths that need no key: they tell nothing but that the server is there."""
@@ -28,8 +32,11 @@ _NEEDS = (
     ("POST", re.compile(r"/v1/tasks/([^/]+)/predict"), "predict"),
     (None, re.compile(r"/v1/runs(?:/.*)?"), "train"),
     ("POST", re.compile(r"/v1/predict"), "predict"),
+    ("GET", re.compile(r"/v1/tasks/([^/]+)"), "any"),
+    ("GET", re.compile(r".*"), "any"),
+    (None, re.compile(r".*"), "admin"),
 )
-"""Method, path, scope; a task in the path must be one of the key's. Other paths need any key."""
+"""Method, path, scope; a task in the path must be one of the key's. What is not listed is for `admin`."""
 
 
 @dataclass(eq=False)
@@ -40,12 +47,20 @@ class Visit:
     key: Key | None = None
     rows: int = 0
     """Texts it asks about, for the log."""
+    holds: Callable[[], bool] = lambda: True
+    """Whether its key is still one, for answers that take long."""
+
+    def may(self, scope: str, task: str | None) -> bool:
+        """Whether the key, if keys are in use, allows this; the scope `any` is every key's."""
+        name = task.partition("@")[0] if task else None
+        scopes = SCOPES if scope == "any" else (scope,)
+        return self.key is None or any(self.key.allows(one, name) for one in scopes)
 
     def need(self, scope: str, task: str | None) -> None:
         """Refuse unless the key, if keys are in use, allows this."""
-        name = task.partition("@")[0] if task else None
-        if self.key is not None and not self.key.allows(scope, name):
-            what = f"{scope} on {name!r}" if name else scope
+        if self.key is not None and not self.may(scope, task):
+            name = task.partition("@")[0] if task else ""
+            what = f"{'a look at' if scope == 'any' else f'{scope} on'} {name!r}" if name else scope
             raise Refusal("forbidden", f"The key {self.key.name!r} does not allow {what}; ask for one that does.")
 
 
@@ -60,9 +75,14 @@ class Frame:
         keys: Keys | None,
         pace: Callable[[Any], float],
         draining: Callable[[], bool],
+        local: bool = False,
     ) -> None:
-        """Take the app; `pace` says how long a key must wait, `draining` whether the server is about to stop."""
+        """Take the app; `pace` says how long a key must wait, `draining` whether the server is about to stop.
+
+        `local` says that only this machine is meant to ask.
+        """
         self.app, self.metrics, self.keys, self.pace, self.draining = app, metrics, keys, pace, draining
+        self.local = local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -99,19 +119,30 @@ class Frame:
         path, method = scope["path"], scope["method"]
         if self.draining() and path.startswith("/v1/"):
             raise Refusal("not_ready", "The server is stopping; ask another, or again soon.", retry_after=1)
-        if self.keys is None or _OPEN.fullmatch(path):
+        if _CONTROL.search(path):
+            raise Refusal("not_found", "There is nothing at this address; see /docs.")
+        if _OPEN.fullmatch(path):
             return
+        if self.keys is None:
+            check_origin(method, headers)
+            if self.local:
+                check_host(headers)
+            return
+        self._let_key_in(self.keys, headers, visit)
+        for wanted, pattern, need in _NEEDS:
+            if (wanted in (None, method)) and (found := pattern.fullmatch(path)):
+                visit.need(need, found[1] if pattern.groups else None)
+                return
+
+    def _let_key_in(self, keys: Keys, headers: dict[bytes, bytes], visit: Visit) -> None:
         kind, _, secret = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-        visit.key = self.keys.check(secret.strip()) if kind.lower() == "bearer" else None
+        visit.key = keys.check(secret.strip()) if kind.lower() == "bearer" else None
+        visit.holds = lambda: keys.check(secret.strip()) is not None
         if visit.key is None:
             raise Refusal("unauthorized", "This server needs a key: send 'Authorization: Bearer KEY'.")
         if wait := self.pace(visit.key):
             said = f"The key {visit.key.name!r} asks more often than it may; come again in {wait:.1f} s."
             raise Refusal("rate_limited", said, retry_after=wait)
-        for wanted, pattern, need in _NEEDS:
-            if (wanted in (None, method)) and (found := pattern.fullmatch(path)):
-                visit.need(need, found[1] if pattern.groups else None)
-                return
 
     def _note(self, scope: Scope, visit: Visit, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", None) or "none"

@@ -83,7 +83,8 @@ class Jobs:
         self._folder = self.bank / "serving"
         self._data = self._folder / "data"
         storage.make_folder(self._data)
-        self._data.chmod(0o700)  # users' texts
+        for folder in (self._folder, self._data):
+            folder.chmod(0o700)  # users' texts, and what the table of runs quotes of them
         self.runs = Runs(self._folder / "runs.sqlite3")
         self._closing, self._wake = threading.Event(), threading.Event()
         self._crew: list[threading.Thread] = []

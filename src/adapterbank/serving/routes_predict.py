@@ -24,13 +24,19 @@ from adapterbank.serving.wire import (
 
 Form = TypeVar("Form", bound=BaseModel)
 
+_TOLD = 100
+"""With more mistakes than that none is told: to write them down would keep others waiting."""
+WHOLE = 60.0
+"""Seconds in which a body of JSON must have come."""
+_SLOW = "The body comes too slowly; send it again over a better line."
+
 
 def predict_router(service: Service, limits: Limits) -> APIRouter:
     """Make the routes that predict."""
     router = APIRouter(tags=["predict"])
     codes = (
         *("unknown_task", "unknown_version", "damaged", "overloaded"),
-        *("too_large", "unsupported", "too_many_texts", "text_too_long"),
+        *("too_large", "too_slow", "unsupported", "too_many_texts", "text_too_long"),
     )
 
     @router.post(
@@ -88,11 +94,15 @@ async def read_body(request: Request, most: int) -> bytes:
     if said.isdecimal() and int(said) > most:
         raise refusal
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise refusal
-        parts.append(part)
+    try:
+        async with asyncio.timeout(WHOLE):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise refusal
+                parts.append(part)
+    except TimeoutError:
+        raise Refusal("too_slow", _SLOW) from None
     return b"".join(parts)
 
 
@@ -104,6 +114,8 @@ async def read_form(request: Request, kind: type[Form], limits: Limits) -> Form:
     try:
         return kind.model_validate_json(await read_body(request, limits.body))
     except ValidationError as error:
+        if error.error_count() > _TOLD:
+            raise Refusal("bad_request", f"The body has {error.error_count():,} mistakes; see /docs.") from None
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise Refusal("bad_request", f"{where or 'The body'}: {first['msg']}.") from error

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import Field, fields
 from typing import Any, TypeVar
 
@@ -45,6 +47,14 @@ _LISTS = {
 """How the OpenAPI document states options that are lists."""
 _LOOK = 0.25
 """Seconds between two looks at a run that is followed."""
+SENDING, FOLLOWING = 8, 100
+"""So many files may be on their way in at once, so many runs be followed."""
+PATIENCE = 30.0
+"""Seconds that a data file may stand still."""
+PACE = 4096
+"""Bytes a second that must come of it on the whole, beyond the first seconds."""
+SPARED = 256 << 20
+"""Bytes of the disk that data files leave to packages, records and the table of runs."""
 HEARTBEAT = 10.0
 """Seconds of silence after which a stream says that it is alive; proxies cut those that say nothing for long."""
 
@@ -74,10 +84,38 @@ class RunsAnswer(BaseModel):
     runs: list[RunAnswer]
 
 
+class Room:
+    """So many at once of what holds a place on the server for long; the next are refused."""
+
+    def __init__(self, most: int, what: str) -> None:
+        self._most, self._what, self._inside = most, what, 0
+
+    def check(self) -> None:
+        """Refuse where there is no place."""
+        if self._inside >= self._most:
+            raise Refusal("overloaded", f"{self._inside} {self._what} already; try again soon.", retry_after=10)
+
+    def __enter__(self) -> None:
+        """Take a place."""
+        self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        """Give it back."""
+        self._inside -= 1
+
+    async def around(self, parts: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+        """Hold a place while a stream is read; one that nobody begins to read holds none."""
+        with self:
+            async with contextlib.aclosing(parts):
+                async for part in parts:
+                    yield part
+
+
 def train_router(jobs: Jobs, *, heartbeat: float = HEARTBEAT) -> APIRouter:
     """Make the routes that train."""
     router = APIRouter(tags=["train"])
-    codes = ("too_large", "unsupported", "overloaded")
+    codes = ("too_large", "too_slow", "unsupported", "overloaded")
+    sending, following = Room(SENDING, "data files are sent"), Room(FOLLOWING, "runs are followed")
     queued = {**answers(RunAnswer, *codes), 202: {"model": RunAnswer}}
     del queued[200]
 
@@ -87,7 +125,9 @@ def train_router(jobs: Jobs, *, heartbeat: float = HEARTBEAT) -> APIRouter:
         options = _options(request)
         format = options.pop("format", "") or _format(request.headers.get("content-type", ""))
         visit = request.state.visit
-        run = await _take(jobs, request, task, options, format, visit.key.name if visit.key else None)
+        sending.check()
+        with sending:
+            run = await _take(jobs, request, task, options, format, visit.key.name if visit.key else None)
         return reply(run.to_json(), 202)
 
     @router.get("/v1/runs", responses=answers(RunsAnswer))
@@ -112,14 +152,16 @@ def train_router(jobs: Jobs, *, heartbeat: float = HEARTBEAT) -> APIRouter:
 
     @router.get(
         "/v1/runs/{id}/events",
-        responses={**answers(RunAnswer, "unknown_run"), 200: stream},
+        responses={**answers(RunAnswer, "unknown_run", "overloaded"), 200: stream},
         response_class=StreamingResponse,
     )
     async def events(id: str, request: Request) -> Response:
-        """Follow a run: its finished epochs first, then every change, until it has ended."""
+        """Follow a run: its finished epochs first, then every change, until it has ended or the key is revoked."""
         await _known(jobs, id, request)
-        told = follow(
-            lambda: asked(jobs.get, id), heartbeat, lambda: bool(getattr(request.app.state, "draining", False))
+        following.check()
+        visit, state = request.state.visit, request.app.state
+        told = following.around(
+            follow(lambda: asked(jobs.get, id), heartbeat, lambda: bool(state.draining) or not visit.holds())
         )
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(told, media_type="text/event-stream", headers=headers)
@@ -157,8 +199,8 @@ async def asked(work: Callable[..., Found], *given: Any) -> Found:
         ) from error
 
 
-async def follow(look: Callable[[], Any], heartbeat: float, draining: Callable[[], bool]) -> AsyncIterator[str]:
-    """Tell what has become of a run, then what becomes of it, as server-sent events, until it or the server ends."""
+async def follow(look: Callable[[], Any], heartbeat: float, leaving: Callable[[], bool]) -> AsyncGenerator[str, None]:
+    """Tell what has become of a run, then what becomes of it, as server-sent events, until it ends or we leave."""
     seen, state, epochs, last = -1, "", 0, time.monotonic()
     while True:
         run: Run = await look()
@@ -172,7 +214,7 @@ async def follow(look: Callable[[], Any], heartbeat: float, draining: Callable[[
             if run.state != state:
                 yield event("state", run.to_json())
             seen, state, last = run.changes, run.state, time.monotonic()
-        if run.over or draining():
+        if run.over or leaving():
             return
         if time.monotonic() - last >= heartbeat:
             yield ": the run goes on\n\n"
@@ -204,17 +246,36 @@ async def _take(
 ) -> Run:
     """Stream the body to disk and queue a run on it; one that breaks off leaves nothing."""
     await asked(check, task, options, format)
-    if request.headers.get("content-length", "").isdecimal():
-        await asked(check_size, int(request.headers["content-length"]), jobs.largest)
+    said = request.headers.get("content-length", "")
+    size = int(said) if said.isdecimal() else jobs.largest
+    await asked(check_size, size, jobs.largest)
+    if await asked(lambda: shutil.disk_usage(jobs.bank).free) < size + SPARED:
+        raise Refusal("overloaded", "The server's disk is nearly full; try again when runs have ended.", retry_after=60)
     upload = await asked(jobs.upload, format)
     with upload:
         try:
-            async for part in request.stream():
+            async for part in steadily(request.stream()):
                 if part:
                     await asked(upload.write, part)
         except ClientDisconnect as error:
             raise ClientGone from error
         return await asked(jobs.submit, task, options, upload, by)
+
+
+async def steadily(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Pass a body on as it comes; one that stands still is given up, and so is one that trickles."""
+    began, size = time.monotonic(), 0
+    while True:
+        allowed = began + PATIENCE + size / PACE - time.monotonic()
+        try:
+            async with asyncio.timeout(min(allowed, PATIENCE)):
+                part = await anext(parts)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise Refusal("too_slow", "The data file comes too slowly; send it over a better line.") from None
+        size += len(part)
+        yield part
 
 
 def _options(request: Request) -> dict[str, str]:
@@ -231,7 +292,8 @@ def _format(content_type: str) -> str:
     if said not in TYPES:
         choices = ", ".join(FORMATS)
         raise Refusal(
-            "unsupported", f"The body is {said or 'of no stated type'!r}; add ?format= with one of {choices}."
+            "unsupported",
+            f"The body is {repr(said) if said else 'of no stated type'}; add ?format= with one of {choices}.",
         )
     return TYPES[said]
 

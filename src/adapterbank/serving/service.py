@@ -29,7 +29,7 @@ from adapterbank.residency import Known
 from adapterbank.runtime import use_one_thread
 from adapterbank.serving import about
 from adapterbank.serving.batching import Batching, Full, Parcel, Row
-from adapterbank.serving.errands import Errand, as_refusals, check, guess, refusal, settle
+from adapterbank.serving.errands import Errand, as_refusals, check, guess, refusal, settle, shown
 from adapterbank.serving.mirror import Mirror
 from adapterbank.serving.shelf import Held, Shelf
 from adapterbank.serving.terms import Answer, Ask, Refusal
@@ -177,13 +177,13 @@ class BankService:
     async def _fetch(self, ref: str) -> Held:
         if not self.shelf.ready:
             raise Refusal("not_ready", "The bank's tasks are still being loaded; try again soon.", retry_after=1)
-        return await asyncio.to_thread(as_refusals, lambda: self.shelf.fetch(ref))
+        return await asyncio.to_thread(as_refusals, lambda: self.shelf.fetch(ref), self.bank.path)
 
     def _change(self, act: Callable[[], Any]) -> Any:
         """Change the bank, and serve it as it is now."""
         if self.mirror:
             raise Refusal("conflict", self.mirror.refusal)
-        found = as_refusals(act)
+        found = as_refusals(act, self.bank.path)
         self.shelf.look(closely=False)
         return found
 
@@ -201,11 +201,15 @@ class BankService:
 
     def _tasks(self) -> dict[str, Any]:
         held = self.shelf.held()
-        backbone = self.engine.backbone
+        backbone, problems = self.engine.backbone, sorted(self.shelf.problems.copy().items())
         return {
-            "backbone": {"name": backbone.name, "sha256": backbone.sha256, "parameters": backbone.parameters},
+            "backbone": {
+                "name": about.called(backbone.name),
+                "sha256": backbone.sha256,
+                "parameters": backbone.parameters,
+            },
             "tasks": [about.summary(h.package.manifest, resident=h.known.slot is not None) for h in held.values()],
-            "problems": [{"task": name, "message": why} for name, why in sorted(self.shelf.problems.copy().items())],
+            "problems": [{"task": name, "message": shown(why, self.bank.path)} for name, why in problems],
         }
 
     # --- the way of a request ---------------------------------------------------------------------------
@@ -258,7 +262,7 @@ class BankService:
                 except Exception as error:
                     failed.append((parcel.value, error))
             self._turn.notify_all()
-        self._answer([(job, refusal(error)) for job, error in failed])
+        self._answer([(job, refusal(error, self.bank.path)) for job, error in failed])
 
     def _tokenise_one(self, known: Known, examples: Examples) -> Prepared | Exception:
         try:
@@ -325,7 +329,7 @@ class BankService:
         for row, out in zip(batch, given, strict=True):
             job: Errand = row.parcel.value
             if isinstance(out, Exception):
-                done.append((job, refusal(out, gone=job.held.known.gone)))
+                done.append((job, refusal(out, self.bank.path, gone=job.held.known.gone)))
                 continue
             job.given[row.number] = out
             if len(job.given) == len(row.parcel.sizes):
@@ -338,7 +342,7 @@ class BankService:
             found = self.engine.finish(job.prepared, [job.given[i] for i in range(len(job.given))], job.ask.best)
             return [one.to_json() for one in found]
         except Exception as error:
-            return refusal(error)
+            return refusal(error, self.bank.path)
 
     def _answer(self, done: list[tuple[Errand, Any]]) -> None:
         """Hand answers to who waits for them, all of one loop in one go."""

@@ -77,6 +77,7 @@ def build(
         keys=Keys(settings.keys or path / FILE) if settings.locked else None,
         limits=settings.limits,
         page=settings.page,
+        local=True,
     )
     if settings.untrained:
         app.include_router(untrained_router(settings.untrained))

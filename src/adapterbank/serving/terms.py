@@ -20,6 +20,7 @@ CODES = {
     "unknown_version": 404,
     "unknown_run": 404,
     "method_not_allowed": 405,
+    "too_slow": 408,
     "conflict": 409,
     "overloaded": 429,
     "rate_limited": 429,

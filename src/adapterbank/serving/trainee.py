@@ -57,7 +57,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return STOPPED
     except AdapterbankError as error:
-        say({"failed": _shown(" ".join(str(error).split()), order["file"])})
+        say({"failed": _shown(" ".join(str(error).split()), order)})
     except MemoryError:
         say({"failed": "There is not enough memory for this run; try a smaller batch, or fewer rows."})
     except Exception as error:
@@ -84,7 +84,7 @@ def teach(order: Mapping[str, Any], say: Say) -> dict[str, Any]:
         backbone,
         bank.path,
         watch=_watcher(say),
-        note=lambda text: say({"note": _shown(text, order["file"])}),
+        note=lambda text: say({"note": _shown(text, order)}),
         resuming=again and _can_go_on(bank.runs_path / prospect.hash),
     )
     assert result.package is not None  # methods without one are refused before a run is queued
@@ -159,9 +159,10 @@ def _watcher(say: Say) -> Callable[[Progress], None]:
     return watch
 
 
-def _shown(text: str, file: str) -> str:
-    """Call the data file what its sender would: where it lies here is nobody's business."""
-    told = text.replace(file, "the data file").replace(Path(file).name, "the data file")
+def _shown(text: str, order: Mapping[str, Any]) -> str:
+    """Call files what the sender of the data would: where they lie here is nobody's business."""
+    file, bank = order["file"], order["bank"]
+    told = text.replace(file, "the data file").replace(Path(file).name, "the data file").replace(f"{bank}/", "")
     return told[:1].upper() + told[1:]
 
 

@@ -5,11 +5,14 @@ Requests are checked by the models; answers are written as they are, and their m
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, FailFast
 
 from adapterbank.serving.terms import CODES, Limits
+
+_Texts = Annotated[list[str] | None, FailFast()]
+"""The first mistake is enough: a body of a million would keep everyone waiting while they are listed."""
 
 
 class _Strict(BaseModel):
@@ -19,8 +22,8 @@ class _Strict(BaseModel):
 class PredictRequest(_Strict):
     """Texts for one task."""
 
-    texts: list[str] | None = None
-    pairs: list[str] | None = None
+    texts: _Texts = None
+    pairs: _Texts = None
     text: str | None = None
     pair: str | None = None
     best: int = 0
@@ -37,7 +40,7 @@ class RowRequest(_Strict):
 class RowsRequest(_Strict):
     """Rows of any tasks."""
 
-    rows: list[RowRequest]
+    rows: Annotated[list[RowRequest], FailFast()]
     best: int = 0
 
 

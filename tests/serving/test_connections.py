@@ -1,0 +1,65 @@
+"""Claims about connections: the head of a request ends, soon and small, whatever parser the library has."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+import uvicorn
+
+from adapterbank.serving import connections
+from adapterbank.serving.app import create_app
+from serving.dummy import Dummy
+
+
+async def talk(http, parts):
+    """Send the parts of a request to a server with this parser; gives what comes back until the connection ends."""
+    config = uvicorn.Config(create_app(Dummy(), page=False), port=0, http=http, log_config=None, lifespan="off")
+    config.load()
+    config.http_protocol_class = connections.bounded(config.http_protocol_class)
+    server = uvicorn.Server(config)
+    serving = asyncio.ensure_future(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    found = b""
+    with contextlib.suppress(ConnectionError):
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        found = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    server.should_exit = True
+    await serving
+    return found
+
+
+@pytest.fixture(params=["h11", "httptools"])
+def http(request):
+    pytest.importorskip(request.param)
+    return request.param
+
+
+def test_a_head_without_an_end_is_cut_off(http):
+    parts = [b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: "] + [b"a" * 20_000] * 40
+    found = asyncio.run(talk(http, parts))
+    assert b" 200 " not in found
+
+
+def test_a_connection_that_says_nothing_is_closed(http, monkeypatch):
+    monkeypatch.setattr(connections, "PATIENCE", 0.2)
+    assert asyncio.run(talk(http, [])) == b""
+    assert asyncio.run(talk(http, [b"GET /hea"])) == b""
+
+
+def test_a_large_body_after_a_small_head_is_read_whole(http):
+    text = b"a" * 90_000
+    body = b'{"text": "' + text + b'"}'
+    head = b"POST /v1/tasks/length/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Connection: %b\r\nContent-Length: " + str(len(body)).encode() + b"\r\n\r\n"
+    first, last = head % b"keep-alive", head % b"close"
+    found = asyncio.run(talk(http, [first + body, first + body[:70_000], body[70_000:], last + body]))
+    assert found.count(b"90000.0") == 3

@@ -1,0 +1,63 @@
+"""Claims about what is told of a failure: enough to act on, nothing of the server's folders or of a user's text."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+from pathlib import Path
+
+import pytest
+
+from adapterbank.serving.errands import refusal, shown
+from adapterbank.serving.terms import Ask, Refusal
+from adapterbank.serving.watch import JsonLines
+from serving.small_bank import running
+
+
+@pytest.mark.parametrize(
+    ("message", "bank", "told"),
+    [
+        ("/srv/bank/tasks/a/1 is missing; restore it.", "/srv/bank", "tasks/a/1 is missing; restore it."),
+        ("/srv/bank cannot be used: it is full.", "/srv/bank", "the bank cannot be used: it is full."),
+        ("bank/tasks/a/1 is not in the bank.", "bank", "tasks/a/1 is not in the bank."),
+        ("tasks/a/1 is missing.", ".", "tasks/a/1 is missing."),
+    ],
+)
+def test_files_are_named_from_the_bank_on(message, bank, told):
+    assert shown(message, Path(bank)) == told
+
+
+def test_an_unforeseen_failure_is_logged_without_its_message():
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonLines())
+    logger = logging.getLogger("adapterbank.serving")
+    logger.addHandler(handler)
+    try:
+        try:
+            raise ValueError("cannot read 'a secret'")
+        except ValueError as error:
+            told = refusal(error, Path("bank"))
+    finally:
+        logger.removeHandler(handler)
+    assert (told.code, "secret" in str(told)) == ("internal", False)
+    assert "ValueError" in stream.getvalue()
+    assert "secret" not in stream.getvalue()
+
+
+def test_nobody_learns_where_the_bank_or_the_encoder_lies(small, tmp_path):
+    small.put("whole")
+    (small.put("broken").path / "weights.safetensors").write_bytes(b"nothing")
+
+    async def run():
+        async with running(small) as service:
+            with pytest.raises(Refusal) as refused:
+                await service.predict([Ask("broken", ["a"])])
+            return await service.tasks(), await service.task("whole"), refused.value.message
+
+    tasks, whole, message = asyncio.run(run())
+    assert tasks["problems"][0]["message"] == message
+    assert message.startswith("tasks/broken/1/weights.safetensors is not what was written")
+    assert str(tmp_path) not in f"{tasks}{whole}"
+    assert "/" not in tasks["backbone"]["name"] + whole["backbone"]["name"]
