@@ -126,11 +126,11 @@ class BankService:
 
     async def remove(self, ref: str) -> None:
         """See `terms.Service`."""
-        await asyncio.to_thread(self._change, lambda: self.bank.remove(ref))
+        await asyncio.to_thread(self._change, ref, lambda: self.bank.remove(ref))
 
     async def rollback(self, ref: str) -> int:
         """See `terms.Service`."""
-        return int(await asyncio.to_thread(self._change, lambda: self._roll_back(ref)))
+        return int(await asyncio.to_thread(self._change, ref, lambda: self._roll_back(ref)))
 
     def numbers(self) -> Mapping[str, float]:
         """See `terms.Service`."""
@@ -162,10 +162,10 @@ class BankService:
             raise Refusal("not_ready", "The bank's tasks are still being loaded; try again soon.", retry_after=1)
         return await asyncio.to_thread(as_refusals, lambda: self.shelf.fetch(ref))
 
-    def _change(self, act: Callable[[], Any]) -> Any:
-        """Change the bank, and serve it as it is now."""
+    def _change(self, ref: str, act: Callable[[], Any]) -> Any:
+        """Change a task of the bank, and serve it as it is now."""
         found = as_refusals(act)
-        self.shelf.look(closely=False)
+        self.shelf.look_at(parse_ref(ref)[0])
         return found
 
     def _roll_back(self, ref: str) -> int:
