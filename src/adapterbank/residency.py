@@ -50,6 +50,7 @@ class Residency:
         self.loads = self.evictions = 0
         self._known: OrderedDict[str, Known] = OrderedDict()  # least recently used first
         self._names: dict[Known, str] = {}
+        self._ahead: dict[Known, None] = {}  # loaded before they are used, and kept until they are
 
     @property
     def bytes(self) -> int:
@@ -95,6 +96,7 @@ class Residency:
                 for known in dict.fromkeys(tasks):
                     known.users += 1
                     held.append(known)
+                    self._ahead.pop(known, None)
                     if not known.gone:
                         self._known.move_to_end(self._names[known])
             for known in held:
@@ -122,10 +124,36 @@ class Residency:
         if part:
             yield part
 
-    def _load(self, known: Known) -> None:
+    def wants_loading(self, known: Known) -> bool:
+        """Whether a slot is to be loaded ahead: not in memory, and not gone, when who uses it loads and drops it."""
+        return known.slot is None and not known.gone
+
+    def load_ahead(self, known: Known) -> None:
+        """Load a slot before it is used, and keep it until it is, or until who wanted it says `leave`.
+
+        All that is kept so takes half the budget at most, or is one; what finds no room is loaded by who uses it.
+        """
+        with self.lock:
+            ahead = list(self._ahead)
+            full = self.budget is not None and known.bytes + sum(one.bytes for one in ahead) > self.budget // 2
+            if not self.wants_loading(known) or known in ahead or (ahead and full):
+                return
+            self._ahead[known] = None
+            self._known.move_to_end(self._names[known])
+        try:
+            self._load(known, ahead=True)
+        except BaseException:
+            self.leave(known)
+            raise
+
+    def leave(self, known: Known) -> None:
+        """Let a slot that was loaded ahead be dropped like any other; never waits."""
+        self._ahead.pop(known, None)
+
+    def _load(self, known: Known, ahead: bool = False) -> None:
         tensors = known.source()
         with self.lock:
-            if known.slot is None:  # else another thread was quicker
+            if known.slot is None and not (ahead and known.gone):  # else another thread was quicker
                 self._enter(known, tensors)
                 self.loads += 1
 
@@ -144,13 +172,14 @@ class Residency:
         for known in self._known.values():
             if used + need <= self.budget:
                 break
-            if known.slot is not None and not known.users:
+            if known.slot is not None and not known.users and known not in self._ahead:
                 self._free(known)
                 used -= known.bytes
                 self.evictions += 1
 
     def _let_go(self, known: Known) -> None:
         known.gone = True
+        self.leave(known)
         self._names.pop(known, None)
         if not known.users:
             self._free(known)
