@@ -2,7 +2,7 @@
 
 A task is known from the moment it is put in; its slot is resident while there is room, and is loaded again from its
 source when it is next needed. Loading happens outside the lock: who reads other slots does not wait for it. A slot that
-is in use is never taken away; then the budget is overrun for as long as that lasts.
+is in use is never taken away; then the budget is overrun for as long as that lasts. It can also be loaded ahead of use.
 """
 
 from __future__ import annotations
@@ -48,15 +48,11 @@ class Residency:
         self.lock = threading.RLock()
         """Held while stacks are changed or read."""
         self.loads = self.evictions = 0
+        self.bytes = 0
+        """Of all slots in memory, those that are gone but still used among them."""
         self._known: OrderedDict[str, Known] = OrderedDict()  # least recently used first
         self._names: dict[Known, str] = {}
         self._ahead: dict[Known, None] = {}  # loaded before they are used, and kept until they are
-
-    @property
-    def bytes(self) -> int:
-        """Give the bytes of all resident slots."""
-        with self.lock:
-            return sum(known.bytes for known in self._known.values() if known.slot is not None)
 
     @property
     def resident(self) -> list[str]:
@@ -163,18 +159,17 @@ class Residency:
             known.bytes = self.stacks.size(known.plan, {name: array.shape for name, array in tensors.items()})
         self._make_room(known.bytes)
         known.slot = self.stacks.put(known.plan, {name: torch.from_numpy(array) for name, array in tensors.items()})
+        self.bytes += known.bytes
 
     def _make_room(self, need: int) -> None:
         """Take slots out that nobody uses, until `need` more bytes fit."""
         if self.budget is None:
             return
-        used = self.bytes
         for known in self._known.values():
-            if used + need <= self.budget:
+            if self.bytes + need <= self.budget:
                 break
             if known.slot is not None and not known.users and known not in self._ahead:
                 self._free(known)
-                used -= known.bytes
                 self.evictions += 1
 
     def _let_go(self, known: Known) -> None:
@@ -188,4 +183,5 @@ class Residency:
         if known.slot is not None:
             self.stacks.remove(known.slot)
             known.slot = None
+            self.bytes -= known.bytes
             self.stacks.trim()

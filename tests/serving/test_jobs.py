@@ -446,6 +446,24 @@ def test_a_worker_outlives_what_hinders_it(idle, monkeypatch):
     assert calls == [run.id, run.id]
 
 
+def test_a_table_that_cannot_be_used_for_a_while_costs_a_running_run_nothing(idle, monkeypatch):
+    run, heard = send(idle), {"history": [], "notes": []}
+    idle.runs.begin()
+    row = {"epoch": 1, "loss": 0.5, "score": 0.5, "seconds": 1.0}
+
+    def fail(*given):
+        raise StorageError("the table is locked")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Runs, "_open", fail)
+        assert idle._wanted(run.id) == ""
+        idle._hear(run.id, {"kept": "abc"}, heard)
+        idle._hear(run.id, {"epoch": row}, heard)
+    idle._hear(run.id, {"progress": {"epoch": 2}}, heard)
+    now = idle.get(run.id)
+    assert (now.kept, now.history, now.progress) == ("abc", [row], {"epoch": 2})
+
+
 @pytest.mark.parametrize("place", ["list", "forget_old"])
 def test_runs_are_worked_on_once_the_table_can_be_used_again_and_the_log_does_not_grow(
     idle, monkeypatch, caplog, place

@@ -21,7 +21,7 @@ from typing import Any
 
 from adapterbank import cache, storage
 from adapterbank.bank import Bank
-from adapterbank.errors import AdapterbankError
+from adapterbank.errors import AdapterbankError, StorageError
 from adapterbank.serving.child import listen, trained
 from adapterbank.serving.orders import check
 from adapterbank.serving.runs import Run, Runs
@@ -226,7 +226,9 @@ class Jobs:
 
     def _wanted(self, id: str) -> str:
         """Say whether a running run is to stop, and why."""
-        return "close" if self._closing.is_set() else "cancel" if self.runs.get(id).cancelling else ""
+        with contextlib.suppress(StorageError):  # a table that is in use for long is no reason to
+            return "close" if self._closing.is_set() else "cancel" if self.runs.get(id).cancelling else ""
+        return ""
 
     def _surroundings(self, run: Run) -> dict[str, str]:
         # A cache of its own: tokens are texts too, and must not outlast the data they were sent in.
@@ -265,8 +267,11 @@ class Jobs:
             before = [row for row in heard["history"] if row["epoch"] < epoch]
             news |= {"attempts": 1} if len(before) == len(heard["history"]) else {}
             heard["history"] = news["history"] = [*before, message["epoch"]]
-        if news:
+        news = {**heard.pop("unwritten", {}), **news}
+        try:
             self.runs.update(id, **news)
+        except StorageError:  # it may pass: the next report is written down with this one
+            heard["unwritten"] = news
 
     def _judge(self, run: Run, heard: Mapping[str, Any], asked: str, code: int) -> None:
         """Decide how a run has ended, by its last word and its exit."""
