@@ -100,9 +100,10 @@ def assert_at_rest(engine):
     slots = engine.slots
     assert all(known.users == 0 for known in slots._known.values())
     held = [known for known in slots._known.values() if known.slot is not None]
+    assert slots.bytes == sum(known.bytes for known in held)
     assert len(engine.stacks) == len(held)  # nothing is left of what was removed or replaced
     if slots.budget is not None:
-        assert sum(known.bytes for known in held) <= slots.budget
+        assert slots.bytes <= slots.budget
     assert slots.resident == [name for name, known in slots._known.items() if known.slot is not None]
 
 
@@ -587,3 +588,30 @@ def test_putting_a_task_in_does_not_wait_for_the_batch_under_way(bert, new_slot,
             go.set()
         found = computing.result(PATIENCE)
     assert all(abs(a - b).max() <= 1e-5 for a, b in zip(found, first.answers, strict=True))
+
+
+def test_a_slot_that_is_loaded_ahead_stays_until_it_is_used_and_takes_half_the_budget_at_most(alike, engine_of):
+    engine = engine_of(alike[:4], 2 * alike[0].bytes)  # two fit, one of them ahead
+    slots, known = engine.slots, [engine.slots.find(f"t{k}") for k in range(4)]
+    assert slots.resident == ["t2", "t3"]
+    slots.load_ahead(known[0])
+    slots.load_ahead(known[0])  # it is there
+    slots.load_ahead(known[1])  # for which there is no room
+    assert (sorted(slots.resident), slots.loads) == (["t0", "t3"], 1)
+    for k in (1, 2, 3):
+        assert_right(ask(engine, f"t{k}")[f"t{k}"], alike[k])
+        assert "t0" in slots.resident
+    assert_right(ask(engine, "t0")["t0"], alike[0])
+    assert (slots.loads, slots._ahead) == (4, {})  # t1 and those that made room, but not t0 again
+    assert_at_rest(engine)
+
+
+def test_a_task_that_is_removed_while_it_is_loaded_ahead_leaves_no_slot(alike, engine_of):
+    engine = engine_of(alike[:2], alike[0].bytes)
+    known = engine.slots.find("t0")
+    source = known.source
+    known.source = lambda: (engine.remove("t0"), source())[1]
+    engine.slots.load_ahead(known)
+    engine.slots.load_ahead(known)
+    assert (known.slot, engine.slots._ahead, engine.slots.loads) == (None, {}, 0)
+    assert_at_rest(engine)

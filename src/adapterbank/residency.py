@@ -2,7 +2,7 @@
 
 A task is known from the moment it is put in; its slot is resident while there is room, and is loaded again from its
 source when it is next needed. Loading happens outside the lock: who reads other slots does not wait for it. A slot that
-is in use is never taken away; then the budget is overrun for as long as that lasts.
+is in use is never taken away; then the budget is overrun for as long as that lasts. It can also be loaded ahead of use.
 """
 
 from __future__ import annotations
@@ -48,14 +48,11 @@ class Residency:
         self.lock = threading.RLock()
         """Held while stacks are changed or read."""
         self.loads = self.evictions = 0
+        self.bytes = 0
+        """Of all slots in memory, those that are gone but still used among them."""
         self._known: OrderedDict[str, Known] = OrderedDict()  # least recently used first
         self._names: dict[Known, str] = {}
-
-    @property
-    def bytes(self) -> int:
-        """Give the bytes of all resident slots."""
-        with self.lock:
-            return sum(known.bytes for known in self._known.values() if known.slot is not None)
+        self._ahead: dict[Known, None] = {}  # loaded before they are used, and kept until they are
 
     @property
     def resident(self) -> list[str]:
@@ -95,6 +92,7 @@ class Residency:
                 for known in dict.fromkeys(tasks):
                     known.users += 1
                     held.append(known)
+                    self._ahead.pop(known, None)
                     if not known.gone:
                         self._known.move_to_end(self._names[known])
             for known in held:
@@ -122,10 +120,36 @@ class Residency:
         if part:
             yield part
 
-    def _load(self, known: Known) -> None:
+    def wants_loading(self, known: Known) -> bool:
+        """Whether a slot is to be loaded ahead: not in memory, and not gone, when who uses it loads and drops it."""
+        return known.slot is None and not known.gone
+
+    def load_ahead(self, known: Known) -> None:
+        """Load a slot before it is used, and keep it until it is, or until who wanted it says `leave`.
+
+        All that is kept so takes half the budget at most, or is one; what finds no room is loaded by who uses it.
+        """
+        with self.lock:
+            ahead = list(self._ahead)
+            full = self.budget is not None and known.bytes + sum(one.bytes for one in ahead) > self.budget // 2
+            if not self.wants_loading(known) or known in ahead or (ahead and full):
+                return
+            self._ahead[known] = None
+            self._known.move_to_end(self._names[known])
+        try:
+            self._load(known, ahead=True)
+        except BaseException:
+            self.leave(known)
+            raise
+
+    def leave(self, known: Known) -> None:
+        """Let a slot that was loaded ahead be dropped like any other; never waits."""
+        self._ahead.pop(known, None)
+
+    def _load(self, known: Known, ahead: bool = False) -> None:
         tensors = known.source()
         with self.lock:
-            if known.slot is None:  # else another thread was quicker
+            if known.slot is None and not (ahead and known.gone):  # else another thread was quicker
                 self._enter(known, tensors)
                 self.loads += 1
 
@@ -135,22 +159,22 @@ class Residency:
             known.bytes = self.stacks.size(known.plan, {name: array.shape for name, array in tensors.items()})
         self._make_room(known.bytes)
         known.slot = self.stacks.put(known.plan, {name: torch.from_numpy(array) for name, array in tensors.items()})
+        self.bytes += known.bytes
 
     def _make_room(self, need: int) -> None:
         """Take slots out that nobody uses, until `need` more bytes fit."""
         if self.budget is None:
             return
-        used = self.bytes
         for known in self._known.values():
-            if used + need <= self.budget:
+            if self.bytes + need <= self.budget:
                 break
-            if known.slot is not None and not known.users:
+            if known.slot is not None and not known.users and known not in self._ahead:
                 self._free(known)
-                used -= known.bytes
                 self.evictions += 1
 
     def _let_go(self, known: Known) -> None:
         known.gone = True
+        self.leave(known)
         self._names.pop(known, None)
         if not known.users:
             self._free(known)
@@ -159,4 +183,5 @@ class Residency:
         if known.slot is not None:
             self.stacks.remove(known.slot)
             known.slot = None
+            self.bytes -= known.bytes
             self.stacks.trim()

@@ -45,7 +45,10 @@ def find_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def use_one_thread() -> None:
-    """Let what the calling thread computes on the CPU be computed by it alone; other threads go on as they are."""
+    """Let what the calling thread computes on the CPU be computed by it alone.
+
+    Threads that have computed before go on as they are; torch begins those that come later with one thread too.
+    """
     torch.set_num_threads(1)
 
 

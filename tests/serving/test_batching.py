@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -130,6 +132,36 @@ def test_with_many_tasks_nobody_waits_longer_than_all_others_together(sizes):
     for _ in range(3 * len(sizes)):
         seen |= {row.parcel.task for row in batching.take()}
     assert seen == set(range(len(sizes)))
+
+
+class Turns(OrderedDict):
+    """Counts how often a task has had its turn."""
+
+    count = 0
+
+    def move_to_end(self, *given):
+        self.count += 1
+        super().move_to_end(*given)
+
+
+@given(parcels)
+def test_turns_that_nobody_could_use_are_skipped_and_change_nothing(given_parcels):
+    quick, plain = queue(), queue()
+    plain._skip_turns = lambda share: None
+    for task, sizes in given_parcels:
+        add(quick, task, sizes)
+        add(plain, task, sizes)
+    for mine, theirs in zip(drain(quick), drain(plain), strict=True):
+        assert [(row.parcel.task, row.number) for row in mine] == [(row.parcel.task, row.number) for row in theirs]
+
+
+def test_a_batch_of_many_tasks_with_long_rows_takes_few_turns():
+    batching, tasks = queue(), 300
+    for task in range(tasks):
+        add(batching, task, [BUDGET] * 3)
+    batching._lines = Turns(batching._lines)
+    assert len(list(drain(batching))) == 3 * tasks
+    assert batching._lines.count < 20 * tasks  # of 64 tokens each, a share being one
 
 
 def test_a_batch_is_due_when_it_is_full_or_its_oldest_row_has_waited():

@@ -38,7 +38,7 @@ def test_an_unforeseen_failure_is_logged_without_its_message():
         try:
             raise ValueError("cannot read 'a secret'")
         except ValueError as error:
-            told = refusal(error, Path("bank"))
+            told = refusal(error, None, Path("bank"))  # whose errand it was does not matter
     finally:
         logger.removeHandler(handler)
     assert (told.code, "secret" in str(told)) == ("internal", False)

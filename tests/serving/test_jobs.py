@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from adapterbank.config import Config
 from adapterbank.encoder.shared import share
 from adapterbank.errors import InputError, StorageError
 from adapterbank.serving import trainee
+from adapterbank.serving.child import listen
 from adapterbank.serving.jobs import ATTEMPTS, Jobs, QueueFull
 from adapterbank.serving.orders import OPTIONS, check
 from adapterbank.serving.runs import Runs, UnknownRun
@@ -275,16 +277,43 @@ def test_a_data_file_that_has_gone_is_told_in_a_sentence(idle):
     assert str(idle.bank) not in ended.failure
 
 
+def python(code):
+    """Start a process in the place of a run's."""
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+
+
 def test_a_run_that_does_not_stop_when_asked_is_killed(idle, monkeypatch):
-    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('{}', flush=True); time.sleep(600)"
-    monkeypatch.setattr("adapterbank.serving.jobs._GRACE", 0.3)
-    monkeypatch.setattr(Jobs, "_hear", lambda self, id, message, heard: self.cancel(id))
+    monkeypatch.setattr("adapterbank.serving.child._GRACE", 0.3)
     run = send(idle)
     idle.runs.begin()
-    with subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE) as child:
-        assert idle._follow(run.id, child, {}) == "cancel"
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('{}', flush=True); time.sleep(600)"
+    with python(deaf) as child:
+        assert listen(child, lambda said: idle.cancel(run.id), lambda: idle._wanted(run.id)) == "cancel"
     assert child.returncode == -signal.SIGKILL
     idle._judge(run, {}, "cancel", child.returncode)
+    assert idle.get(run.id).state == "cancelled"
+
+
+def test_what_a_library_prints_is_not_taken_for_a_report():
+    heard = []
+    with python(r"print('loading...\n3\n[]\n\x00\n{\"done\": 1}\n{\"half')") as child:
+        assert listen(child, heard.append, lambda: "") == ""
+    assert [said for said in heard if said] == [{"done": 1}]
+
+
+def test_a_run_has_ended_though_what_it_started_goes_on():
+    begin = "import subprocess, sys; print('{}', flush=True); subprocess.Popen([sys.executable, '-c', "
+    with python(begin + "'import time; time.sleep(20)'])") as child:
+        heard = []
+        assert listen(child, heard.append, lambda: "") == ""
+        assert (child.poll(), heard) == (0, [{}])
+
+
+def test_a_run_cancelled_while_the_server_stops_is_cancelled(idle):
+    run = send(idle)
+    idle.runs.begin()
+    idle.cancel(run.id)
+    idle._judge(run, {}, "close", -signal.SIGTERM)
     assert idle.get(run.id).state == "cancelled"
 
 
@@ -415,6 +444,85 @@ def test_a_worker_outlives_what_hinders_it(idle, monkeypatch):
     assert until(idle, run.id).attempts == 2
     idle.close()
     assert calls == [run.id, run.id]
+
+
+def test_a_table_that_cannot_be_used_for_a_while_costs_a_running_run_nothing(idle, monkeypatch):
+    run, heard = send(idle), {"history": [], "notes": []}
+    idle.runs.begin()
+    row = {"epoch": 1, "loss": 0.5, "score": 0.5, "seconds": 1.0}
+
+    def fail(*given):
+        raise StorageError("the table is locked")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Runs, "_open", fail)
+        assert idle._wanted(run.id) == ""
+        idle._hear(run.id, {"kept": "abc"}, heard)
+        idle._hear(run.id, {"epoch": row}, heard)
+    idle._hear(run.id, {"progress": {"epoch": 2}}, heard)
+    now = idle.get(run.id)
+    assert (now.kept, now.history, now.progress) == ("abc", [row], {"epoch": 2})
+
+
+@pytest.mark.parametrize("place", ["list", "forget_old"])
+def test_runs_are_worked_on_once_the_table_can_be_used_again_and_the_log_does_not_grow(
+    idle, monkeypatch, caplog, place
+):
+    failures, original = [], getattr(Runs, place)
+
+    def fail(self, *given):
+        if len(failures) < 3:
+            failures.append(given)
+            raise StorageError("the disk is full")
+        return original(self, *given)
+
+    monkeypatch.setattr(Jobs, "_train", lambda self, run: self.runs.end(run.id, "failed"))
+    monkeypatch.setattr(Runs, place, fail)
+    monkeypatch.setattr(idle._closing, "wait", lambda seconds: None)
+    first, second = send(idle), send(idle)
+    idle.begin()
+    idle.begin()  # once more is once
+    until(idle, first.id)
+    until(idle, second.id)
+    idle.close()
+    assert failures
+    assert len([r for r in caplog.records if r.message == "hindered"]) == 1
+
+
+def test_a_file_that_cannot_be_removed_holds_up_no_run(idle, monkeypatch):
+    def refuse(path):
+        raise StorageError(f"{path} cannot be used: permission is denied.")
+
+    monkeypatch.setattr(Jobs, "_train", lambda self, run: self.runs.end(run.id, "failed"))
+    monkeypatch.setattr("adapterbank.storage.discard", refuse)
+    sent = [send(idle) for _ in range(2)]
+    idle.begin()
+    assert [until(idle, run.id).attempts for run in sent] == [1, 1]
+    idle.close()
+    assert len(left(idle)) == 2
+    monkeypatch.undo()
+    idle._sweep_litter()
+    assert left(idle) == []
+
+
+def test_runs_that_are_queued_and_cancelled_do_not_pile_up(idle, monkeypatch):
+    monkeypatch.setattr("adapterbank.serving.runs.KEPT", 2)
+    for _ in range(4):
+        idle.cancel(send(idle).id)
+    assert len(idle.list()) == 2
+
+
+def test_a_file_that_a_full_disk_does_not_take_leaves_nothing(idle):
+    class Full:
+        def close(self):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    upload = idle.upload("csv")
+    upload._file.close()
+    upload._file = Full()
+    with pytest.raises(StorageError, match="the disk is full"), upload:
+        pass
+    assert left(idle) == []
 
 
 def test_what_was_put_into_the_bank_before_a_kill_is_not_put_there_twice(idle):

@@ -13,6 +13,7 @@ from adapterbank.errors import PackageDamaged
 from adapterbank.serving.app import create_app
 from adapterbank.serving.service import BankService
 from adapterbank.serving.terms import Ask, Refusal
+from adapterbank.serving.watch import JsonLines
 from adapterbank.tasks.spec import Examples
 from serving.dummy import calling
 from serving.small_bank import running, text_of, until
@@ -294,12 +295,15 @@ def test_a_task_that_cannot_be_computed_fails_alone(small):
     assert bad.code == both.code == "damaged"
 
 
-def test_an_unforeseen_failure_is_internal_and_the_service_goes_on(small):
+def test_an_unforeseen_failure_is_internal_and_the_service_goes_on(small, caplog):
     small.put("a")
+
+    def fail(*given):
+        raise ZeroDivisionError("a secret")
 
     async def run():
         async with running(small) as service:
-            compute, service.engine.compute = service.engine.compute, lambda *given: 1 / 0
+            compute, service.engine.compute = service.engine.compute, fail
             with pytest.raises(Refusal) as refused:
                 await service.predict([Ask("a", ["a secret"])])
             service.engine.compute = compute
@@ -307,7 +311,9 @@ def test_an_unforeseen_failure_is_internal_and_the_service_goes_on(small):
 
     refused, found = asyncio.run(run())
     assert refused.code == "internal"
-    assert "secret" not in refused.message
+    lines = [JsonLines().format(record) for record in caplog.records]
+    assert any('"problem": "ZeroDivisionError"' in line and "test_service.py" in line for line in lines)
+    assert "secret" not in str([refused.message, *lines])
     assert len(found[0].predictions) == 1
 
 
@@ -390,3 +396,137 @@ def test_a_task_is_put_in_while_a_batch_is_computed(small):
             return waited
 
     assert asyncio.run(run())
+
+
+def evicted(service, name):
+    """Take a task's slot out of memory; gives what the engine knows of it."""
+    known, slots = service.shelf.find(name).known, service.engine.slots
+    with slots.lock:
+        slots._free(known)
+    return known
+
+
+def test_rows_of_other_tasks_do_not_wait_for_a_slot_that_is_loaded(small):
+    small.put("a")
+    small.put("slow", 1)
+
+    async def run():
+        async with running(small, budget=10**9) as service:
+            known, go = evicted(service, "slow"), threading.Event()
+            source = known.source
+            known.source = lambda: (go.wait(5), source())[1]
+            waiting = asyncio.ensure_future(service.predict([Ask("slow", ["why"])]))
+            await until(lambda: service.batching.waiting)
+            (other,) = await service.predict([Ask("a", ["why"])])
+            waited = not waiting.done()
+            go.set()
+            return waited, other, await waiting, service.engine.slots
+
+    waited, other, (found,), slots = asyncio.run(run())
+    assert waited
+    assert len(other.predictions) == 1
+    assert_same(found.predictions, small.alone("slow").predict([("slow", Examples(["why"]))])[0])
+    assert (slots.loads, slots._ahead) == (1, {})
+
+
+@pytest.mark.parametrize("end", ["cancelled", "damaged", "unknown_task"])
+def test_a_request_that_ends_while_its_slot_is_loaded_leaves_nothing(small, end):
+    small.put("a")
+
+    async def run():
+        async with running(small, budget=10**9) as service:
+            known, begun, go = evicted(service, "a"), threading.Event(), threading.Event()
+            source = known.source
+
+            def slowly():
+                begun.set()
+                assert go.wait(5)
+                if end != "cancelled":
+                    raise PackageDamaged("a@1 is not what was written; restore it.")
+                return source()
+
+            known.source = slowly
+            asked = asyncio.ensure_future(service.predict([Ask("a", ["why"])]))
+            await until(begun.is_set)
+            if end == "cancelled":
+                asked.cancel()
+            elif end == "unknown_task":
+                await asyncio.to_thread(small.bank.remove, "a")
+            await asyncio.sleep(0)
+            go.set()
+            (found,) = await asyncio.gather(asked, return_exceptions=True)
+            await until(lambda: not service.batching.waiting)
+            await asyncio.to_thread(service._loader.submit(lambda: None).result)
+            return found, service.engine.slots._ahead, known.users
+
+    found, ahead, users = asyncio.run(run())
+    assert isinstance(found, asyncio.CancelledError) if end == "cancelled" else found.code == end
+    assert (ahead, users) == ({}, 0)
+
+
+def test_a_request_that_asks_nothing_is_answered(small):
+    small.put("a")
+
+    async def run():
+        async with running(small) as service:
+            return await asyncio.wait_for(service.predict([Ask("a", []), Ask("a", ["why"])]), 5)
+
+    assert [len(answer.predictions) for answer in asyncio.run(run())] == [0, 1]
+
+
+def test_a_request_of_which_one_task_fails_is_refused_at_once_and_leaves_the_queue(small):
+    small.put("a")
+    small.put("b", 1)
+
+    async def run():
+        async with running(small) as service:
+            gate, first = await occupied(service)
+            with pytest.raises(Refusal) as refused:  # while the device is held
+                await asyncio.wait_for(service.predict([Ask("a", ["why"]), Ask("b", ["\ud800"])]), 5)
+            left = service.batching.waiting
+            gate.opened.set()
+            await first
+            return refused.value.code, left
+
+    assert asyncio.run(run()) == ("bad_request", 0)
+
+
+def test_it_starts_once_stops_more_than_once_and_does_not_start_again(small):
+    small.put("a")
+
+    async def run():
+        async with running(small) as service:
+            await service.start()
+            assert len(service._threads) == 1
+            found = await service.predict([Ask("a", ["why"])])
+            await asyncio.gather(service.stop(), service.stop())
+            with pytest.raises(RuntimeError, match="make another"):
+                await service.start()
+            never = BankService(small.bank, small.engine())
+            await never.stop()
+            return found
+
+    assert len(asyncio.run(run())[0].predictions) == 1
+
+
+def test_who_waits_in_a_loop_that_has_ended_holds_up_nobody(small):
+    small.put("a")
+
+    async def run():
+        async with running(small) as service:
+            gate = Gate(service)
+
+            def elsewhere():
+                loop = asyncio.new_event_loop()
+                asked = loop.create_task(service.predict([Ask("a", ["why"])]))
+                while not gate.busy.is_set():
+                    loop.run_until_complete(asyncio.sleep(0.005))
+                asked.cancel()
+                loop.run_until_complete(asyncio.gather(asked, return_exceptions=True))
+                loop.close()
+
+            await asyncio.to_thread(elsewhere)
+            gate.opened.set()
+            return await service.predict([Ask("a", ["why"])])
+
+    assert len(asyncio.run(run())[0].predictions) == 1

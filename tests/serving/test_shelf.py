@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import os
 import shutil
+import threading
+import time
 
 import pytest
 
@@ -13,7 +17,7 @@ from adapterbank.serving import shelf as shelves
 from adapterbank.serving.shelf import Shelf
 from adapterbank.serving.terms import Ask, Refusal
 from adapterbank.tasks.spec import Examples
-from serving.small_bank import running, until
+from serving.small_bank import KINDS, running, until
 
 
 @pytest.fixture
@@ -237,3 +241,166 @@ def test_a_rollback_without_an_earlier_version_is_a_conflict(small):
             return refused.value.code, await service.rollback("a"), service.shelf.find("a").package.ref
 
     assert asyncio.run(run()) == ("conflict", 1, "a@1")
+
+
+@pytest.mark.parametrize("file", ["task.json", "1/manifest.json", "1/weights.safetensors"])
+def test_a_failure_that_nobody_foresaw_stops_no_other_task_and_may_pass(shelf, small, file):
+    small.put("third", 2)
+    path = small.bank.path / "tasks" / "first" / file
+    whole = path.read_bytes()
+    path.unlink()
+    path.mkdir()  # the system's error, which is none of the bank's
+    for _ in range(2):
+        shelf.look()
+    assert list(shelf.held()) == ["second", "third"]
+    assert "cannot be read (IsADirectoryError" in shelf.problems["first"]
+    path.rmdir()
+    path.write_bytes(whole)
+    shelf.look()
+    assert not shelf.problems
+    shutil.rmtree(small.bank.path / "tasks" / "first")
+    shelf.look()
+    assert list(shelf.held()) == ["second", "third"]
+
+
+def test_a_problem_goes_with_its_folder(shelf, small):
+    path = small.bank.path / "tasks" / "first" / "task.json"
+    path.unlink()
+    path.mkdir()
+    shelf.look()
+    assert list(shelf.problems) == ["first"]
+    shutil.rmtree(path.parent)
+    shelf.look(closely=False)
+    assert not shelf.problems
+
+
+def test_a_version_that_is_put_in_while_the_one_before_is_read_is_not_missed(shelf, small, monkeypatch):
+    default = type(small.bank).default
+
+    def late(bank, name):
+        found = default(bank, name)
+        monkeypatch.undo()
+        small.put("first", 7)
+        return found
+
+    small.put("first", 3)
+    monkeypatch.setattr(type(small.bank), "default", late)
+    shelf.look()
+    shelf.look(closely=False)
+    assert shelf.find("first").package.ref == "first@3"
+
+
+@pytest.mark.parametrize("ref", ["third", "third@1"])
+def test_a_task_removed_while_it_is_read_is_unknown_and_no_problem(shelf, small, monkeypatch, ref):
+    small.put("third", 3)
+    get = type(small.bank).get
+
+    def late(bank, ref):
+        monkeypatch.undo()
+        small.bank.remove("third")
+        return get(bank, ref)
+
+    monkeypatch.setattr(type(small.bank), "get", late)
+    with pytest.raises(UnknownName, match="'third' is not a task of this bank"):
+        shelf.fetch(ref)
+    assert not shelf.problems
+
+
+def test_a_pinned_version_that_is_removed_is_unknown_and_one_made_anew_is_read_anew(shelf, small):
+    small.put("first", 3)
+    shelf.look()
+    shelf.fetch("first@1")
+    small.bank.remove("first@1")
+    shelf.look(closely=False)
+    with pytest.raises(BankError, match="no version 1"):
+        shelf.fetch("first@1")
+    assert len(shelf.engine.residents) == 2
+
+
+def test_a_task_made_anew_under_the_same_number_and_weights_has_its_own_labels(shelf, small, monkeypatch):
+    before = shelf.find("first")
+    shutil.rmtree(small.bank.path / "tasks" / "first")
+    kind = ("up", "down", "left"), "accuracy", 3
+    monkeypatch.setitem(KINDS, "classification", kind)
+    small.put("first", 0)
+    shelf.look(closely=False)
+    held = shelf.find("first")
+    assert held.package.ref == before.package.ref
+    assert held.package.manifest.weights_sha256 == before.package.manifest.weights_sha256
+    assert held.known.about.task.labels == ("up", "down", "left")
+    assert len(shelf.engine.residents) == 2
+
+
+def test_where_times_are_coarse_what_is_written_within_one_tick_is_seen(shelf, small, monkeypatch):
+    """Neither times nor inodes tell two writes of the same second apart."""
+    now = int(time.time())
+    monkeypatch.setattr(shelves, "_stat", lambda path: (now * 10**9, 0, 0) if os.path.exists(path) else None)
+    for seed in (3, 4):
+        small.put("first", seed)
+        shelf.look(closely=False)
+    assert shelf.find("first").package.ref == "first@3"
+
+
+@pytest.mark.parametrize("step", [-3600, 3600])
+def test_a_clock_that_jumps_hides_no_version(shelf, small, monkeypatch, step):
+    true = time.time
+    monkeypatch.setattr(time, "time", lambda: true() + step)
+    small.put("first", 3)
+    shelf.look(closely=False)
+    assert shelf.find("first").package.ref == "first@2"
+
+
+def test_a_damaged_package_that_is_restored_with_its_old_times_is_served_again(shelf, small):
+    package = small.put("third", 2)
+    file = package.path / "weights.safetensors"
+    whole, times = file.read_bytes(), (file.stat().st_atime_ns, file.stat().st_mtime_ns)
+    damage(package)
+    os.utime(file, ns=times)
+    shelf.look()
+    assert list(shelf.problems) == ["third"]
+    file.write_bytes(whole)
+    os.utime(file, ns=times)
+    shelf.look()
+    assert not shelf.problems
+
+
+def test_who_asks_for_one_task_does_not_wait_while_others_are_loaded(shelf, small, monkeypatch):
+    small.put("slow", 2)
+    begun, go, load = threading.Event(), threading.Event(), Shelf._load
+
+    def slowly(self, package):
+        if package.manifest.name == "slow":
+            begun.set()
+            assert go.wait(10)
+        return load(self, package)
+
+    monkeypatch.setattr(Shelf, "_load", slowly)
+    monkeypatch.setattr(Shelf, "_lock_of", lambda self, name: self._locks[len(name)])
+    looking = threading.Thread(target=shelf.look)
+    looking.start()
+    try:
+        assert begun.wait(10)
+        with pytest.raises(UnknownName):
+            shelf.fetch("nowhere")
+        small.put("quick", 3)
+        assert shelf.fetch("quick").package.ref == "quick@1"
+    finally:
+        go.set()
+        looking.join()
+    assert list(shelf.held()) == ["first", "quick", "second", "slow"]
+
+
+def test_what_was_replaced_many_times_leaves_nothing_behind(shelf, small):
+    package, other = small.bank.get("first"), small.put("first", 3)
+    shelf.look()
+    for turn in range(300):
+        (other if turn % 2 else package).path.parent.joinpath("task.json").write_text(
+            json.dumps({"default": 1 + turn % 2, "previous": [], "last": 2})
+        )
+        shelf.look_at("first", closely=True)
+        shelf.fetch(f"first@{2 - turn % 2}")
+    slots = shelf.engine.slots
+    assert len(shelf.engine.residents) == len(slots._known) == len(slots._names) == len(shelf.engine.stacks) == 3
+    assert len(shelf._seen) == len(shelf._held) == 2
+    assert len(shelf._pinned) == 1
+    assert sum(len(block.tensor) for block in shelf.engine.stacks.blocks) <= 4 * len(shelf.engine.stacks.blocks)

@@ -3,7 +3,7 @@
 A request's rows of one task are a `Parcel`. It is counted from the moment it comes, by a guess at its tokens, and may
 be taken once its rows are tokenised and their true sizes known. Batches are taken by deficit round robin (Shreedhar and
 Varghese 1995): each task in turn may send its share of the batch, so a task that floods the queue delays another's row
-by no more than the batch under way. A task may hold as many tokens as are still free (the dynamic threshold of
+by no more than the batches under way. A task may hold as many tokens as are still free (the dynamic threshold of
 Choudhury and Hahne 1998): one task alone gets half of the queue, and there is room left for the next.
 
 Times are seconds of any clock that the caller likes. Nothing here locks: the caller does.
@@ -136,11 +136,16 @@ class Batching:
     def take(self) -> list[Row]:
         """Give the next batch, whether it is due or not."""
         batch: list[Row] = []
-        room = self.budget
+        room, passed = self.budget, 0
         while self._lines:
             task, line = next(iter(self._lines.items()))
+            share = max(1, self.budget // len(self._lines))
+            if passed >= len(self._lines):
+                self._skip_turns(share)
+                passed = 0
             if line.credit <= 0:
-                line.credit += max(1, self.budget // len(self._lines))
+                line.credit += share
+            passed = passed + 1 if line.credit <= 0 else 0
             while line.parcels and line.credit > 0:
                 parcel = line.parcels[0]
                 size = parcel.sizes[parcel.taken]
@@ -159,6 +164,12 @@ class Batching:
             if room <= 0:
                 break
         return batch
+
+    def _skip_turns(self, share: int) -> None:
+        """Give all tasks at once what they get in turns in which none of them may send."""
+        turns = min(-line.credit // share for line in self._lines.values())
+        for line in self._lines.values():
+            line.credit += max(0, turns) * share
 
     def computed(self, tokens: int, seconds: float) -> None:
         """Learn how fast batches are computed."""

@@ -85,17 +85,17 @@ def guess(job: Errand) -> int:
     return sum(min(longest, 3 + length // _CHARACTERS) for length in lengths)
 
 
-def refusal(error: Exception, bank: Path, gone: bool = False) -> Exception:
+def refusal(error: Exception, job: Errand, bank: Path) -> Exception:
     """Say what a failure is to who asked."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, Full):
         return Refusal("overloaded", f"Too much is waiting: {error}", retry_after=error.retry_after)
-    if isinstance(error, AdapterbankError):
-        if gone:
-            return Refusal("unknown_task", "The task was removed while the request waited; see GET /v1/tasks.")
-        if isinstance(error, BankError):
-            return Refusal("damaged", shown(error, bank))
+    if isinstance(error, InputError):
         return Refusal("bad_request", shown(error, bank))
-    log.error("failed", exc_info=error)  # its kind and place: its message may quote a text
+    if isinstance(error, AdapterbankError):  # its slot was not in memory, and cannot be loaded
+        if job.held.known.gone or not job.held.package.path.exists():
+            return Refusal("unknown_task", "The task was removed while the request waited; see GET /v1/tasks.")
+        return Refusal("damaged", shown(error, bank))
+    log.error("failed", exc_info=error)  # of which the log shows kind and place, not the message: it may quote a text
     return Refusal("internal", FAILED)

@@ -10,13 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import json
 import logging
 import os
-import selectors
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -25,7 +21,8 @@ from typing import Any
 
 from adapterbank import cache, storage
 from adapterbank.bank import Bank
-from adapterbank.errors import AdapterbankError
+from adapterbank.errors import AdapterbankError, StorageError
+from adapterbank.serving.child import listen, trained
 from adapterbank.serving.orders import check
 from adapterbank.serving.runs import Run, Runs
 from adapterbank.serving.uploads import Upload
@@ -34,10 +31,6 @@ log = logging.getLogger("adapterbank.serving")
 
 ATTEMPTS = 3
 """So often is a run begun whose process, or server, is killed before it has done another epoch."""
-_GRACE = 10.0
-"""Seconds that a run has to stop when asked; then it is killed."""
-_LOOK = 0.2
-"""Seconds between two looks at whether a run is to be stopped."""
 _STALE = 3600.0
 """Seconds after which a file that belongs to no run is litter."""
 
@@ -88,6 +81,7 @@ class Jobs:
         self.runs = Runs(self._folder / "runs.sqlite3")
         self._closing, self._wake = threading.Event(), threading.Event()
         self._crew: list[threading.Thread] = []
+        self._said = ""  # of what hinders us
 
     # --- asking -------------------------------------------------------------------------------------------
 
@@ -122,6 +116,7 @@ class Jobs:
         run = self.runs.cancel(id)
         if run.over:
             self._clear(run)
+            self.runs.forget_old()
         return run
 
     # --- working ------------------------------------------------------------------------------------------
@@ -136,6 +131,8 @@ class Jobs:
 
     def begin(self) -> None:
         """See `start`."""
+        if self._crew:
+            return
         self._closing.clear()
         self._crew = [threading.Thread(target=self._own, name="training", daemon=True)]
         self._crew[0].start()
@@ -146,36 +143,52 @@ class Jobs:
         self._wake.set()
         for thread in self._crew:
             thread.join()
+        self._crew = []
 
     def _own(self) -> None:
         """Wait until no other server starts this bank's runs, put in order what the last one left, and work."""
         with self._owned() as owned:
-            if not owned:
-                return
-            for run in self.runs.list(-1, "running"):
-                self._broken_off(run, "the server was killed")
-            self._sweep_litter()
-            crew = range(self._workers - 1)
-            others = [threading.Thread(target=self._work, name="training", daemon=True) for _ in crew]
-            for thread in others:
+            while owned and not self._closing.is_set():
+                try:
+                    for run in self.runs.list(-1, "running"):
+                        self._broken_off(run, "the server was killed")
+                    self._sweep_litter()
+                    break
+                except Exception as error:
+                    self._hindered(error)
+            crew = range(self._workers if owned else 0)
+            workers = [threading.Thread(target=self._work, name="training", daemon=True) for _ in crew]
+            for thread in workers:
                 thread.start()
-            self._work()
-            for thread in others:
+            for thread in workers:
                 thread.join()
 
     @contextlib.contextmanager
     def _owned(self) -> Iterator[bool]:
-        descriptor = os.open(self._folder / ".owner", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Wait until the bank's runs are ours; False where that never came."""
+        path, held = self._folder / ".owner", None
+        while held is None and not self._closing.is_set():
+            try:
+                held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if held is not None:
+                    os.close(held)
+                held = None
+                self._hindered(None if isinstance(error, BlockingIOError) else error)
         try:
-            while not self._closing.is_set():
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    yield True
-                    return
-                self._closing.wait(1.0)
-            yield False
+            yield held is not None
         finally:
-            os.close(descriptor)
+            if held is not None:
+                os.close(held)
+
+    def _hindered(self, error: Exception | None, run: Run | None = None) -> None:
+        """Wait a moment for what may pass, and say once what it is: None for what is no fault."""
+        said = "" if error is None else f"{type(error).__name__}: {error}"
+        if said and said != self._said:
+            log.error("hindered", exc_info=error, extra={"fields": {"run": run.id if run else None}})
+        self._said = said
+        self._closing.wait(1.0)
 
     def _work(self) -> None:
         """Do one run after the other. What hinders us (a full disk) may pass, so nothing ends this but `close`."""
@@ -185,6 +198,7 @@ class Jobs:
             try:
                 if run is not None:
                     self._broken_off(run, hindered)
+                    run = None
                 self._wake.clear()
                 run = self.runs.begin()
                 if run is None:
@@ -194,12 +208,12 @@ class Jobs:
                 self._clear(ended := self.runs.get(run.id))
                 # Not the failure: it may quote the data.
                 log.info("run", extra={"fields": {"run": run.id, "task": run.task, "state": ended.state}})
-                self.runs.forget_old()
                 run = None
+                self.runs.forget_old()
+                self._said = ""
             except Exception as error:
-                log.exception("hindered", extra={"fields": {"run": run.id if run else None}})
                 hindered = f"the server was hindered ({type(error).__name__})"
-                self._closing.wait(1.0)
+                self._hindered(error, run)
 
     def _train(self, run: Run) -> None:
         """Have a run done by a process, and write down what it says and how it ends."""
@@ -207,25 +221,15 @@ class Jobs:
         if not again:
             run = self._remember_newest(run)
         heard: dict[str, Any] = {"history": run.history, "notes": run.notes}
-        with subprocess.Popen(
-            [sys.executable, "-P", "-m", "adapterbank.serving.trainee"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, **self._surroundings(run)},
-            pass_fds=() if self._weights is None else (self._weights,),
-            start_new_session=True,  # Ctrl-C in a terminal is for the server, which stops its runs itself
-        ) as child:
-            asked = ""
-            try:
-                assert child.stdin is not None
-                with contextlib.suppress(BrokenPipeError):
-                    child.stdin.write(json.dumps(self._order(run, again)).encode() + b"\n")
-                    child.stdin.flush()
-                asked = self._follow(run.id, child, heard)
-            finally:
-                child.kill()  # nothing, if it has ended
+        with trained(self._order(run, again), self._surroundings(run), self._weights) as child:
+            asked = listen(child, lambda said: self._hear(run.id, said, heard), lambda: self._wanted(run.id))
         self._judge(run, heard, asked, child.returncode)
+
+    def _wanted(self, id: str) -> str:
+        """Say whether a running run is to stop, and why."""
+        with contextlib.suppress(StorageError):  # a table that is in use for long is no reason to
+            return "close" if self._closing.is_set() else "cancel" if self.runs.get(id).cancelling else ""
+        return ""
 
     def _surroundings(self, run: Run) -> dict[str, str]:
         # A cache of its own: tokens are texts too, and must not outlast the data they were sent in.
@@ -253,30 +257,6 @@ class Jobs:
         self.runs.update(run.id, newest=max(versions))
         return self.runs.get(run.id)
 
-    def _follow(self, id: str, child: subprocess.Popen[bytes], heard: dict[str, Any]) -> str:
-        """Listen until the process has ended; says whether it was asked to `cancel` or to `close`."""
-        assert child.stdout is not None
-        asked, deadline, rest = "", 0.0, b""
-        with selectors.DefaultSelector() as ready:
-            ready.register(child.stdout, selectors.EVENT_READ)
-            while True:
-                if ready.select(_LOOK):
-                    part = os.read(child.stdout.fileno(), 1 << 16)
-                    if not part:
-                        with contextlib.suppress(subprocess.TimeoutExpired):
-                            child.wait(_GRACE)
-                        return asked
-                    *lines, rest = (rest + part).split(b"\n")
-                    for line in lines:
-                        self._hear(id, json.loads(line), heard)
-                if not asked:
-                    asked = "close" if self._closing.is_set() else "cancel" if self.runs.get(id).cancelling else ""
-                    deadline = time.monotonic() + _GRACE
-                    if asked:
-                        child.terminate()
-                elif time.monotonic() > deadline:
-                    child.kill()
-
     def _hear(self, id: str, message: Mapping[str, Any], heard: dict[str, Any]) -> None:
         """Write down what a run says of itself."""
         heard |= {name: message[name] for name in ("done", "failed") if name in message}
@@ -288,8 +268,11 @@ class Jobs:
             before = [row for row in heard["history"] if row["epoch"] < epoch]
             news |= {"attempts": 1} if len(before) == len(heard["history"]) else {}
             heard["history"] = news["history"] = [*before, message["epoch"]]
-        if news:
+        news = {**heard.pop("unwritten", {}), **news}
+        try:
             self.runs.update(id, **news)
+        except StorageError:  # it may pass: the next report is written down with this one
+            heard["unwritten"] = news
 
     def _judge(self, run: Run, heard: Mapping[str, Any], asked: str, code: int) -> None:
         """Decide how a run has ended, by its last word and its exit."""
@@ -297,7 +280,7 @@ class Jobs:
             self.runs.end(run.id, "done", **heard["done"])
         elif "failed" in heard:
             self.runs.end(run.id, "failed", failure=heard["failed"])
-        elif asked == "cancel":
+        elif asked and self.runs.get(run.id).cancelling:
             self.runs.end(run.id, "cancelled")
         elif asked == "close":
             self.runs.put_back(run.id, counts=False)
@@ -325,12 +308,16 @@ class Jobs:
         return self._data / f"{run.id}.tokens"
 
     def _clear(self, run: Run) -> None:
-        """Remove what an ended run no longer needs: its data, and the state that it would go on from."""
-        if run.over:
-            self._file(run).unlink(missing_ok=True)
-            storage.discard(self._cache(run))
-            if run.kept:
-                storage.discard(self.bank / "runs" / run.kept)
+        """Remove what an ended run no longer needs: its data, and the state that it would go on from.
+
+        What cannot be removed now is when the next server starts; no run waits for that.
+        """
+        paths = [self._file(run), self._cache(run), *([self.bank / "runs" / run.kept] if run.kept else [])]
+        for path in paths if run.over else []:
+            try:
+                storage.discard(path)
+            except (OSError, AdapterbankError) as error:
+                log.error("not removed", extra={"fields": {"run": run.id, "problem": type(error).__name__}})
 
     def _sweep_litter(self) -> None:
         """Remove what a killed server left: of runs that had just ended, and files whose run was never written down."""

@@ -168,7 +168,8 @@ class Runs:
 
     def update(self, id: str, **values: Any) -> None:
         """Write down how a running run stands."""
-        self._set(id, "running", values)
+        if values:
+            self._set(id, "running", values)
 
     def end(self, id: str, state: str, **values: Any) -> bool:
         """Let a run end in a state; False where it is not running any more."""

@@ -2,6 +2,7 @@
 
     event loop          requests come; their tasks are looked up, their parcels counted
     threads, two        texts that came meanwhile are tokenised in one go; outputs become answers
+    thread, one         slots that are not in memory are loaded; only then do their rows become ready
     threads, lanes      take batches of rows of all tasks and compute them: one for a GPU, one for each core of a CPU
 
 So texts of the next batch are tokenised while the device computes this one.
@@ -71,9 +72,8 @@ class BankService:
         self._turn = threading.Condition()
         self._fresh: deque[Parcel] = deque()
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="texts")
-        self._threads = [
-            threading.Thread(target=self._compute_all, name=f"compute {i}", daemon=True) for i in range(self.lanes)
-        ]
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="slots")
+        self._threads: list[threading.Thread] = []
         self._hears: list[Callable[[int, int, float, float], None]] = []
         self._counts = {"batches": 0, "rows": 0, "tokens": 0}
         self._open = True
@@ -92,8 +92,13 @@ class BankService:
 
     async def start(self) -> None:
         """See `terms.Service`."""
-        for thread in self._threads:
-            thread.start()
+        if not self._open:
+            raise RuntimeError("a service that has stopped stays so; make another")
+        if self._threads:
+            return
+        for i in range(self.lanes):
+            self._threads.append(threading.Thread(target=self._compute_all, name=f"compute {i}", daemon=True))
+            self._threads[i].start()
         if self.mirror:
             self.mirror.follow()
         self.shelf.follow()
@@ -104,12 +109,12 @@ class BankService:
             self._open = False
             self._turn.notify_all()
         for thread in self._threads:
-            if thread.is_alive():
-                await asyncio.to_thread(thread.join)
+            await asyncio.to_thread(thread.join)
         await asyncio.to_thread(self.shelf.stop)
         if self.mirror:
             await asyncio.to_thread(self.mirror.close)
-        await asyncio.to_thread(self._pool.shutdown)
+        for pool in (self._loader, self._pool):
+            await asyncio.to_thread(pool.shutdown)
 
     async def predict(self, asks: Sequence[Ask]) -> list[Answer]:
         """See `terms.Service`."""
@@ -121,7 +126,7 @@ class BankService:
         parcels = [Parcel(job.held.key, job, guess(job)) for job in jobs]
         self._enter(parcels)
         try:
-            found = [await job.future for job in jobs]
+            found = await asyncio.gather(*(job.future for job in jobs))
         except BaseException:
             self._cancel(parcels)
             for job in jobs:  # what nobody will ask for must not be complained of
@@ -143,11 +148,11 @@ class BankService:
 
     async def remove(self, ref: str) -> None:
         """See `terms.Service`."""
-        await asyncio.to_thread(self._change, lambda: self.bank.remove(ref))
+        await asyncio.to_thread(self._change, ref, lambda: self.bank.remove(ref))
 
     async def rollback(self, ref: str) -> int:
         """See `terms.Service`."""
-        return int(await asyncio.to_thread(self._change, lambda: self._roll_back(ref)))
+        return int(await asyncio.to_thread(self._change, ref, lambda: self._roll_back(ref)))
 
     def numbers(self) -> Mapping[str, float]:
         """See `terms.Service`."""
@@ -179,12 +184,12 @@ class BankService:
             raise Refusal("not_ready", "The bank's tasks are still being loaded; try again soon.", retry_after=1)
         return await asyncio.to_thread(as_refusals, lambda: self.shelf.fetch(ref), self.bank.path)
 
-    def _change(self, act: Callable[[], Any]) -> Any:
-        """Change the bank, and serve it as it is now."""
+    def _change(self, ref: str, act: Callable[[], Any]) -> Any:
+        """Change a task of the bank, and serve it as it is now."""
         if self.mirror:
             raise Refusal("conflict", self.mirror.refusal)
         found = as_refusals(act, self.bank.path)
-        self.shelf.look(closely=False)
+        self.shelf.look_at(parse_ref(ref)[0])
         return found
 
     def _roll_back(self, ref: str) -> int:
@@ -236,6 +241,7 @@ class BankService:
         with self._turn:
             for parcel in parcels:
                 self.batching.cancel(parcel)
+                self.engine.slots.leave(parcel.value.held.known)
             self._turn.notify_all()
 
     def _prepare_all(self) -> None:
@@ -250,19 +256,43 @@ class BankService:
             prepared = list(self.engine.tokenise(requests))
         except Exception:  # one of them is at fault: each by itself
             prepared = [self._tokenise_one(*one) for one in requests]
+        self._make_ready(list(zip(fresh, prepared, strict=True)))
+
+    def _make_ready(self, parcels: list[tuple[Parcel, Prepared | Exception]]) -> None:
+        """Let parcels be computed, or say why not; those whose slot is not in memory once it is."""
+        done: list[Errand] = []
         failed: list[tuple[Errand, Exception]] = []
         with self._turn:
-            for parcel, found in zip(fresh, prepared, strict=True):
+            for parcel, found in parcels:
+                job: Errand = parcel.value
                 try:
                     if isinstance(found, Exception):
-                        self.batching.cancel(parcel)
                         raise found
-                    parcel.value.prepared = found
-                    self.batching.make_ready(parcel, [len(row) for row in found.rows.tokens])
+                    if job.prepared is None and self.engine.slots.wants_loading(job.held.known):
+                        self._loader.submit(self._load, parcel, found)
+                    else:
+                        self.batching.make_ready(parcel, [len(row) for row in found.rows.tokens])
+                        done += [] if found.rows.tokens else [job]  # nothing was asked
+                    job.prepared = found
                 except Exception as error:
-                    failed.append((parcel.value, error))
+                    self.batching.cancel(parcel)
+                    failed.append((job, error))
             self._turn.notify_all()
-        self._answer([(job, refusal(error, self.bank.path)) for job, error in failed])
+        self._answer(
+            [(job, []) for job in done] + [(job, refusal(error, job, self.bank.path)) for job, error in failed]
+        )
+
+    def _load(self, parcel: Parcel, prepared: Prepared) -> None:
+        """Load a slot before its rows are computed, so that rows of other tasks do not wait for it."""
+        found: Prepared | Exception = prepared
+        try:
+            if parcel.inside:
+                self.engine.slots.load_ahead(parcel.value.held.known)
+        except Exception as error:
+            found = error
+        self._make_ready([(parcel, found)])
+        if not parcel.inside:  # cancelled meanwhile
+            self.engine.slots.leave(parcel.value.held.known)
 
     def _tokenise_one(self, known: Known, examples: Examples) -> Prepared | Exception:
         try:
@@ -329,7 +359,7 @@ class BankService:
         for row, out in zip(batch, given, strict=True):
             job: Errand = row.parcel.value
             if isinstance(out, Exception):
-                done.append((job, refusal(out, self.bank.path, gone=job.held.known.gone)))
+                done.append((job, refusal(out, job, self.bank.path)))
                 continue
             job.given[row.number] = out
             if len(job.given) == len(row.parcel.sizes):
@@ -342,7 +372,7 @@ class BankService:
             found = self.engine.finish(job.prepared, [job.given[i] for i in range(len(job.given))], job.ask.best)
             return [one.to_json() for one in found]
         except Exception as error:
-            return refusal(error, self.bank.path)
+            return refusal(error, job, self.bank.path)
 
     def _answer(self, done: list[tuple[Errand, Any]]) -> None:
         """Hand answers to who waits for them, all of one loop in one go."""

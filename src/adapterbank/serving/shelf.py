@@ -12,9 +12,11 @@ import difflib
 import logging
 import os
 import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from adapterbank.bank import Bank
@@ -32,6 +34,11 @@ _CLOSELY = 5
 _LISTED = 5
 """Near names in a refusal."""
 _LOADERS = 2
+_LOCKS = 64
+_TRIES = 3
+"""So often is a task read that is changed while it is read."""
+_COARSE = 2.5
+"""Seconds for which a time of writing says little: some file systems count them by twos."""
 
 log = logging.getLogger("adapterbank.serving")
 
@@ -48,7 +55,8 @@ class Held:
 
 
 Seen = tuple[Any, ...]
-"""What tells that a task has changed: its default version, and times, inodes and sizes of its files."""
+"""What tells that a task has changed: its default version, and times, inodes and sizes of its folder and files."""
+_UNSEEN: Seen = (None, None)
 
 
 class Shelf:
@@ -64,13 +72,13 @@ class Shelf:
         self._held: dict[str, Held] = {}
         self._pinned: OrderedDict[tuple[str, int], Held] = OrderedDict()
         self._seen: dict[str, Seen] = {}
-        self._looking = threading.Lock()
-        self._changing = threading.Lock()
+        self._locks = [threading.Lock() for _ in range(_LOCKS)]
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     def follow(self) -> None:
         """Look at the bank again and again, from a thread of its own."""
+        self._stopped.clear()
         self._thread = threading.Thread(target=self._follow, name="shelf", daemon=True)
         self._thread.start()
 
@@ -106,14 +114,14 @@ class Shelf:
         if held := self.find(ref):
             return held
         name, version = parse_ref(ref)
-        self._look_at(name)
+        self.look_at(name)
         if held := self.find(ref):
             return held
         if name not in self._held and name not in self.problems:
             raise self.unknown(name)
         if version is None:
             raise PackageDamaged(self.problems.get(name, f"{name} cannot be used now; ask again."))
-        return self._pin(self.bank.get(ref))
+        return self._pin(name, version)
 
     def unknown(self, name: str) -> UnknownName:
         """Say that there is no such task, and which come near."""
@@ -126,29 +134,21 @@ class Shelf:
         Every pointer and version is written by a rename, which a task's folder shows; what else may have happened to
         the files is seen only on looking closely.
         """
-        with self._looking:
-            names = self.bank.folders()
-            known = {name: self._seen.get(name, (None, None)) for name in names}
-            kept = slice(None) if closely else slice(1, 2)
-            changed = [name for name, seen in known.items() if self._stamp(name, seen[0], closely)[kept] != seen[kept]]
-            if len(changed) > 1:
-                with ThreadPoolExecutor(_LOADERS) as pool:
-                    list(pool.map(self._refresh, changed))
-            else:
-                for name in changed:
-                    self._refresh(name)
-            for name in self._seen.keys() - set(names):
-                self._drop(name)
-            self.ready = True
+        names = self.bank.folders()
+        changed = [name for name in {*names, *list(self._seen)} if self._changed(name, closely)]
+        see = partial(self.look_at, closely=closely)
+        if len(changed) > 1:
+            with ThreadPoolExecutor(_LOADERS) as pool:
+                list(pool.map(see, sorted(changed)))
+        else:
+            list(map(see, changed))
+        self.ready = not self._stopped.is_set()
 
-    def _look_at(self, name: str) -> None:
-        """Look at one task, for who asks for it before the next look."""
-        with self._looking:
-            seen = self._seen.get(name, (None, None))
-            if (now := self._stamp(name, seen[0], closely=False))[1] not in (None, seen[1]):
+    def look_at(self, name: str, *, closely: bool = False) -> None:
+        """Look at one task, for who has changed it or asks for it before the next look."""
+        with self._lock_of(name):
+            if self._changed(name, closely) and not self._stopped.is_set():
                 self._refresh(name)
-            elif now[1] is None and name in self._seen:
-                self._drop(name)
 
     def _follow(self) -> None:
         last, looks = "", 0
@@ -162,39 +162,69 @@ class Shelf:
                 last = text
             self._stopped.wait(POLL)
 
-    def _stamp(self, name: str, version: int | None = None, closely: bool = True) -> Seen:
+    def _lock_of(self, name: str) -> threading.Lock:
+        """Give the lock of a task: who asks for one does not wait while a thousand others are loaded."""
+        return self._locks[hash(name) % len(self._locks)]
+
+    def _changed(self, name: str, closely: bool) -> bool:
+        """Whether a task is not as it was seen; what was written just now is read, as times may be coarse."""
+        seen = self._seen.get(name, _UNSEEN)
+        folder = _stat(self._folder(name))
+        if folder != seen[1] or (folder is None and name in self._seen):
+            return True
+        if folder and time.time() - folder[0] / 1e9 < _COARSE:
+            with contextlib.suppress(AdapterbankError, OSError):
+                return self.bank.default(name) != seen[0] or self._stamp(name, seen[0]) != seen
+        return closely and self._stamp(name, seen[0]) != seen
+
+    def _folder(self, name: str) -> str:
+        return f"{self.bank.path}/tasks/{name}"
+
+    def _stamp(self, name: str, version: int | None) -> Seen:
         """Tell a task's state, and that of its version, without reading them."""
-        folder = f"{self.bank.path}/tasks/{name}"
-        if not closely:
-            return version, _stat(folder)
-        files = ["", "/task.json"]
-        files += [f"/{version}/manifest.json", f"/{version}/weights.safetensors"] if version else []
-        return version, *(_stat(folder + file) for file in files)
+        return version, *self._pointer_stats(name), *self._version_stats(name, version)
+
+    def _pointer_stats(self, name: str) -> Seen:
+        return _stat(self._folder(name)), _stat(f"{self._folder(name)}/task.json")
+
+    def _version_stats(self, name: str, version: int | None) -> Seen:
+        files = ("manifest.json", "weights.safetensors") if version else ()
+        return tuple(_stat(f"{self._folder(name)}/{version}/{file}") for file in files)
 
     def _refresh(self, name: str) -> None:
-        """Load a task's default version, or say why not."""
-        old, held, version = self._held.get(name), None, None
-        seen = self._stamp(name)  # before it is read: what changes meanwhile is seen the next time
+        """Serve a task as it is now, or say why not."""
+        old = self._held.get(name)
+        for _ in range(_TRIES):  # what was changed while it was read is no problem of its own
+            seen, held, problem = self._read(name)
+            if not problem or self._stamp(name, seen[0]) == seen:
+                break
+        if problem and self.problems.get(name) != problem:
+            log.error("refused", extra={"fields": {"task": name, "problem": problem}})
+        _set(self.problems, name, problem)
+        _set(self._held, name, held)
+        _set(self._seen, name, seen if seen[1] or problem else None)
+        pinned = [self._pinned.pop(key, None) for key in list(self._pinned) if key[0] == name]
+        if old and not held and not problem:
+            log.info("removed", extra={"fields": {"task": name}})
+        for one in (old, *pinned):  # a version that is still there is loaded again when it is asked for
+            if one:
+                self._let_go(one)
+
+    def _read(self, name: str) -> tuple[Seen, Held | None, str | None]:
+        """Load a task's default version; gives how it stood before it was read, and what is wrong with it."""
+        seen: Seen = (None, *self._pointer_stats(name))  # what changes from here on is seen at the next look
         try:
             version = self.bank.default(name)
-            seen = self._stamp(name, version)
-            held = self._load(self.bank.get(f"{name}@{version}")) if version else None
+            seen = (version, *seen[1:], *self._version_stats(name, version))
+            return seen, self._load(self.bank.get(f"{name}@{version}")) if version else None, None
         except AdapterbankError as error:
-            if self.problems.get(name) != str(error):
-                log.error("refused", extra={"fields": {"task": name, "problem": str(error)}})
-            self.problems[name] = str(error)
-        else:
-            self.problems.pop(name, None)
-        self._seen[name] = seen
-        if held is None:
-            self._held.pop(name, None)
-        else:
-            self._held[name] = held
-        if old and (held is None or held.key != old.key):
-            self._let_go(old)
+            return seen, None, str(error)
+        except Exception as error:  # the system's, say: it may pass, so this task is looked at again
+            return _UNSEEN, None, f"{name} cannot be read ({type(error).__name__}: {error})."
 
     def _load(self, package: Package) -> Held:
-        key = f"{package.ref}#{package.manifest.weights_sha256}"
+        # All that the manifest says is in the name: equal weights may have other labels.
+        key = f"{package.ref}#{package.manifest.to_json()['checksum']}"
         known = self.engine.slots.find(key)
         if known is None:
             self.engine.load(package, key)
@@ -205,29 +235,32 @@ class Shelf:
         assert known is not None
         return Held(package, known, key)
 
-    def _pin(self, package: Package) -> Held:
-        held = self._load(package)
-        with self._changing:
-            self._pinned[package.manifest.name, package.manifest.version] = held
-            extra = [self._pinned.popitem(last=False)[1] for _ in range(len(self._pinned) - PINNED)]
-        for one in extra:
-            self._let_go(one)
+    def _pin(self, name: str, version: int) -> Held:
+        with self._lock_of(name):
+            if held := self.find(f"{name}@{version}"):
+                return held
+            self._pinned[name, version] = held = self._load(self.bank.get(f"{name}@{version}"))
+        while len(self._pinned) > PINNED:
+            with contextlib.suppress(KeyError):  # another thread was quicker
+                extra = self._pinned.popitem(last=False)[1]
+                with self._lock_of(extra.package.manifest.name):
+                    self._let_go(extra)
         return held
-
-    def _drop(self, name: str) -> None:
-        self._seen.pop(name, None)
-        self.problems.pop(name, None)
-        log.info("removed", extra={"fields": {"task": name}})
-        if old := self._held.pop(name, None):
-            self._let_go(old)
-        for key in [key for key in self._pinned if key[0] == name]:
-            self._let_go(self._pinned.pop(key))
 
     def _let_go(self, held: Held) -> None:
         """Drop a package from the engine unless it is still on the shelf; what is queued for it is still answered."""
-        if all(one.key != held.key for one in (*self._held.values(), *self._pinned.values())):
+        name, version = held.package.manifest.name, held.package.manifest.version
+        if held.key not in {one.key for one in (self._held.get(name), self._pinned.get((name, version))) if one}:
             with contextlib.suppress(UnknownName):
                 self.engine.remove(held.key)
+
+
+def _set(table: dict[str, Any], name: str, value: Any) -> None:
+    """Let a table say this of a task; None is nothing."""
+    if value is None:
+        table.pop(name, None)
+    else:
+        table[name] = value
 
 
 def _stat(path: str) -> tuple[int, ...] | None:
@@ -235,4 +268,5 @@ def _stat(path: str) -> tuple[int, ...] | None:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    # The time of change too: a copy may bring its own time of writing, and permissions leave that alone.
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_size

@@ -44,8 +44,11 @@ class Upload:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Leave nothing of a file that was not submitted."""
-        self._file.close()
-        self._part.unlink(missing_ok=True)
+        try:
+            with storage.refusals_explained(self._part):
+                self._file.close()  # which writes what is still to be written, and the disk may be full
+        finally:
+            self._part.unlink(missing_ok=True)
 
     def write(self, part: bytes) -> None:
         """Add bytes; refused as soon as they are too many."""
