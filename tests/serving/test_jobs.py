@@ -559,3 +559,8 @@ def test_a_failure_names_no_file_of_the_server():
     told = "The data file has no rows; see the data file."
     assert trainee._shown("/x/ab.csv has no rows; see ab.csv.", order) == told
     assert trainee._shown("/y/bank/records/a.json cannot be used.", order) == "Records/a.json cannot be used."
+
+
+def test_what_users_sent_is_for_the_servers_own_user_alone(idle):
+    folder = idle.bank / "serving"
+    assert [path.stat().st_mode & 0o777 for path in (folder, folder / "data")] == [0o700, 0o700]
