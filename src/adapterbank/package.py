@@ -141,7 +141,8 @@ class Package:
         if storage.sha256_bytes(data) != self.manifest.weights_sha256:
             raise errors.PackageDamaged(f"{file} is not what was written, its sha256 differs; {RESTORE}.")
         try:
-            return safetensors.numpy.load(data)
+            # Sorted, as the library gives them in any order, and slots share memory with those of the same order.
+            return dict(sorted(safetensors.numpy.load(data).items()))
         except Exception as error:  # the checksum is right, so it was written like this; the format raises many kinds
             raise errors.PackageDamaged(f"{file} holds no tensors ({error}); {RESTORE}.") from error
 

@@ -403,4 +403,5 @@ def test_what_was_replaced_many_times_leaves_nothing_behind(shelf, small):
     assert len(shelf.engine.residents) == len(slots._known) == len(slots._names) == len(shelf.engine.stacks) == 3
     assert len(shelf._seen) == len(shelf._held) == 2
     assert len(shelf._pinned) == 1
+    assert len(shelf.engine.stacks._layouts) == len(shelf.engine.stacks._blocks) <= 4
     assert sum(len(block.tensor) for block in shelf.engine.stacks.blocks) <= 4 * len(shelf.engine.stacks.blocks)

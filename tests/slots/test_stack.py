@@ -322,3 +322,12 @@ def test_blocks_that_learn_give_leaves_without_room_to_spare_and_the_same_ones_w
         assert all(view.is_leaf and view.requires_grad and len(view) == 4 for view in block.views.values())
     for slot, (size, k) in held.items():
         assert_same(stacks.take(slot), adapter_tensors(adapter_plan(size), k))
+
+
+def test_tensors_in_any_order_share_blocks():
+    stacks, plan = Stacks(FROZEN), adapter_plan(5)
+    first, second = adapter_tensors(plan, 1), dict(reversed(adapter_tensors(plan, 2).items()))
+    slots = [stacks.put(plan, tensors) for tensors in (first, second)]
+    assert all(block.owners == slots for block in stacks.blocks)
+    assert_same(stacks.take(slots[0]), first)
+    assert_same(stacks.take(slots[1]), second)

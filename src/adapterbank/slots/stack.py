@@ -186,7 +186,7 @@ class Stacks:
             parts.setdefault(("head" in roles(name), decays(name)), {})[name] = _padded(name, shape, plan)
         found = []
         for (head, decaying), part in parts.items():
-            key = (head, decaying, *part.items())
+            key = (head, decaying, frozenset(part.items()))  # in whatever order they were given
             found.append(self._layouts.setdefault(key, Layout(part, head, decaying)))
         return found
 
