@@ -55,7 +55,7 @@ class Connection:
             self.reader, self.writer = await asyncio.open_connection(self.host, self.port)
         assert self.reader is not None
         head = (
-            f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         )
         self.writer.write(head.encode() + b"\r\n" + body)
         lines = (await self.reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
@@ -115,6 +115,8 @@ async def _one(
     connection: Connection, make: Callable[[int], Request], number: int, tally: Tally, since: float, check: Check | None
 ) -> None:
     status, found = await connection.ask(*make(number))
+    if status != 200 and status < 429:
+        raise SystemExit(f"{status}: {found.decode()}")  # no load: the request itself is wrong
     tally.times.append(time.perf_counter() - since)
     tally.statuses[status] = tally.statuses.get(status, 0) + 1
     if check is not None and (status != 200 or not check(number, json.loads(found))):
