@@ -54,12 +54,12 @@ def tensors(backbone: Backbone, size: int, number: int) -> dict[str, np.ndarray]
     return {key: first[key].numpy() + noise[key] for key in first}
 
 
-def make(folder: Path, backbone: Backbone, count: int, size: int) -> Bank:
-    """Make a bank of so many tasks; those that are there stay."""
+def make(folder: Path, backbone: Backbone, count: int, size: int, first: int = 0) -> Bank:
+    """Make a bank of so many tasks, numbered from `first`; those that are there stay."""
     about = {"name": backbone.name, "sha256": backbone.sha256}
     bank = Bank.open(folder, about, create=True)
     there = set(bank.names())
-    for number in range(count):
+    for number in range(first, first + count):
         if name(number) in there:
             continue
         drawn = tensors(backbone, size, number)

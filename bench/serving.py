@@ -277,12 +277,12 @@ def measure_inside(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         shape = options.shape and save(SHAPES[options.shape], Path(folder, "encoder"))
         backbone = load(shape or options.backbone)
-        bank = random_bank.make(Path(folder, "bank"), backbone, 1, options.size)
+        bank = random_bank.make(Path(folder, "bank"), backbone, 1, options.size, first=options.tasks)
         engine = filled(backbone, options)
         engine.run_programs()
         texts = random_bank.texts(backbone, POOL, TOKENS)
         service = BankService(bank, engine)
-        package = bank.get(random_bank.name(0))
+        package = bank.get(random_bank.name(options.tasks))
         for name in engine.residents:  # a bank of them all would be gigabytes: they are put on the shelf by hand
             known = engine.slots.find(name)
             assert known is not None
