@@ -54,7 +54,8 @@ class Connection:
         if self.writer is None or self.writer.is_closing():
             self.reader, self.writer = await asyncio.open_connection(self.host, self.port)
         assert self.reader is not None
-        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        size = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{size}"
         self.writer.write(head.encode() + b"\r\n" + body)
         lines = (await self.reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
         length = next(int(line[15:]) for line in lines if line[:15].lower() == b"content-length:")
