@@ -54,7 +54,7 @@ def outputs(
     """
     found: dict[int, np.ndarray] = {}
     groups = _groups(stacks, slots, mixed)
-    limit = _GPU_TOKENS if stacks.device.type == "cuda" else TOKENS_AT_ONCE
+    limit = tokens_at_once(stacks.device)
     with torch.inference_mode():
         for chosen in by_length(tokens, limit, groups, ROWS if mixed else None):
             order = sorted(chosen, key=lambda i: _number(slots[i]))

@@ -75,12 +75,16 @@ class Workshop:
         self.backbone, self._stage, self._reader = backbone, stage, Reader()
         self._rows: dict[tuple[Any, ...], tuple[Any, Rows]] = {}
 
+    def read(self, config: Config, given: Mapping[str, Any] | None = None) -> Data:
+        """Read a run's data, once however many runs have it; see `look`."""
+        return self._reader.read(config, given)
+
     def look(self, config: Config, given: Mapping[str, Any] | None = None) -> Prospect:
         """Read a run's data and find all that does not fit; `given` has splits as Python values."""
         config = resolve(named(config, given))
         if not find_method(config.method).slot:
             raise ConfigError([f"method is {config.method!r}, which trains no slot; run it by itself with train."])
-        data = self._reader.read(config, given)
+        data = self.read(config, given)
         plan = make_run_plan(config, self.backbone, data)
         device = find_device(config.device)
         dtype = find_dtype(config.precision, device)

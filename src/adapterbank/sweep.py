@@ -18,7 +18,7 @@ import torch
 from adapterbank import records, resume, selection
 from adapterbank.bank import Bank
 from adapterbank.config import Config
-from adapterbank.data import SOURCE, read_data
+from adapterbank.data import SOURCE
 from adapterbank.encoder.checkpoint import Backbone, load
 from adapterbank.errors import ConfigError, InputError, TrainingError
 from adapterbank.grid import Study, options, with_seeds
@@ -204,7 +204,7 @@ def run_unit(unit: Unit, backbone: Backbone, means: Means) -> None:
     workshop, known = Workshop(backbone, means.stage), means.ledger.all()
     for config in unit:
         if not find_method(config.method).slot:
-            _search(config, backbone, means, known)
+            _search(config, workshop, means, known)
     waiting = list(_prepared(unit, workshop, means, known))
     if not waiting:
         return
@@ -269,10 +269,11 @@ def _prepared(unit: Unit, workshop: Workshop, means: Means, known: Mapping[str, 
             _refuse(config, workshop.backbone, error, means)
 
 
-def _search(config: Config, backbone: Backbone, means: Means, known: Mapping[str, Mapping[str, Any]]) -> None:
+def _search(config: Config, workshop: Workshop, means: Means, known: Mapping[str, Mapping[str, Any]]) -> None:
     """Run a method that needs no encoder by itself; one that the user stops leaves no record, unlike a run alone."""
+    backbone = workshop.backbone
     try:
-        data = read_data(config)
+        data = workshop.read(config)
         hash = records.config_hash(identity(config, backbone, data.about()))
         if hash in known:
             means.hear(News(config, "known", score=selection.score(known[hash])))

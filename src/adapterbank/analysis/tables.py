@@ -52,7 +52,8 @@ def with_ours(study: Study) -> list[Table]:
     """Give tables 1 and 2, as far as there is a score of ours in them."""
     tasks = {row.catalog for row in _plain(study)}
     columns = {task for task, _, _ in paper.GLUE_COLUMNS.values()}
-    return [glue(study)] * bool(tasks & columns) + [further(study)] * bool(tasks & paper.FURTHER.keys())
+    made = ((glue, columns), (further, paper.FURTHER.keys()))
+    return [make(study) for make, known in made if tasks & known]
 
 
 def glue(study: Study) -> Table:
