@@ -34,6 +34,8 @@ class Trouble:
     """The only key that is let in, if any."""
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
     """Method, path and body of every request."""
+    slow: float = 0.0
+    """Seconds before any request is answered."""
     pace: float = 0.0
     """Seconds between two events of a run."""
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -103,6 +105,7 @@ def make(tasks: list[dict[str, Any]], trouble: Trouble, problems: list[dict[str,
     async def watch(request: Request, call_next: Any) -> Response:
         path, body = request.url.path, await request.body()
         if path.startswith("/v1"):
+            await asyncio.sleep(trouble.slow)
             trouble.asked.append((request.method, path, body))
             if trouble.key and request.headers.get("authorization") != f"Bearer {trouble.key}":
                 return error(401, "unauthorized", "This server wants a key; send 'Authorization: Bearer KEY'.")

@@ -135,6 +135,28 @@ def test_a_text_is_tried_on_one_task(page, trouble):
     assert json.loads(trouble.asked[-1][2]) == {"text": "A warm film."}
 
 
+def test_nothing_is_asked_before_the_task_of_the_address_is_chosen(page, url, trouble):
+    trouble.slow = 0.5
+    page.goto(f"{url}/#try/task-03")
+    page.get_by_label("Text", exact=True).fill("A warm film.")
+    expect(page.get_by_role("button", name="Ask")).to_be_disabled()
+    page.get_by_role("button", name="Ask").click()  # as soon as it can be
+    expect(page.locator(".said")).to_have_text("negative")
+    assert [path for method, path, _ in trouble.asked if method == "POST"] == ["/v1/tasks/task-03/predict"]
+
+
+def test_an_answer_that_comes_late_is_not_shown_under_another_task(page, url, trouble):
+    page.goto(f"{url}/#try/task-03")
+    page.get_by_label("Text", exact=True).fill("A warm film.")
+    trouble.slow = 0.5
+    with page.expect_response("**/predict"):
+        page.get_by_role("button", name="Ask").click()
+        page.locator("#try-task").select_option("task-04")
+    expect(page.locator("#try-result")).to_be_empty()
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator("#try-result")).to_contain_text("task-04, version 1")
+
+
 def test_a_task_of_two_texts_asks_for_both_and_an_answer_is_marked_in_its_text(page, trouble, url):
     page.goto(f"{url}/#try/task-15")
     expect(page.locator("#try-task")).to_have_value("task-15")

@@ -25,6 +25,19 @@ function address() {
   return VIEWS.includes(view) ? [view, name] : ["tasks", ""];
 }
 
+async function showTry(name) {
+  trying.wait();
+  try {
+    await tasks.refresh();
+    for (let k = 0; name && k < 6 && !tasks.tasks().some((task) => task.name === name); k += 1) {
+      await new Promise((resolve) => setTimeout(resolve, 300)); // what was trained just now is served in a moment
+      await tasks.refresh();
+    }
+  } finally {
+    if (address().join("/") === `try/${name}`) trying.choose(name || undefined); // unless the reader has gone on
+  }
+}
+
 async function show() {
   const [view, name] = address();
   train.stop();
@@ -37,13 +50,9 @@ async function show() {
   try {
     if (view === "task") await tasks.showTask(name);
     else if (view === "run") await train.showRun(name, tasks.refresh);
+    else if (view === "try") await showTry(name);
     else {
       await tasks.refresh();
-      for (let k = 0; name && k < 6 && !tasks.tasks().some((task) => task.name === name); k += 1) {
-        await new Promise((resolve) => setTimeout(resolve, 300)); // what was trained just now is served in a moment
-        await tasks.refresh();
-      }
-      if (view === "try") trying.choose(name || undefined);
       if (view === "train") await train.showRuns();
     }
   } catch (error) {
@@ -55,7 +64,7 @@ async function look() {
   const [view] = address();
   if (document.hidden || !["tasks", "try"].includes(view)) return;
   try {
-    if (await tasks.refresh() && view === "try") trying.choose();
+    if (await tasks.refresh() && view === "try") trying.renew();
     find("trouble").hidden = true;
   } catch (error) {
     report(error);

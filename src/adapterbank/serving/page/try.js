@@ -10,12 +10,26 @@ let turn = 0;
 
 const chosen = () => tasks().find((task) => task.name === find("try-task").value);
 
+// Until the tasks are known nothing can be asked, or the answer would be another task's.
+export function wait() {
+  turn += 1;
+  find("try-go").disabled = true;
+}
+
 export function choose(name) {
-  const select = find("try-task"), before = name ?? select.value;
-  const n = tasks().length;
+  const before = find("try-task").value;
+  offer(name ?? before);
+  find("try-go").disabled = false;
+  if (find("try-task").value !== before) find("try-result").replaceChildren();
+}
+
+export const renew = () => offer(find("try-task").value);
+
+function offer(name) {
+  const select = find("try-task"), n = tasks().length;
   select.replaceChildren(make("option", { value: "" }, n === 1 ? "All tasks" : `All ${counted(n, "task")}`),
     ...tasks().map((task) => make("option", { value: task.name }, task.name)));
-  select.value = tasks().some((task) => task.name === before) ? before : "";
+  select.value = tasks().some((task) => task.name === name) ? name : "";
   adapt();
 }
 
@@ -118,7 +132,7 @@ async function go(event) {
 
 export function start() {
   find("try-form").addEventListener("submit", go);
-  find("try-task").addEventListener("change", () => { adapt(); find("try-result").replaceChildren(); });
+  find("try-task").addEventListener("change", () => { wait(); choose(); find("try-result").replaceChildren(); });
   find("try-form").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) find("try-form").requestSubmit();
   });
