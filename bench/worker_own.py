@@ -19,11 +19,12 @@ from adapterbank.batches import Rows
 from adapterbank.encoder.checkpoint import Backbone, load
 from adapterbank.encoder.packed import Tokens
 from adapterbank.engine import Engine
+from adapterbank.lesson import Lesson, Progress
 from adapterbank.methods import Head, Options, Plan, make_plan
 from adapterbank.prepare import initial_tensors
 from adapterbank.runtime import find_dtype
 from adapterbank.tasks.spec import Task
-from adapterbank.train import Lesson, Progress, train
+from adapterbank.train import train
 
 EPOCH = 400
 """Steps of an epoch at least, by repeating the rows: what ends an epoch is no part of a step, and peers have none."""

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from adapterbank import school as schools
 from adapterbank import steady
 from adapterbank import train as training
 from adapterbank.batches import make_rows
+from adapterbank.lesson import Lesson
 from adapterbank.methods import Head, Options, make_plan
 from adapterbank.optimizer import Settings
 from adapterbank.tasks.spec import Examples
-from adapterbank.train import Lesson, train
+from adapterbank.train import train
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SUBJECTS = ("the cat", "a dog", "the big red fox", "the lazy small dog in the house", "it", "a mat")
@@ -136,7 +138,7 @@ class Steadily:
         def never(*_):
             raise AssertionError("an eager step")
 
-        groups, step, move = training._groups, steady.Steady.step, training._School._move_together
+        groups, step, move = training._groups, steady.Steady.step, schools.School._move_together
 
         def counted(*given):
             self.steps += 1
@@ -147,9 +149,9 @@ class Steadily:
             return move(school)
 
         with self.monkeypatch.context() as patch:
-            patch.setattr(training._School, "prepare", prepare)
-            patch.setattr(training._School, "_eager_step", never)
-            patch.setattr(training._School, "_move_together", seen)
+            patch.setattr(schools.School, "prepare", prepare)
+            patch.setattr(schools.School, "_eager_step", never)
+            patch.setattr(schools.School, "_move_together", seen)
             patch.setattr(training, "_groups", lambda anatomy, lessons, _: groups(anatomy, lessons, GPU))
             patch.setattr(steady.Steady, "step", counted)
             for (owner, name), value in self.changes.items():

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from adapterbank import engine as engines
+from adapterbank import school as schools
 from adapterbank import train as training
 from adapterbank.api import open_bank
 from adapterbank.encoder.checkpoint import load
@@ -109,7 +110,7 @@ def learn(monkeypatch):
     """Train on the GPU, as programs if a few steps are worth one; gives states, and the loss of each run and step."""
 
     def run(backbone, *lessons, worth=0, dtype=torch.float32, dropout=0.1):
-        losses, read = {}, training._School._read_losses
+        losses, read = {}, schools.School._read_losses
 
         def noted(school):
             for found, who in school.unread:
@@ -117,8 +118,8 @@ def learn(monkeypatch):
             read(school)
 
         with monkeypatch.context() as patch:
-            patch.setattr(training, "_WORTH", worth)
-            patch.setattr(training._School, "_read_losses", noted)
+            patch.setattr(schools, "_WORTH", worth)
+            patch.setattr(schools.School, "_read_losses", noted)
             states = training.train(backbone, lessons, device=GPU, dtype=dtype, dropout=dropout)
         assert len(losses) == sum(state.step for state in states)
         return states, losses

@@ -14,7 +14,7 @@ from adapterbank import resume
 from adapterbank.api import open_bank
 from adapterbank.cli.progress import Display
 from adapterbank.errors import InputError
-from adapterbank.train import State
+from adapterbank.lesson import State
 from small_data import FAST, flags, process, reviews, shell, snapshot, write
 
 ROWS = reviews()

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from adapterbank import school as schools
 from adapterbank import train as training
 from adapterbank.batches import Rows
 from adapterbank.methods import Head, Options
@@ -227,7 +228,7 @@ def test_a_run_in_a_place_that_another_left_is_the_run_alone(at_once, bert, new_
 
 def test_moving_together_changes_nothing_but_where_runs_stand(bert, new_slot, steadily):
     lessons = three_runs(bert, new_slot)
-    moves, move = [], training._School._move_together
+    moves, move = [], schools.School._move_together
 
     def held(school):
         rows = (None, school.adam.first, school.adam.second)
@@ -253,10 +254,10 @@ def test_moving_together_changes_nothing_but_where_runs_stand(bert, new_slot, st
         assert {len(block.owners) for block in school.stacks.blocks} == {len(before)}
         moves.append((places, school.places))
 
-    steadily.changes = {(training._School, "_move_together"): checked}
+    steadily.changes = {(schools.School, "_move_together"): checked}
     moving = steadily(bert, *lessons)
     assert moves == [(3, 1)]
-    steadily.changes = {(training._School, "_move_together"): lambda school: None}
+    steadily.changes = {(schools.School, "_move_together"): lambda school: None}
     for mine, wanted in zip(moving, steadily(bert, *lessons), strict=True):
         assert_close(mine, wanted)
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from adapterbank import school as schools
 from adapterbank import steady
-from adapterbank import train as training
 from adapterbank.errors import TrainingError
+from adapterbank.lesson import Learner, State
 from adapterbank.methods import Head, Options, make_plan
 from adapterbank.steady import form, room
 from lessons import GPU, assert_close, assert_same_bits, learn, lesson_on, three_runs
@@ -22,7 +23,7 @@ def test_losses_may_be_read_at_the_end_of_an_epoch_only_and_are_the_same(bert, n
     lessons = three_runs(bert, new_slot)
     heard = []
     often = steadily(bert, *lessons)
-    monkeypatch.setattr(training, "_READ_EVERY", float("inf"))
+    monkeypatch.setattr(schools, "_READ_EVERY", float("inf"))
     late = steadily(bert, *lessons, watch=heard.append)
     for mine, wanted in zip(late, often, strict=True):
         assert_same_bits(mine, wanted)
@@ -34,7 +35,7 @@ def test_losses_may_be_read_at_the_end_of_an_epoch_only_and_are_the_same(bert, n
 
 
 def test_losses_may_be_read_at_every_step_too(bert, new_slot, steadily, monkeypatch):
-    monkeypatch.setattr(training, "_READ_EVERY", -1.0)
+    monkeypatch.setattr(schools, "_READ_EVERY", -1.0)
     heard = []
     (state,) = steadily(bert, lesson_on(bert, new_slot), watch=heard.append)
     assert [p.step for p in heard if p.score is None] == list(range(1, state.step + 1))
@@ -69,7 +70,7 @@ def spoiled_at(step, which=0):
 def test_the_step_that_broke_is_named_however_late_its_loss_is_read(
     step, named, every, bert, new_slot, steadily, monkeypatch
 ):
-    monkeypatch.setattr(training, "_READ_EVERY", every)
+    monkeypatch.setattr(schools, "_READ_EVERY", every)
     steadily.changes = {(steady.Steady, "step"): spoiled_at(step)}
     with pytest.raises(TrainingError, match=f"At {named}, the loss became nan"):
         steadily(bert, lesson_on(bert, new_slot))
@@ -95,7 +96,7 @@ def test_a_program_that_the_device_has_no_room_for_is_given_up_with_the_same_res
 ):
     lessons = three_runs(bert, new_slot)
     expected = learn(bert, *lessons)
-    monkeypatch.setattr(training, "_READ_EVERY", every)
+    monkeypatch.setattr(schools, "_READ_EVERY", every)
     original, calls = steady.Steady.step, []
 
     def scarce(self, turns, table):
@@ -106,7 +107,7 @@ def test_a_program_that_the_device_has_no_room_for_is_given_up_with_the_same_res
 
     steadily.changes = {
         (steady.Steady, "step"): scarce,
-        (training._School, "_eager_step"): training._School._eager_step,
+        (schools.School, "_eager_step"): schools.School._eager_step,
         (torch.cuda, "empty_cache"): lambda: None,
     }
     for mine, wanted in zip(steadily(bert, *lessons), expected, strict=True):
@@ -153,11 +154,11 @@ def test_rows_are_filled_up_to_few_lengths_with_little_padding():
 def prepared(backbone, monkeypatch, lessons, *, places=8, limit=1 << 30, worth=1):
     """Give a school that has been told it is on a GPU."""
     made = []
-    monkeypatch.setattr(training, "_WORTH", worth)
-    monkeypatch.setattr(training, "Data", SimpleNamespace(of=lambda *given: made.append(given) or "data"))
+    monkeypatch.setattr(schools, "_WORTH", worth)
+    monkeypatch.setattr(schools, "Data", SimpleNamespace(of=lambda *given: made.append(given) or "data"))
     stacks = SimpleNamespace(device=GPU)
     school = SimpleNamespace(anatomy=backbone.anatomy, stacks=stacks, limit=limit, data=None)
-    training._School.prepare(school, [training._Learner(i, x, training.State()) for i, x in enumerate(lessons)], places)
+    schools.School.prepare(school, [Learner(i, x, State()) for i, x in enumerate(lessons)], places)
     return school
 
 
@@ -179,6 +180,6 @@ def test_a_few_steps_are_not_worth_a_program(bert, new_slot, monkeypatch):
 
 
 def test_on_the_cpu_no_step_is_a_program(bert, new_slot, monkeypatch):
-    monkeypatch.setattr(training, "_WORTH", 0)
-    monkeypatch.setattr(training, "Steady", None)
+    monkeypatch.setattr(schools, "_WORTH", 0)
+    monkeypatch.setattr(schools, "Steady", None)
     learn(bert, lesson_on(bert, new_slot))

@@ -13,9 +13,9 @@ from adapterbank import eager
 from adapterbank.batches import Rows, epoch_order, make_rows
 from adapterbank.eager import Eager
 from adapterbank.encoder.anatomy import checkpoint_names
+from adapterbank.lesson import State
 from adapterbank.methods import Head, Options, first_trained_layer
 from adapterbank.optimizer import Settings
-from adapterbank.train import State
 from families import FAMILIES
 from lessons import accuracy, assert_close, learn, lesson_on, reviews
 

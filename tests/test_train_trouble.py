@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from adapterbank import eager
-from adapterbank import train as training
+from adapterbank import school as schools
 from adapterbank.errors import TrainingError
 from adapterbank.methods import Options
 from adapterbank.optimizer import Settings
@@ -29,7 +29,7 @@ def test_micro_batches_add_up_to_the_whole_batch(limit, bert, new_slot, monkeypa
     calls = []
     original = eager.forward
     monkeypatch.setattr(eager, "forward", lambda *a: calls.append(a[2]) or original(*a))
-    monkeypatch.setattr(training, "token_limit", lambda anatomy, device: limit)
+    monkeypatch.setattr(schools, "token_limit", lambda anatomy, device: limit)
     cut = learn(bert, *lessons)
     assert len(calls) > sum(state.step for state in cut)
     assert all(len(batch.lengths) * batch.longest <= limit or len(batch.lengths) == 1 for batch in calls)
@@ -69,7 +69,7 @@ def test_a_step_that_ran_out_of_memory_is_taken_again_in_halves_with_the_same_re
 def test_running_out_in_the_middle_of_a_step_leaves_nothing_of_it_behind(bert, new_slot, monkeypatch):
     lessons = long_and_short(bert, new_slot)
     whole = learn(bert, *lessons)
-    monkeypatch.setattr(training, "token_limit", lambda anatomy, device: 60)
+    monkeypatch.setattr(schools, "token_limit", lambda anatomy, device: 60)
     scarce = Scarce(monkeypatch, lambda number, batch: number == 2)
     states = learn(bert, *lessons)
     assert scarce.sizes[0] < 11  # the first part of the step went well, the second did not

@@ -16,6 +16,7 @@ from adapterbank.encoder import checkpoint
 from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.engine import Engine, Prediction
 from adapterbank.errors import InputError, UnknownName
+from adapterbank.lesson import Progress
 from adapterbank.package import Manifest, Package
 from adapterbank.run import Result, run
 from adapterbank.sizing import run_auto
@@ -26,7 +27,7 @@ from adapterbank.tasks.catalog import bank_name
 from adapterbank.tasks.readers import table_from
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.tasks.splits import labelled_as, read_examples
-from adapterbank.train import AT_ONCE, Progress
+from adapterbank.train import AT_ONCE
 
 
 def load_backbone(name: str) -> Backbone:

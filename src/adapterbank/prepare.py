@@ -23,12 +23,12 @@ from adapterbank.data import Data, Reader, named
 from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.engine import decide
 from adapterbank.errors import ConfigError
+from adapterbank.lesson import Lesson
 from adapterbank.methods import Head, Plan, find_method, make_plan, trained
 from adapterbank.optimizer import Settings
 from adapterbank.runtime import find_device, find_dtype
 from adapterbank.slots import bottleneck, heads, lora
 from adapterbank.tasks.spec import Task
-from adapterbank.train import Lesson
 
 
 @dataclass(frozen=True)

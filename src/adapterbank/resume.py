@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from adapterbank import __version__, storage
 from adapterbank.errors import AdapterbankError, InputError
-from adapterbank.train import State
+from adapterbank.lesson import State
 
 
 @contextlib.contextmanager

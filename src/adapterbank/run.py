@@ -24,13 +24,14 @@ from adapterbank.data import Data, named, read_data
 from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.engine import Engine, decide, readings
 from adapterbank.errors import TrainingError
+from adapterbank.lesson import Progress, State
 from adapterbank.methods import find_method
 from adapterbank.package import FORMAT, Manifest, Package, count_params, pack
 from adapterbank.prepare import Ready, Workshop, identity
 from adapterbank.runtime import stamp
 from adapterbank.spans import tune
 from adapterbank.tasks.spec import Examples, Task
-from adapterbank.train import AT_ONCE, Progress, State, train
+from adapterbank.train import AT_ONCE, train
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,11 @@ from adapterbank.config import Config, check_tolerance, resolve
 from adapterbank.data import named
 from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.errors import ConfigError, TrainingError
+from adapterbank.lesson import Lesson, Progress, State
 from adapterbank.methods import METHODS
 from adapterbank.prepare import Workshop, initial_tensors, make_run_plan
 from adapterbank.run import Result, run
-from adapterbank.train import Lesson, Progress, State, train
+from adapterbank.train import train
 
 SIZES = (4, 16, 64, 256)
 RATES = (3e-4, 1e-3, 3e-3)

@@ -23,12 +23,13 @@ from adapterbank.encoder.checkpoint import Backbone, load
 from adapterbank.errors import ConfigError, InputError, TrainingError
 from adapterbank.grid import Study, options, with_seeds
 from adapterbank.ledger import Folder, Ledger, open_ledger
+from adapterbank.lesson import Progress, State
 from adapterbank.methods import find_method
 from adapterbank.prepare import Ready, Workshop, identity
 from adapterbank.run import Ended, failed, search_record, train_together
 from adapterbank.selection import Choice
 from adapterbank.tally import News, Tally
-from adapterbank.train import AT_ONCE, Progress, State
+from adapterbank.train import AT_ONCE
 
 KEEP = ("none", "best", "all")
 """Which packages go into the bank: none, those that were a task's best on dev when they ended, all."""

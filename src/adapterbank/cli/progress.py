@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from adapterbank.train import Progress
+from adapterbank.lesson import Progress
 
 
 class Stages:

@@ -24,9 +24,9 @@ from adapterbank import config as configs
 from adapterbank import resume, storage
 from adapterbank.bank import Bank
 from adapterbank.errors import AdapterbankError, InputError
+from adapterbank.lesson import Progress
 from adapterbank.prepare import Prospect, Workshop
 from adapterbank.run import run
-from adapterbank.train import Progress
 
 if TYPE_CHECKING:
     from adapterbank.encoder.checkpoint import Backbone
