@@ -45,6 +45,15 @@ def test_a_dry_run_lists_the_runs_and_which_have_records(here):
     assert re.fullmatch(r"12 runs: \d done, [1-4] failed, 5 to run", found.out.splitlines()[-1])
 
 
+def test_a_dry_run_counts_a_run_as_done_that_failed_before_its_data_were_there(here):
+    (here / "a.csv").rename(here / "b.csv")
+    assert "4 failed" in shell("sweep", "study.yaml", "--bank", "bank").out
+    (here / "b.csv").rename(here / "a.csv")
+    assert "4 done" in shell("sweep", "study.yaml", "--bank", "bank").out
+    found = shell("sweep", "study.yaml", "--bank", "bank", "--dry-run")
+    assert found.out.splitlines()[-1] == "4 runs: 4 done, 0 failed, 0 to run"
+
+
 def test_each_run_that_ends_is_a_line_and_the_end_is_a_sum(here):
     study(here, select={"per": ["task"], "seeds": 3})
     found = shell("sweep", "study.yaml", "--bank", "bank")
