@@ -106,6 +106,8 @@ def follow(
 
 def told(found: Mapping[str, Any]) -> str:
     """Say in one sentence what was removed and what it cost."""
+    if found.get("steps") == []:
+        return f"{found['from']} has no adapters left to remove."
     if not found["removed"]:
         return f"No adapter of {found['from']} is idle: each costs more than {found['tolerance']:g} points on dev."
     layers = ", ".join(map(str, found["removed"]))
