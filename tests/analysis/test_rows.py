@@ -59,14 +59,14 @@ def test_the_mean_has_its_standard_error():
 
 def test_what_is_no_record_is_told_and_the_rest_is_read(tmp_path):
     write(tmp_path, record(), {**record(seed=9), "metrics": None}, ablations=(ablation(),))
-    failed = {"config": record(seed=8)["config"], "error": "out of memory"}
+    failed = {"config": record(seed=8)["config"], "failure": "out of memory"}
     write(tmp_path, failed)
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "ablations" / "odd.json").write_text("[]")
     study = load([tmp_path])
     assert (len(study.rows), len(study.ablations)) == (1, 1)
     assert len(study.problems) == 4
-    assert any("the run gave no scores: out of memory" in text for text in study.problems)
+    assert any("the run failed: out of memory" in text for text in study.problems)
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path):
@@ -79,3 +79,23 @@ def test_encoders_are_kept_apart(tmp_path):
     study = load([tmp_path])
     assert study.backbones == ["minilm", "other"]
     assert (len(study.of("minilm").rows), len(study.of("other").ablations)) == (2, 1)
+
+
+def test_a_failure_is_no_problem_once_the_run_went_well(tmp_path):
+    went = record()
+    failed = {"config": {**went["config"], "data": None}, "failure": "no data"}
+    assert len(load([write(tmp_path / "one", failed)]).problems) == 1
+    assert load([write(tmp_path / "two", failed, went)]).problems == ()
+
+
+def test_a_bank_stands_for_its_records(tmp_path):
+    (tmp_path / "bank.json").write_text("{}")
+    write(tmp_path / "records", record())
+    study = load([tmp_path])
+    assert (len(study.rows), study.problems) == (1, ())
+
+
+def test_encoders_of_one_last_name_have_files_of_their_own(tmp_path):
+    study = load([write(tmp_path, record(backbone="a/x y"), record(backbone="b/x y"), record(backbone="z"))])
+    assert sorted(map(study.suffix, study.backbones)) == ["-x-y", "-x-y-2", "-z"]
+    assert study.of("z").suffix("z") == ""

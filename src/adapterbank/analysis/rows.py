@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +84,14 @@ class Study:
         names = [row.backbone for row in self.rows] + [found["backbone"]["name"] for found in self.ablations]
         return sorted(dict.fromkeys(names), key=lambda name: (-names.count(name), name))
 
+    def suffix(self, backbone: str) -> str:
+        """Give what an encoder's files are known by: its last name, counted where shared; nothing of a single one."""
+        names = {name: re.sub(r"[^A-Za-z0-9.]+", "-", Path(name).name) for name in self.backbones}
+        if len(names) < 2:
+            return ""
+        mine, alike = names[backbone], [name for name in names if names[name] == names[backbone]]
+        return f"-{mine}" if alike[0] == backbone else f"-{mine}-{alike.index(backbone) + 1}"
+
     def of(self, backbone: str) -> Study:
         """Give the part of one encoder."""
         rows = tuple(row for row in self.rows if row.backbone == backbone)
@@ -102,9 +111,8 @@ def load(folders: Iterable[str | Path]) -> Study:
     rows: list[Row] = []
     ablations: list[dict[str, Any]] = []
     problems: list[str] = []
-    for folder in map(Path, folders):
-        if not folder.is_dir():
-            raise InputError(f"There is no folder of records {folder}; give the folder 'records' of a bank.")
+    failures: list[tuple[Path, dict[str, Any]]] = []
+    for folder in map(_place, folders):
         for path in sorted(
             folder.rglob("*.json"), key=lambda path: (path.parent, path.name.split(".")[0], len(path.name))
         ):
@@ -113,18 +121,35 @@ def load(folders: Iterable[str | Path]) -> Study:
             try:
                 if path.parent.name == "ablations":
                     ablations.append(_ablation(path))
+                elif "failure" in (record := records.read(path)):
+                    failures.append((path, record))
                 else:
-                    rows.append(read_row(path, records.read(path)))
+                    rows.append(read_row(path, record))
             except (AdapterbankError, KeyError, TypeError, ValueError) as error:
                 problems.append(f"{path} is left out: {_told(error)}")
+    ended = {_run(row.record) for row in rows}  # a run that failed and then went well is no problem
+    problems += [f"{path} is left out: the run failed: {r['failure']}" for path, r in failures if _run(r) not in ended]
     return Study(tuple(rows), tuple(ablations), tuple(problems))
+
+
+def _place(folder: str | Path) -> Path:
+    """Give a folder of records: a bank's own where the bank is named."""
+    path = Path(folder)
+    if not path.is_dir():
+        raise InputError(f"There is no folder of records {folder}; give the folder 'records' of a bank.")
+    return path / "records" if (path / "bank.json").is_file() else path
+
+
+def _run(record: dict[str, Any]) -> str:
+    """Give what a run was asked for, whatever its data turned out to be."""
+    return json.dumps({k: v for k, v in record["config"].items() if k != "data"}, sort_keys=True)
 
 
 def read_row(path: Path, record: dict[str, Any]) -> Row:
     """Make a row of a record."""
     config = record["config"]
     if not record.get("metrics"):
-        raise ValueError(f"the run gave no scores{': ' + str(record['error']) if 'error' in record else ''}")
+        raise ValueError("the run gave no scores")
     metric, method = record["task"]["metric"], config["method"]
     scores = {split: _score(found, metric) for split, found in record["metrics"].items()}
     params, option = record.get("params") or {}, config.get(_OPTION.get(method, ""))
