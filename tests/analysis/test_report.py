@@ -180,3 +180,25 @@ def test_the_command_of_a_record_gives_its_config_again():
     assert configs.resolve(configs.parse(again)).to_json() == {
         name: config[name] for name in configs.Config().to_json()
     }
+
+
+def test_the_page_reads_well(tmp_path):
+    other = record(backbone="other")
+    twice = (ablation(), ablation("glue-mnli@1"))
+    folder = write(tmp_path / "some records", record(), other, ablations=twice)
+    (folder / "ablations" / "again.json").write_text(json.dumps(ablation()))
+    shell("report", "--records", folder, "--out", tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "2 runs, 1 task, on minilm, other, 3 ablations." in text
+    assert f"--records &#x27;{folder}&#x27;" in text
+    names = re.findall(r' id="([^"]+)"', text)
+    assert len(names) == len(set(names))
+    assert '<td class="word">glue-cola</td>' in text
+    drawn = [d for d in figures.draw_all(load([folder])) if d.figure]
+    assert all(drawing.caption in unescape(text) for drawing in drawn)
+
+
+def test_a_link_to_a_record_leads_into_what_it_opens(folder):
+    text = report.page(load([folder]), [], [str(folder)])
+    assert re.search(r'<details><summary>[^<]+</summary><div id="record-', text)
+    assert '<details id="' not in text

@@ -99,3 +99,10 @@ def test_encoders_of_one_last_name_have_files_of_their_own(tmp_path):
     study = load([write(tmp_path, record(backbone="a/x y"), record(backbone="b/x y"), record(backbone="z"))])
     assert sorted(map(study.suffix, study.backbones)) == ["-x-y", "-x-y-2", "-z"]
     assert study.of("z").suffix("z") == ""
+
+
+def test_a_record_that_lies_in_two_folders_is_one_run(tmp_path):
+    folders = [write(tmp_path / name, record()) for name in ("one", "two")]
+    assert len(load(folders).rows) == 1
+    write(tmp_path / "two", {**record(), "seconds": 13.0})  # another run of it
+    assert len(load(folders).rows) == 2

@@ -112,6 +112,7 @@ def load(folders: Iterable[str | Path]) -> Study:
     ablations: list[dict[str, Any]] = []
     problems: list[str] = []
     failures: list[tuple[Path, dict[str, Any]]] = []
+    known: set[str] = set()  # the same record in two folders is one run
     for folder in map(_place, folders):
         for path in sorted(
             folder.rglob("*.json"), key=lambda path: (path.parent, path.name.split(".")[0], len(path.name))
@@ -121,10 +122,14 @@ def load(folders: Iterable[str | Path]) -> Study:
             try:
                 if path.parent.name == "ablations":
                     ablations.append(_ablation(path))
-                elif "failure" in (record := records.read(path)):
+                    continue
+                record = records.read(path)
+                mark = storage.sha256_json(record)
+                if "failure" in record:
                     failures.append((path, record))
-                else:
+                elif mark not in known:
                     rows.append(read_row(path, record))
+                    known.add(mark)
             except (AdapterbankError, KeyError, TypeError, ValueError) as error:
                 problems.append(f"{path} is left out: {_told(error)}")
     ended = {_run(row.record) for row in rows}  # a run that failed and then went well is no problem
