@@ -167,3 +167,12 @@ def test_of_a_runs_records_the_newest_with_scores_counts():
     for order in (made, made[::-1]):
         assert grid.latest(order) == {run: made[2]}
     assert grid.latest(made[:1]) == {run: made[0]}
+
+
+def test_an_option_that_a_method_has_no_use_for_makes_no_difference():
+    blocks = [{"method": "automl", "trials": 2}, {"method": "bitfit", "lr": 1e-3, "epochs": 1}]
+    runs = grid.make({"task": "mr", "blocks": blocks}).runs
+    assert [grid.describe(run, grid.differing(runs)) for run in runs] == [
+        "mr automl seed 0",
+        "mr bitfit lr 0.001 epochs 1 seed 0",
+    ]

@@ -42,7 +42,7 @@ def ray_engine(address: str | None = None, *, cpus: int = 1) -> Engine:
             raise ConfigError(["keep is 'best', which workers apart cannot tell; use none or all with the engine ray."])
         began = not ray.is_initialized()
         if began:
-            ray.init(address=address, log_to_driver=False, configure_logging=False, include_dashboard=False)
+            _join(ray, address)
         try:
             _run(ray, [run for unit in found for run in unit], means, cpus)
         finally:
@@ -50,6 +50,18 @@ def ray_engine(address: str | None = None, *, cpus: int = 1) -> Engine:
                 ray.shutdown()
 
     return run
+
+
+def _join(ray: Any, address: str | None) -> None:
+    """Join a cluster, or start one; what Ray raises where there is none differs with the way to it."""
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False, include_dashboard=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        where = address or os.environ.get("RAY_ADDRESS") or "this machine"
+        why = " ".join(str(error).split()).rstrip(".")
+        raise InputError(
+            f"No Ray cluster can be used at {where}: {why}. Start one, or name another address."
+        ) from error
 
 
 def _run(ray: Any, runs: Sequence[Config], means: Means, cpus: int) -> None:

@@ -133,8 +133,13 @@ def _of_use(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]
 
 
 def differing(runs: Sequence[Config]) -> tuple[str, ...]:
-    """Give the options in which runs differ."""
-    return tuple(name for name in _FIELDS if len({getattr(run, name) for run in runs}) > 1)
+    """Give the options in which runs differ; of those that a method has no use for its runs say nothing."""
+    idle = {method: unused_options(method) for method in {run.method for run in runs}}
+
+    def values(name: str) -> set[Any]:
+        return {getattr(run, name) for run in runs if name not in idle[run.method]}
+
+    return tuple(name for name in _FIELDS if len(values(name)) > 1)
 
 
 def describe(config: Config, differs: Sequence[str] = ()) -> str:

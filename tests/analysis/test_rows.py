@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from made import ablation, record, write
+from made import ablation, mark, record, write
 
 from adapterbank.analysis.rows import best, by_setting, by_task, load, mean
 from adapterbank.errors import InputError
@@ -106,3 +106,30 @@ def test_a_record_that_lies_in_two_folders_is_one_run(tmp_path):
     assert len(load(folders).rows) == 1
     write(tmp_path / "two", {**record(), "seconds": 13.0})  # another run of it
     assert len(load(folders).rows) == 2
+
+
+def test_the_states_of_unfinished_runs_are_no_records(tmp_path):
+    write(tmp_path, record())
+    state = tmp_path / "runs" / "0123456789abcdef" / "state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text("{}")
+    assert load([tmp_path]).problems == ()
+
+
+def test_an_encoder_is_known_by_its_sha256_whatever_it_is_called(tmp_path):
+    folder = "models/minilm"
+    made = [record(), record(seed=1), record(seed=2, backbone=folder, sha256=mark("minilm"))]
+    study = load([write(tmp_path / "one", *made)])
+    assert study.backbones == ["minilm"]
+    assert len({row.setting for row in study.rows}) == 1
+    other = load([write(tmp_path / "two", record(), record(seed=1, sha256="b" * 64))])
+    assert sorted(other.backbones) == [f"minilm ({mark('minilm')[:8]})", "minilm (bbbbbbbb)"]
+
+
+def test_a_problem_names_its_file_once(tmp_path):
+    write(tmp_path, record())
+    (tmp_path / "odd.json").write_text("[]")
+    (tmp_path / "odder.json").write_text('{"config": {"method": "full"}, "task": {"metric": "f1"}, "metrics": [1]}')
+    problems = load([tmp_path]).problems
+    assert len(problems) == 2
+    assert problems[0].startswith(f"{tmp_path / 'odd.json'} is left out: it is not a record: it has no 'config'")
