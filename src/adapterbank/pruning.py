@@ -64,6 +64,7 @@ def prune(
     """
     check_tolerance(tolerance)
     began = time.perf_counter()
+    source = _source(bank, package)  # a damaged record is told before there is a version without one
     held = engine.residents[engine.load(package, f"{package.ref} whole")]
     if held.plan.adapter is None:
         raise InputError(f"{package.ref} was trained with {held.plan.method!r}, which has no adapters to remove.")
@@ -82,7 +83,7 @@ def prune(
     if not found["removed"]:
         return found, None
     rest = _put(engine, held, tensors, tuple(found["removed"]))  # the only one there, as in an audit
-    result = _publish(engine, bank, package, splits, rest, found, began)
+    result = _publish(engine, bank, package, splits, rest, found, source, began)
     engine.remove(_TRIAL)
     return found, result
 
@@ -140,6 +141,7 @@ def _publish(
     splits: Mapping[str, Examples],
     tensors: Mapping[str, np.ndarray],
     found: Mapping[str, Any],
+    source: Mapping[str, Any],
     began: float,
 ) -> Result:
     """Put the smaller slot into the bank as a new version, and write its record."""
@@ -158,7 +160,6 @@ def _publish(
         fingerprint=fingerprint(engine, _TRIAL),
     )
     made = bank.put(draft, tensors)
-    source = _source(bank, package)
     record = {
         **source,
         "config": {**source["config"], "pruned": {"from": package.ref, "tolerance": found["tolerance"]}},

@@ -61,6 +61,13 @@ def test_a_task_without_any_adapter_left_is_told(here):
     assert on_s("prune").out.splitlines()[-1] == "s@2 has no adapters left to remove."
 
 
+def test_a_damaged_record_is_told_before_a_version_is_made_without_one(here):
+    (here / "bank" / "records" / "0123456789abcdef.json").write_text("{")
+    found = on_s("prune", "--tolerance", 100)
+    assert (found.code, "0123456789abcdef.json is not JSON" in found.err) == (2, True)
+    assert not (here / "bank" / "tasks" / "s" / "2").exists()
+
+
 def test_a_config_file_may_ask_for_an_automatic_size(here, monkeypatch):
     monkeypatch.setattr(sizing, "SIZES", (2, 4))
     options = {name: value for name, value in FAST.items() if name != "size"}
