@@ -136,6 +136,7 @@ def _work(runs: Sequence[Config], means: Means, tally: Tally, work: Engine, limi
     left_out = set(new[limit:]) if limit is not None else set()
     taken = [run for run in runs if run not in left_out]
     tally.total += len(runs)
+    tally.new += len(new) - len(left_out)
     work(units(taken), means)
     return len(new) - len(left_out)
 

@@ -135,3 +135,15 @@ def test_the_live_table_has_all_that_one_waits_for(monkeypatch):
 @pytest.mark.parametrize(("seconds", "said"), [(None, "unknown time"), (5, "5 s"), (600, "10 min"), (7200, "2.0 h")])
 def test_time_left_is_told_for_people(seconds, said):
     assert board._time(seconds) == said
+
+
+def test_time_left_is_of_the_runs_that_are_to_be_run(monkeypatch):
+    monkeypatch.setattr("adapterbank.tally.time.perf_counter", lambda: 10.0)
+    runs = make({**STUDY, "seeds": 4}).runs
+    tally = Tally(total=100, new=8, began=0.0)  # the other 92 have records, and some of those were not come to yet
+    for run in runs[:4]:
+        tally.hear(News(run, "done", score=0.5))
+    assert tally.seconds_left() == 10.0
+    for run in runs:
+        tally.hear(News(run, "done", score=0.5))
+    assert tally.seconds_left() == 0.0
