@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from adapterbank import records
+from adapterbank import cluster, records
 from adapterbank.cluster import ray_engine
 from adapterbank.errors import ConfigError, InputError
 from adapterbank.grid import make
@@ -100,3 +100,35 @@ def test_the_best_package_cannot_be_told_by_workers_apart(tmp_path):
     runs = units(make({"task": "mr"}).runs)
     with pytest.raises(ConfigError, match="use none or all with the engine ray"):
         ray_engine()(runs, Means(Folder(tmp_path), keep="best"))
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:6379", None])
+def test_a_cluster_that_is_not_there_is_told_in_one_sentence(tmp_path, monkeypatch, address):
+    ray = pytest.importorskip("ray")
+
+    def refuse(**_):
+        raise ConnectionError("no answer\nwithin 5 seconds.")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    where = address or "this machine"
+    with pytest.raises(InputError, match=f"No Ray cluster can be used at {where}: no answer within 5 seconds. Start"):
+        ray_engine(address)([], Means(Folder(tmp_path)))
+
+
+def test_a_run_that_was_refused_before_is_told_when_it_has_ended(tmp_path):
+    runs = make({"task": "a", "train": "a.csv", "seeds": 2}).runs
+    told, ledger = [], Folder(tmp_path)
+    for run in runs:
+        ledger.add({"config": {**run.to_json(), "data": None}, "failure": "no data", "created": "2026-01-01"})
+    heard = cluster._Heard(runs, Means(ledger, hear=told.append))
+    heard.listen()
+    assert told == []
+    about = {"metrics": {"dev": {"accuracy": 1.0}}, "task": {"metric": "accuracy"}, "created": "2026-01-02"}
+    ledger.add({"config": {**runs[0].to_json(), "data": {}}, **about})
+    heard.listen()
+    heard.close()
+    assert [(news.config, news.kind, news.failure) for news in told] == [
+        (runs[0], "done", ""),
+        (runs[1], "known", "no data"),
+    ]

@@ -113,6 +113,10 @@ def test_every_mistake_is_told_at_once_with_its_block():
         ({"task": "mr", "select": {"by": "luck"}}, "by is 'luck'; it must be one of best, mean"),
         ({"task": "mr", "blocks": []}, "'blocks' must be a list of blocks"),
         ([], "A study is 'name: value' lines"),
+        ({"task": "mr", "size": []}, "size is an empty list, so there is nothing to run"),
+        ({"task": "mr", "seeds": []}, "seed is an empty list, so there is nothing to run"),
+        ({"task": "mr", "seed": 3, "seeds": 2}, "seed is 3 and seeds is 2; give one of them"),
+        ({"task": "glue/colla"}, "Did you mean 'glue/cola'"),
     ],
 )
 def test_what_is_not_a_study_is_refused(given, said):
@@ -120,7 +124,15 @@ def test_what_is_not_a_study_is_refused(given, said):
         grid.make(given)
 
 
-@pytest.mark.parametrize(("text", "said"), [("a: [", "cannot be read as YAML"), (None, "There is no file")])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [", "cannot be read as YAML"),
+        (None, "There is no file"),
+        ("task: mr\nsize: 8\nsize: 16", "'size' stands there twice"),
+        ("- 1", "s.yaml is no study"),
+    ],
+)
 def test_a_file_that_cannot_be_read_is_told_in_one_sentence(tmp_path, text, said):
     if text:
         (tmp_path / "s.yaml").write_text(text)
@@ -142,3 +154,25 @@ def test_a_recorded_config_comes_back_with_other_seeds():
     assert grid.options(record) == run
     assert values(grid.with_seeds(record["config"], [4, 5]), "seed") == [(4,), (5,)]
     assert grid.options({"config": {"task": "mr"}}) is None
+
+
+def test_of_a_runs_records_the_newest_with_scores_counts():
+    (run,) = grid.make({"task": "mr"}).runs
+    made = [
+        {"config": run.to_json(), "created": "2026-01-02", "failure": "no data"},
+        {"config": run.to_json(), "created": "2026-01-01", "data": "old"},
+        {"config": run.to_json(), "created": "2026-01-03", "data": "new"},
+        {"config": {"task": "of another version"}},
+    ]
+    for order in (made, made[::-1]):
+        assert grid.latest(order) == {run: made[2]}
+    assert grid.latest(made[:1]) == {run: made[0]}
+
+
+def test_an_option_that_a_method_has_no_use_for_makes_no_difference():
+    blocks = [{"method": "automl", "trials": 2}, {"method": "bitfit", "lr": 1e-3, "epochs": 1}]
+    runs = grid.make({"task": "mr", "blocks": blocks}).runs
+    assert [grid.describe(run, grid.differing(runs)) for run in runs] == [
+        "mr automl seed 0",
+        "mr bitfit lr 0.001 epochs 1 seed 0",
+    ]

@@ -9,7 +9,7 @@ import fsspec
 import pytest
 
 from adapterbank import records
-from adapterbank.errors import DataError, InputError
+from adapterbank.errors import DataError, InputError, StorageError
 from adapterbank.ledger import Folder, Remote, open_ledger
 
 
@@ -88,3 +88,14 @@ def test_what_is_no_record_is_told(tmp_path):
 def test_an_unknown_kind_of_url_is_told():
     with pytest.raises(InputError, match=r"nosuch://x cannot be opened"):
         Remote("nosuch://x")
+
+
+def test_a_place_that_cannot_be_written_is_refused_and_a_new_one_is_not_made(place, tmp_path, monkeypatch):
+    open_ledger(place).check()
+    assert not (tmp_path / "records").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="file cannot be used: it is a file"):
+        open_ledger(tmp_path / "file" / "records").check()
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
+    with pytest.raises(StorageError, match="cannot be written, so there is no place for records"):
+        open_ledger(tmp_path / "records").check()

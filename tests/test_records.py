@@ -101,3 +101,8 @@ def test_a_run_is_found_by_the_hash_of_its_config_or_not_at_all(tmp_path: Path) 
 def test_what_is_not_a_hash_is_refused(tmp_path: Path, hash: str) -> None:
     with pytest.raises(InputError, match="not the hash of a config"):
         records.find(tmp_path, hash)
+
+
+def test_a_folder_may_be_a_string(tmp_path):
+    records.write(tmp_path, {"config": {"seed": 1}})
+    assert records.read_all(str(tmp_path)) == [{"config": {"seed": 1}}]

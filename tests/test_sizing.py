@@ -68,6 +68,19 @@ def test_the_run_is_the_one_that_a_plain_training_of_that_size_gives(bert, tmp_p
     assert all(torch.allclose(torch.from_numpy(ours[n]), torch.from_numpy(theirs[n]), atol=1e-5) for n in ours)
 
 
+def test_rungs_of_as_many_epochs_are_trained_once(bert, tmp_path, few, monkeypatch):
+    real, trained = sizing.train, []
+
+    def train(backbone, lessons, **options):
+        trained.append([lesson.epochs for lesson in lessons])
+        return real(backbone, lessons, **options)
+
+    monkeypatch.setattr(sizing, "train", train)
+    result = open_bank(tmp_path / "bank", bert).train("s", reviews(40), **{**AUTO, "epochs": 1, "lr": None})
+    assert trained == [[1] * 6]
+    assert [sum(t["rung"] == rung for t in result.record["sizing"]["trials"]) for rung in (1, 2, 3)] == [6, 3, 2]
+
+
 def test_a_rate_that_blows_up_is_left_out_and_told(bert, tmp_path, few, monkeypatch):
     real = sizing.train
 

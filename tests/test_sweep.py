@@ -139,6 +139,33 @@ def test_a_limit_begins_so_many_and_the_next_call_goes_on(bank):
     assert (tally.known, tally.done, tally.left) == (3, 5, 0)
 
 
+def test_a_limit_counts_runs_that_were_refused_for_their_data_and_they_come_last(bank, here):
+    grid = study(task=[task("gone"), task("a")], size=4, seeds=2)
+    assert bank.sweep(grid, limit=2).tally.failed == 2
+    assert bank.sweep(grid, limit=2).tally.done == 2
+    write(here / "gone.csv", reviews())
+    assert bank.sweep(grid, limit=1).tally.done == 1
+
+
+def test_the_choice_is_among_the_records_of_the_data_as_they_are_now(bank, here):
+    grid = study(task=[task("a")], lr=[0.02, 1e-6], size=4, seeds=1, select={"seeds": 1})
+    bank.sweep(grid)
+    for path in (bank.path / "records").iterdir():  # as if made yesterday
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps({**record, "created": "2020-01-01T00:00:00+00:00"}))
+    write(here / "a.csv", reviews(20))
+    outcome = bank.sweep(grid)
+    assert outcome.tally.done == 2
+    ((_, choice),) = outcome.choices
+    assert [record["config"]["data"]["train"]["rows"] for record in choice.runs] == [20]
+
+
+def test_a_place_for_records_that_is_none_is_told_before_anything_is_trained(bank, monkeypatch):
+    monkeypatch.setattr(runs, "train", lambda *_, **__: pytest.fail("trained"))
+    with pytest.raises(StorageError, match=r"a\.csv cannot be used: it is a file"):
+        bank.sweep(study(), records="a.csv")
+
+
 def test_a_record_that_appears_meanwhile_is_neither_changed_nor_doubled(bank, bert):
     grid = make(study(), {"backbone": bert.name, "device": "cpu"})
     ledger = open_ledger(bank.path / "records")
@@ -267,6 +294,15 @@ def test_a_worse_run_later_does_not_become_the_default(bank):
     before = bank.show("a")
     bank.sweep(study(task=[task("a")], lr=[0.02, 1e-6], epochs=6, seeds=3, size=[4, 8]), keep="best")
     assert bank.show("a").metrics["dev"]["accuracy"] >= before.metrics["dev"]["accuracy"]
+
+
+def test_a_better_package_of_an_earlier_sweep_stays_the_default(bank):
+    bank.sweep(study(task=[task("a")], lr=0.02, epochs=6, size=4, seeds=1), keep="best")
+    before = bank.show("a")
+    worse = study(task=[task("a")], lr=1e-6, epochs=1, size=4, seeds=1, max_length=16)
+    assert bank.sweep(worse, keep="best").tally.done == 1
+    assert bank.show("a").metrics["dev"]["accuracy"] == before.metrics["dev"]["accuracy"]
+    assert len(bank.bank.versions("a")) == 1
 
 
 @pytest.mark.parametrize(("options", "said"), [({"keep": "some"}, "keep is 'some'; it must be one of none, best, all")])

@@ -122,6 +122,8 @@ def ablate(
     names = (engine.load(package, f"{package.ref} whole"), f"{package.ref} bare")
     held = engine.residents[names[0]]
     plan, tensors = without(held.plan, package.tensors(), held.plan.adapter.layers if held.plan.adapter else ())
+    if held.plan.adapter and not held.plan.adapter.layers:
+        raise InputError(f"{package.ref} has no adapters left to remove; name an earlier version of the task.")
     engine.put(names[1], held.task, plan, tensors, held.max_length, held.stride)
     rows = engine.rows(names[0], examples, keep=True)
     known = [found for name in names if (found := engine.slots.find(name))]

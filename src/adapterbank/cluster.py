@@ -16,7 +16,7 @@ from typing import Any
 from adapterbank import selection
 from adapterbank.config import Config
 from adapterbank.errors import ConfigError, InputError
-from adapterbank.sweep import UNIT, Engine, Means, Unit, run_unit, standing, units
+from adapterbank.sweep import UNIT, Engine, Means, Unit, run_unit, standing, units, unread
 from adapterbank.tally import News
 
 _LISTEN_EVERY = 2.0
@@ -42,7 +42,7 @@ def ray_engine(address: str | None = None, *, cpus: int = 1) -> Engine:
             raise ConfigError(["keep is 'best', which workers apart cannot tell; use none or all with the engine ray."])
         began = not ray.is_initialized()
         if began:
-            ray.init(address=address, log_to_driver=False, configure_logging=False, include_dashboard=False)
+            _join(ray, address)
         try:
             _run(ray, [run for unit in found for run in unit], means, cpus)
         finally:
@@ -50,6 +50,18 @@ def ray_engine(address: str | None = None, *, cpus: int = 1) -> Engine:
                 ray.shutdown()
 
     return run
+
+
+def _join(ray: Any, address: str | None) -> None:
+    """Join a cluster, or start one; what Ray raises where there is none differs with the way to it."""
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False, include_dashboard=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        where = address or os.environ.get("RAY_ADDRESS") or "this machine"
+        why = " ".join(str(error).split()).rstrip(".")
+        raise InputError(
+            f"No Ray cluster can be used at {where}: {why}. Start one, or name another address."
+        ) from error
 
 
 def _run(ray: Any, runs: Sequence[Config], means: Means, cpus: int) -> None:
@@ -74,6 +86,7 @@ def _run(ray: Any, runs: Sequence[Config], means: Means, cpus: int) -> None:
                 else:
                     waiting[work.remote(unit, plain, os.getcwd(), cpus)] = unit, times + 1
             heard.listen()
+        heard.close()
     finally:
         for one in waiting:
             ray.cancel(one, force=True)
@@ -95,13 +108,22 @@ class _Heard:
 
     def __init__(self, runs: Sequence[Config], means: Means) -> None:
         self._runs, self._means = set(runs), means
-        for run, record in standing(runs, means.ledger).items():
-            self._tell(run, record, "known")
+        found = standing(runs, means.ledger)
+        self._refused = {run for run, record in found.items() if unread(record)}  # workers try these again
+        for run, record in found.items():
+            if run not in self._refused:
+                self._tell(run, record, "known")
 
     def listen(self) -> None:
         """Tell of what is new."""
         for run, record in standing(self._runs, self._means.ledger).items():
-            self._tell(run, record, "done")
+            if run not in self._refused or not unread(record):
+                self._tell(run, record, "done")
+
+    def close(self) -> None:
+        """Tell of runs that were refused again."""
+        for run, record in standing(self._runs, self._means.ledger).items():
+            self._tell(run, record, "known")
 
     def give_up(self, unit: Unit) -> None:
         """Tell that a unit's runs have failed; without records, as it may be no fault of theirs."""

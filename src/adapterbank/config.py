@@ -187,19 +187,33 @@ def _hints() -> dict[str, Any]:
 
 def read(path: str | Path, overrides: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> Config:
     """Read a YAML file of options; it wins over `base`, and `overrides` win over it."""
-    import yaml
-
-    try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"There is no config file {path}.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{path} cannot be read as YAML: {reason}. Write 'name: value' lines.") from error
+    if not Path(path).exists():
+        raise InputError(f"There is no config file {path}.")
+    values = read_yaml(path)
     if not isinstance(values, dict):
         raise InputError(f"{path} does not hold options as 'name: value' lines.")
     named = {str(name).replace("-", "_"): value for name, value in values.items()}
     return parse({**(base or {}), **named, **overrides})
+
+
+def read_yaml(path: str | Path) -> Any:
+    """Read a YAML file; a name that stands twice in one place is a mistake, as the first value would be lost."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            names = [self.construct_object(key, deep=True) for key, _ in node.value]
+            twice = next((name for k, name in enumerate(names) if name in names[:k] and name != "<<"), None)
+            if twice is not None:
+                raise yaml.YAMLError(f"{twice!r} stands there twice; write a list of its values instead")
+            return super().construct_mapping(node, deep)
+
+    try:
+        with open(path, "rb") as file:
+            return yaml.load(file.read().decode(), Loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path} cannot be read as YAML: {reason}. Write 'name: value' lines.") from error
 
 
 def check(config: Config) -> list[str]:

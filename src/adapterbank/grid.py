@@ -16,8 +16,9 @@ A file without `blocks` is one block.
 
 from __future__ import annotations
 
+import difflib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from adapterbank.config import Config, resolve, unused_options
 from adapterbank.data import defaults, named
 from adapterbank.errors import ConfigError, InputError
 from adapterbank.methods import METHODS
+from adapterbank.tasks.catalog import CATALOG
 
 _FIELDS = tuple(f.name for f in fields(Config))
 BY = ("best", "mean")
@@ -83,14 +85,11 @@ class Study:
 
 def read(path: str | Path, overrides: Mapping[str, Any] | None = None, base: Mapping[str, Any] | None = None) -> Study:
     """Read a study from a YAML file; its options win over `base`, and `overrides` over its in every run."""
-    import yaml
-
-    try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"There is no file {path}; name a study such as configs/table1.yaml.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}.") from error
+    if not Path(path).exists():
+        raise InputError(f"There is no file {path}; name a study such as configs/table1.yaml.")
+    values = configs.read_yaml(path)
+    if not isinstance(values, Mapping):
+        raise InputError(f"{path} is no study, which is 'name: value' lines; see docs/studies.md.")
     return make(values, overrides, base)
 
 
@@ -101,7 +100,7 @@ def make(values: Any, overrides: Mapping[str, Any] | None = None, base: Mapping[
     common = {_key(name): value for name, value in values.items() if name not in ("blocks", "name")}
     blocks = values.get("blocks", [{}])
     if not isinstance(blocks, list) or not blocks or not all(isinstance(block, Mapping) for block in blocks):
-        raise InputError("'blocks' must be a list of blocks, each with options; see docs/studies.md.")
+        raise InputError(f"'blocks' must be a list of blocks, each with options, not {blocks!r}; see docs/studies.md.")
     mistakes: dict[str, None] = {}
     found = []
     for number, block in enumerate(blocks, 1):
@@ -134,8 +133,13 @@ def _of_use(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]
 
 
 def differing(runs: Sequence[Config]) -> tuple[str, ...]:
-    """Give the options in which runs differ."""
-    return tuple(name for name in _FIELDS if len({getattr(run, name) for run in runs}) > 1)
+    """Give the options in which runs differ; of those that a method has no use for its runs say nothing."""
+    idle = {method: unused_options(method) for method in {run.method for run in runs}}
+
+    def values(name: str) -> set[Any]:
+        return {getattr(run, name) for run in runs if name not in idle[run.method]}
+
+    return tuple(name for name in _FIELDS if len(values(name)) > 1)
 
 
 def describe(config: Config, differs: Sequence[str] = ()) -> str:
@@ -157,7 +161,12 @@ def _key(name: Any) -> str:
 def _block(name: str, values: dict[str, Any], overrides: Mapping[str, Any], base: Mapping[str, Any]) -> Block:
     select = _select(values.pop("select", None))
     if "seeds" in values:
+        if "seed" in values:
+            raise ConfigError([f"seed is {values['seed']!r} and seeds is {values['seeds']!r}; give one of them."])
         values["seed"] = _seeds(values.pop("seeds"), "seeds")
+    empty = [name for name, value in values.items() if value == []]
+    if empty:
+        raise ConfigError([f"{name} is an empty list, so there is nothing to run; name a value." for name in empty])
     mistakes: dict[str, None] = {}
     runs: dict[Config, None] = {}
     for chosen in _combinations(values):
@@ -171,7 +180,9 @@ def _block(name: str, values: dict[str, Any], overrides: Mapping[str, Any], base
         mistakes["task is missing; name one, or a list of them."] = None
     elif any(not run.train for run in runs):
         lost = next(run.task for run in runs if not run.train)
-        mistakes[f"{lost!r} is no task of the catalog, so it needs 'train': a file of training data."] = None
+        near = difflib.get_close_matches(lost, CATALOG, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        mistakes[f"{lost!r} is no task of the catalog, so it needs 'train': a file of training data.{hint}"] = None
     if mistakes:
         raise ConfigError(mistakes)
     return Block(name, tuple(runs), select)
@@ -219,6 +230,19 @@ def options(record: Mapping[str, Any]) -> Config | None:
     """Give the options that a recorded run was run with; None where it is of another version's options."""
     config = record["config"]
     return Config(**{name: config[name] for name in _FIELDS}) if config.keys() >= set(_FIELDS) else None
+
+
+def latest(records: Iterable[dict[str, Any]]) -> dict[Config, dict[str, Any]]:
+    """Give of each run the record that counts, by its options: one with scores before a failure, then the newest.
+
+    A run has several where its data could not be read at first, or have changed since.
+    """
+    found: dict[Config, dict[str, Any]] = {}
+    for record in sorted(records, key=lambda one: ("failure" not in one, str(one.get("created", "")))):
+        run = options(record)
+        if run is not None:
+            found[run] = record
+    return found
 
 
 def with_seeds(chosen: Mapping[str, Any], seeds: Sequence[int]) -> list[Config]:

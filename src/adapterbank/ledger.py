@@ -8,13 +8,14 @@ first, and the worst of two writers at once is that the later one's record stand
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
 from adapterbank import records, storage
-from adapterbank.errors import DataError, InputError
+from adapterbank.errors import DataError, InputError, StorageError
 
 _PUT_IS_WHOLE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "memory"}
 """Protocols of stores in which an object appears whole or not at all."""
@@ -22,6 +23,9 @@ _PUT_IS_WHOLE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", 
 
 class Ledger(Protocol):
     """A place for records."""
+
+    def check(self) -> None:
+        """Refuse a place that cannot be written, before there is anything to write."""
 
     def add(self, record: Mapping[str, Any]) -> bool:
         """Keep a record; False, and nothing changes, where its config has one."""
@@ -47,6 +51,14 @@ class Folder:
     def __init__(self, path: Path) -> None:
         """See `open_ledger`."""
         self.path = path
+
+    def check(self) -> None:
+        """See `Ledger`; it is made with the first record."""
+        there = next(path for path in (self.path, *self.path.parents) if path.exists())
+        if not there.is_dir():
+            raise StorageError(f"{there} cannot be used: it is a file, not a folder; choose another.")
+        if not os.access(there, os.W_OK):
+            raise StorageError(f"{there} cannot be written, so there is no place for records; choose another.")
 
     def add(self, record: Mapping[str, Any]) -> bool:
         """See `Ledger`."""
@@ -85,6 +97,9 @@ class Remote:
         self._root = root.rstrip("/")
         self._whole = url.split("://")[0] in _PUT_IS_WHOLE
         self._read: dict[str, dict[str, Any]] = {}  # by name: what has been read once stays as it is
+
+    def check(self) -> None:
+        """See `Ledger`; stores differ in what they allow, so they are asked with the first record only."""
 
     def add(self, record: Mapping[str, Any]) -> bool:
         """See `Ledger`."""

@@ -64,6 +64,7 @@ def prune(
     """
     check_tolerance(tolerance)
     began = time.perf_counter()
+    source = _source(bank, package)  # a damaged record is told before there is a version without one
     held = engine.residents[engine.load(package, f"{package.ref} whole")]
     if held.plan.adapter is None:
         raise InputError(f"{package.ref} was trained with {held.plan.method!r}, which has no adapters to remove.")
@@ -82,7 +83,7 @@ def prune(
     if not found["removed"]:
         return found, None
     rest = _put(engine, held, tensors, tuple(found["removed"]))  # the only one there, as in an audit
-    result = _publish(engine, bank, package, splits, rest, found, began)
+    result = _publish(engine, bank, package, splits, rest, found, source, began)
     engine.remove(_TRIAL)
     return found, result
 
@@ -106,6 +107,8 @@ def follow(
 
 def told(found: Mapping[str, Any]) -> str:
     """Say in one sentence what was removed and what it cost."""
+    if found.get("steps") == []:
+        return f"{found['from']} has no adapters left to remove."
     if not found["removed"]:
         return f"No adapter of {found['from']} is idle: each costs more than {found['tolerance']:g} points on dev."
     layers = ", ".join(map(str, found["removed"]))
@@ -138,6 +141,7 @@ def _publish(
     splits: Mapping[str, Examples],
     tensors: Mapping[str, np.ndarray],
     found: Mapping[str, Any],
+    source: Mapping[str, Any],
     began: float,
 ) -> Result:
     """Put the smaller slot into the bank as a new version, and write its record."""
@@ -156,7 +160,6 @@ def _publish(
         fingerprint=fingerprint(engine, _TRIAL),
     )
     made = bank.put(draft, tensors)
-    source = _source(bank, package)
     record = {
         **source,
         "config": {**source["config"], "pruned": {"from": package.ref, "tolerance": found["tolerance"]}},

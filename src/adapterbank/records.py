@@ -53,10 +53,10 @@ def read(path: Path) -> dict[str, Any]:
     return record
 
 
-def read_all(folder: Path) -> list[dict[str, Any]]:
+def read_all(folder: str | Path) -> list[dict[str, Any]]:
     """Read all records of a folder by hash, then number; none where there is no folder."""
     # A hidden file is one that is still being written.
-    paths = [path for path in folder.glob("*.json") if not path.name.startswith(".")]
+    paths = [path for path in Path(folder).glob("*.json") if not path.name.startswith(".")]
     return [read(path) for path in sorted(paths, key=_order)]
 
 

@@ -134,10 +134,15 @@ def _halve(
     going = [(size, rate) for size in SIZES for rate in rates]
     found: list[Trial] = []
     states: dict[tuple[int, float], State] = {}
+    before = 0
     for rung in range(1, RUNGS + 1):
         epochs = -(-config.epochs // 2 ** (RUNGS - rung))
         what = f"rung {rung} of {RUNGS}: {len(going)} runs of {epochs} epoch{'s' if epochs > 1 else ''}"
-        states = _rung(replace(config, epochs=epochs), workshop, data, going, partial(stage, what), note)
+        if epochs == before:  # of one or two epochs in all: a rung as long as the last would come to the same
+            states = {key: states[key] for key in going}
+        else:
+            states = _rung(replace(config, epochs=epochs), workshop, data, going, partial(stage, what), note)
+        before = epochs
         trials = [Trial(*key, rung, epochs, state.best_score) for key, state in states.items()]
         found += trials
         best = max(trials, key=_merit)

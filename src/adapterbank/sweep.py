@@ -20,8 +20,8 @@ from adapterbank.bank import Bank
 from adapterbank.config import Config
 from adapterbank.data import SOURCE
 from adapterbank.encoder.checkpoint import Backbone, load
-from adapterbank.errors import ConfigError, InputError, TrainingError
-from adapterbank.grid import Study, options, with_seeds
+from adapterbank.errors import AdapterbankError, ConfigError, InputError, TrainingError
+from adapterbank.grid import Study, latest, options, with_seeds
 from adapterbank.ledger import Folder, Ledger, open_ledger
 from adapterbank.lesson import Progress, State
 from adapterbank.methods import find_method
@@ -114,6 +114,7 @@ def sweep(
         for hash, record in means.ledger.all().items():
             if selection.failed(record) and options(record) in study.runs:
                 means.ledger.drop(hash)
+    means.ledger.check()  # before anything is trained that could not be kept
     tally = Tally()
 
     def hear(news: News) -> None:
@@ -131,22 +132,25 @@ def sweep(
 def _work(runs: Sequence[Config], means: Means, tally: Tally, work: Engine, limit: int | None) -> int:
     """Have runs run, and give how many had no record."""
     known = standing(runs, means.ledger)
-    new = [run for run in runs if run not in known]
+    # What was refused before comes last, else it would use up a limit each time.
+    new = [run for run in runs if run not in known] + [run for run in runs if run in known and unread(known[run])]
     left_out = set(new[limit:]) if limit is not None else set()
     taken = [run for run in runs if run not in left_out]
     tally.total += len(runs)
+    tally.new += len(new) - len(left_out)
     work(units(taken), means)
     return len(new) - len(left_out)
 
 
 def standing(runs: Iterable[Config], ledger: Ledger) -> dict[Config, dict[str, Any]]:
     """Give the records that runs have by their options; whether the data are the same as then is not looked at."""
-    wanted, found = set(runs), {}
-    for record in ledger.all().values():
-        run = options(record)
-        if run in wanted:
-            found[run] = record
-    return found
+    wanted = set(runs)
+    return {run: record for run, record in latest(ledger.all().values()).items() if run in wanted}
+
+
+def unread(record: Mapping[str, Any]) -> bool:
+    """Say whether a record tells of data that could not be read, or did not fit: such a run is tried again."""
+    return selection.failed(record) and record["config"].get("data") is None
 
 
 def units(runs: Iterable[Config], at_most: int = UNIT) -> list[Unit]:
@@ -172,7 +176,7 @@ def _further(study: Study, ledger: Ledger) -> tuple[Config, ...]:
 
 def _chosen(study: Study, ledger: Ledger) -> list[tuple[str, Choice]]:
     """Say what each block chose in the end: the setting chosen on its grid, with all seeds it has been run with."""
-    everything = [record for record in ledger.all().values() if not selection.failed(record)]
+    everything = [record for record in latest(ledger.all().values()).values() if not selection.failed(record)]
     found = []
     for block in study.blocks:
         if block.select is None:
@@ -222,9 +226,10 @@ def _train(crowd: Sequence[Ready], backbone: Backbone, bank: Bank | None, means:
     left = dict(enumerate(crowd))
 
     def into(number: int, score: float) -> Bank | None:
-        if means.keep == "none":
+        if means.keep == "none" or bank is None:
             return None
-        return bank if means.keep == "all" or means.wanted(configs[number].task, score) else None
+        best = means.wanted(configs[number].task, score) and not _beaten(crowd[number], score, bank)
+        return bank if means.keep == "all" or best else None
 
     def end(number: int, ended: Ended) -> None:
         _end(left.pop(number), ended, means, states)
@@ -244,6 +249,17 @@ def _train(crowd: Sequence[Ready], backbone: Backbone, bank: Bank | None, means:
             at_once=means.at_once,
         )
     return list(left.values())
+
+
+def _beaten(ready: Ready, score: float, bank: Bank) -> bool:
+    """Say whether the bank's default of the task is as good on the same dev rows: of an earlier sweep, or a train."""
+    try:
+        held = bank.get(ready.prospect.config.task).manifest
+    except AdapterbankError:  # none there, or one that is damaged
+        return False
+    metric = held.task["metric"]
+    same = held.data.get("dev") == ready.prospect.data.about()["dev"] and metric == ready.prospect.data.task.metric
+    return same and float(held.metrics["dev"][metric]) >= score
 
 
 def _end(ready: Ready, ended: Ended, means: Means, states: _States) -> None:

@@ -31,6 +31,8 @@ class Tally:
     total: int = 0
     known: int = 0
     """Runs that had a record when the sweep came to them."""
+    new: int = 0
+    """Runs that had none when it began, as far as they are to be run now: the work of which the time left is told."""
     done: int = 0
     failed: int = 0
     running: dict[Config, float] = field(default_factory=dict)
@@ -69,7 +71,8 @@ class Tally:
 
     def seconds_left(self) -> float | None:
         """Estimate from the share of the work that is done; None before there is any."""
-        new = self.total - self.known
+        begun = self.done + self.failed + len(self.running)
+        new = max(begun, self.new or self.total - self.known)  # more are begun where data have changed since
         share = (self.done + self.failed + sum(self.running.values())) / new if new else 0.0
         return (time.perf_counter() - self.began) * (1 - share) / share if share > 0 else None
 

@@ -132,6 +132,31 @@ def test_a_page_of_no_records_is_still_a_page(tmp_path):
     found = shell("report", "--records", folder, "--out", tmp_path / "report.html")
     assert found.code == 0
     assert "0 runs" in found.out
+    told = f"note: There are no runs in {folder}; make some with adapterbank train or adapterbank sweep."
+    assert found.err.splitlines() == [told]
+    assert shell("figures", "--records", folder, "--out", tmp_path / "out").err.splitlines() == [told]
+
+
+def test_a_folder_where_the_page_should_be_is_told_by_its_name(folder, tmp_path):
+    found = shell("report", "--records", folder, "--out", tmp_path)
+    assert (found.code, f"{tmp_path} is a folder, and the page is a file" in found.err) == (2, True)
+
+
+def test_axes_say_what_was_measured(folder, tmp_path):
+    write(folder, *(record("glue-mnli", lr=lr, dev=0.6) for lr in (1.5e-4, 2e-4)))
+    write(folder, record("glue-rte", "full"), record("glue-rte", method="layernorm"))
+    drawings = {drawing.name: drawing.figure for drawing in figures.draw_all(load([folder]))}
+    ticks = [tick.get_text() for axis in drawings["fig7"].axes for tick in axis.get_xticklabels()]
+    assert "1.5e-4" in ticks
+    assert drawings["fig1"].axes[0].get_title() == "all tasks: 1 to 4 tasks a point"
+
+
+def test_a_layer_whose_adapters_harm_stands_out_in_the_heatmap(tmp_path):
+    found = ablation(layers=3)
+    found["spans"][0]["change"]["accuracy"] = 4.0
+    drawings = figures.draw_all(load([write(tmp_path, record(), ablations=(found,))]))
+    (image,) = next(d.figure for d in drawings if d.name == "fig6-ablation").axes[0].images
+    assert image.get_clim() == (-3.0, 4.0)
 
 
 def test_a_missing_folder_and_a_missing_library_are_told(folder, tmp_path, monkeypatch):
@@ -155,3 +180,25 @@ def test_the_command_of_a_record_gives_its_config_again():
     assert configs.resolve(configs.parse(again)).to_json() == {
         name: config[name] for name in configs.Config().to_json()
     }
+
+
+def test_the_page_reads_well(tmp_path):
+    other = record(backbone="other")
+    twice = (ablation(), ablation("glue-mnli@1"))
+    folder = write(tmp_path / "some records", record(), other, ablations=twice)
+    (folder / "ablations" / "again.json").write_text(json.dumps(ablation()))
+    shell("report", "--records", folder, "--out", tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "2 runs, 1 task, on minilm, other, 3 ablations." in text
+    assert f"--records &#x27;{folder}&#x27;" in text
+    names = re.findall(r' id="([^"]+)"', text)
+    assert len(names) == len(set(names))
+    assert '<td class="word">glue-cola</td>' in text
+    drawn = [d for d in figures.draw_all(load([folder])) if d.figure]
+    assert all(drawing.caption in unescape(text) for drawing in drawn)
+
+
+def test_a_link_to_a_record_leads_into_what_it_opens(folder):
+    text = report.page(load([folder]), [], [str(folder)])
+    assert re.search(r'<details><summary>[^<]+</summary><div id="record-', text)
+    assert '<details id="' not in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from made import ablation, record, write
+from made import ablation, mark, record, write
 
 from adapterbank.analysis.rows import best, by_setting, by_task, load, mean
 from adapterbank.errors import InputError
@@ -59,14 +59,14 @@ def test_the_mean_has_its_standard_error():
 
 def test_what_is_no_record_is_told_and_the_rest_is_read(tmp_path):
     write(tmp_path, record(), {**record(seed=9), "metrics": None}, ablations=(ablation(),))
-    failed = {"config": record(seed=8)["config"], "error": "out of memory"}
+    failed = {"config": record(seed=8)["config"], "failure": "out of memory"}
     write(tmp_path, failed)
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "ablations" / "odd.json").write_text("[]")
     study = load([tmp_path])
     assert (len(study.rows), len(study.ablations)) == (1, 1)
     assert len(study.problems) == 4
-    assert any("the run gave no scores: out of memory" in text for text in study.problems)
+    assert any("the run failed: out of memory" in text for text in study.problems)
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path):
@@ -79,3 +79,57 @@ def test_encoders_are_kept_apart(tmp_path):
     study = load([tmp_path])
     assert study.backbones == ["minilm", "other"]
     assert (len(study.of("minilm").rows), len(study.of("other").ablations)) == (2, 1)
+
+
+def test_a_failure_is_no_problem_once_the_run_went_well(tmp_path):
+    went = record()
+    failed = {"config": {**went["config"], "data": None}, "failure": "no data"}
+    assert len(load([write(tmp_path / "one", failed)]).problems) == 1
+    assert load([write(tmp_path / "two", failed, went)]).problems == ()
+
+
+def test_a_bank_stands_for_its_records(tmp_path):
+    (tmp_path / "bank.json").write_text("{}")
+    write(tmp_path / "records", record())
+    study = load([tmp_path])
+    assert (len(study.rows), study.problems) == (1, ())
+
+
+def test_encoders_of_one_last_name_have_files_of_their_own(tmp_path):
+    study = load([write(tmp_path, record(backbone="a/x y"), record(backbone="b/x y"), record(backbone="z"))])
+    assert sorted(map(study.suffix, study.backbones)) == ["-x-y", "-x-y-2", "-z"]
+    assert study.of("z").suffix("z") == ""
+
+
+def test_a_record_that_lies_in_two_folders_is_one_run(tmp_path):
+    folders = [write(tmp_path / name, record()) for name in ("one", "two")]
+    assert len(load(folders).rows) == 1
+    write(tmp_path / "two", {**record(), "seconds": 13.0})  # another run of it
+    assert len(load(folders).rows) == 2
+
+
+def test_the_states_of_unfinished_runs_are_no_records(tmp_path):
+    write(tmp_path, record())
+    state = tmp_path / "runs" / "0123456789abcdef" / "state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text("{}")
+    assert load([tmp_path]).problems == ()
+
+
+def test_an_encoder_is_known_by_its_sha256_whatever_it_is_called(tmp_path):
+    folder = "models/minilm"
+    made = [record(), record(seed=1), record(seed=2, backbone=folder, sha256=mark("minilm"))]
+    study = load([write(tmp_path / "one", *made)])
+    assert study.backbones == ["minilm"]
+    assert len({row.setting for row in study.rows}) == 1
+    other = load([write(tmp_path / "two", record(), record(seed=1, sha256="b" * 64))])
+    assert sorted(other.backbones) == [f"minilm ({mark('minilm')[:8]})", "minilm (bbbbbbbb)"]
+
+
+def test_a_problem_names_its_file_once(tmp_path):
+    write(tmp_path, record())
+    (tmp_path / "odd.json").write_text("[]")
+    (tmp_path / "odder.json").write_text('{"config": {"method": "full"}, "task": {"metric": "f1"}, "metrics": [1]}')
+    problems = load([tmp_path]).problems
+    assert len(problems) == 2
+    assert problems[0].startswith(f"{tmp_path / 'odd.json'} is left out: it is not a record: it has no 'config'")

@@ -97,6 +97,21 @@ def test_totals_count_one_encoder_and_what_each_task_adds_and_full_copies_alone(
     assert lines(data, method="full", tasks=10)[0]["encoders"] == pytest.approx(10.0)
 
 
+def test_totals_of_models_without_an_encoder_count_none(study):
+    data = series.totals(study(record(method="automl", trained=20_000)))
+    assert lines(data, method="automl", tasks=10)[0]["encoders"] == pytest.approx(0.2)
+
+
+def test_totals_of_a_single_size_are_drawn_once(study):
+    assert {line["form"] for line in series.totals(study(record(size=64)))} == {"64"}
+
+
+def test_each_figure_of_the_tradeoff_has_its_own_suites(study):
+    found = study(record(method="full"), record(), record("mine", "full"), record("mine"))
+    assert {line["suite"] for line in series.tradeoff(found, ["all"])} == {"all"}
+    assert {line["suite"] for line in series.tradeoff(found, ["further", "GLUE"])} == {"further", "GLUE"}
+
+
 def test_an_ablation_is_a_line_a_span(study):
     data = series.ablations(study(record(), ablations=(ablation(layers=3),)))
     assert len(data) == 6

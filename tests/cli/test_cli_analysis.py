@@ -51,6 +51,35 @@ def test_prune_says_what_went_and_what_it_cost(here):
     assert on_s("prune", "--tolerance", -1).code == 2
 
 
+def test_a_task_without_any_adapter_left_is_told(here):
+    on_s("prune", "--tolerance", 100)
+    found = on_s("ablate")
+    assert (found.code, found.err) == (
+        2,
+        "adapterbank: s@2 has no adapters left to remove; name an earlier version of the task.\n",
+    )
+    assert on_s("prune").out.splitlines()[-1] == "s@2 has no adapters left to remove."
+
+
+def test_a_damaged_record_is_told_before_a_version_is_made_without_one(here):
+    (here / "bank" / "records" / "0123456789abcdef.json").write_text("{")
+    found = on_s("prune", "--tolerance", 100)
+    assert (found.code, "0123456789abcdef.json is not JSON" in found.err) == (2, True)
+    assert not (here / "bank" / "tasks" / "s" / "2").exists()
+
+
+def test_a_config_file_may_ask_for_an_automatic_size(here, monkeypatch):
+    monkeypatch.setattr(sizing, "SIZES", (2, 4))
+    options = {name: value for name, value in FAST.items() if name != "size"}
+    (here / "auto.yaml").write_text("size: auto\ntask: a\ntrain: train.csv\n")
+    found = shell("train", "--bank", "bank", "--config", "auto.yaml", *flags(options))
+    assert found.code == 0, found
+    assert "rung 3 of 3" in found.err
+    assert (
+        shell("train", "--bank", "bank", "--config", "auto.yaml", "--size", "2", *flags(options)).err.count("rung") == 0
+    )
+
+
 def test_train_with_an_automatic_size_says_why(here, monkeypatch):
     monkeypatch.setattr(sizing, "SIZES", (2, 4))
     options = {name: value for name, value in FAST.items() if name != "size"}

@@ -45,6 +45,15 @@ def test_a_dry_run_lists_the_runs_and_which_have_records(here):
     assert re.fullmatch(r"12 runs: \d done, [1-4] failed, 5 to run", found.out.splitlines()[-1])
 
 
+def test_a_dry_run_counts_a_run_as_done_that_failed_before_its_data_were_there(here):
+    (here / "a.csv").rename(here / "b.csv")
+    assert "4 failed" in shell("sweep", "study.yaml", "--bank", "bank").out
+    (here / "b.csv").rename(here / "a.csv")
+    assert "4 done" in shell("sweep", "study.yaml", "--bank", "bank").out
+    found = shell("sweep", "study.yaml", "--bank", "bank", "--dry-run")
+    assert found.out.splitlines()[-1] == "4 runs: 4 done, 0 failed, 0 to run"
+
+
 def test_each_run_that_ends_is_a_line_and_the_end_is_a_sum(here):
     study(here, select={"per": ["task"], "seeds": 3})
     found = shell("sweep", "study.yaml", "--bank", "bank")
@@ -126,3 +135,15 @@ def test_the_live_table_has_all_that_one_waits_for(monkeypatch):
 @pytest.mark.parametrize(("seconds", "said"), [(None, "unknown time"), (5, "5 s"), (600, "10 min"), (7200, "2.0 h")])
 def test_time_left_is_told_for_people(seconds, said):
     assert board._time(seconds) == said
+
+
+def test_time_left_is_of_the_runs_that_are_to_be_run(monkeypatch):
+    monkeypatch.setattr("adapterbank.tally.time.perf_counter", lambda: 10.0)
+    runs = make({**STUDY, "seeds": 4}).runs
+    tally = Tally(total=100, new=8, began=0.0)  # the other 92 have records, and some of those were not come to yet
+    for run in runs[:4]:
+        tally.hear(News(run, "done", score=0.5))
+    assert tally.seconds_left() == 10.0
+    for run in runs:
+        tally.hear(News(run, "done", score=0.5))
+    assert tally.seconds_left() == 0.0

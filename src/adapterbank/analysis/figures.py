@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +30,7 @@ _LOOKS: Mapping[str, tuple[str, str, str]] = {
     "lora": ("#CC79A7", "v", "LoRA"),
     "bitfit": ("#E69F00", "P", "BitFit"),
     "feature": ("#56B4E9", "X", "feature (head only)"),
-    "automl": ("#777777", "*", "AutoML, no encoder"),
+    "automl": ("#777777", "p", "AutoML, no encoder"),
 }
 """Method -> colour, marker, name."""
 _STYLE = {
@@ -49,6 +48,16 @@ _STYLE = {
     "figure.constrained_layout.use": True,
     "figure.constrained_layout.h_pad": 0.1,
 }
+_METRICS = {
+    "accuracy_f1": "accuracy and F1",
+    "f1": "F1",
+    "macro_f1": "macro F1",
+    "matthews": "Matthews",
+    "pearson_spearman": "Pearson, Spearman",
+    "span_f1": "F1",
+    "spearman": "Spearman",
+}
+"""Metric -> its name on an axis, where that is not its own."""
 _PANELS = 6
 """Tasks drawn side by side at most; the CSV has all."""
 _FIRST = ("glue-mnli", "glue-cola")
@@ -64,6 +73,8 @@ class Drawing:
     data: Data = field(repr=False)
     figure: Figure | None = field(default=None, repr=False)
     missing: str = ""
+    caption: str = ""
+    """What its points, lines and bars are."""
 
     def csv(self) -> str:
         """Give the numbers as CSV."""
@@ -98,17 +109,16 @@ class Drawing:
 
 def draw_all(study: Study) -> list[Drawing]:
     """Draw every figure that a study has numbers for, one encoder after the other."""
-    several = len(study.backbones) > 1
     found = []
     for backbone in study.backbones or [""]:
-        mine = study.of(backbone)
-        suffix = "-" + re.sub(r"[^A-Za-z0-9.]+", "-", Path(backbone).name) if several else ""
+        mine, suffix = study.of(backbone), study.suffix(backbone) if backbone else ""
         title = f" ({Path(backbone).name})" if backbone else ""
-        for name, heading, numbers, draw, need in _FIGURES:
-            data = numbers(mine)
+        for sort in _FIGURES:
+            data = sort.numbers(mine)
             with _plotting().rc_context(_STYLE):
-                figure = draw(data, mine) if data else None
-            found.append(Drawing(f"{name}{suffix}", heading + title, data, figure, "" if data else f"needs {need}"))
+                figure = sort.draw(data, mine) if data else None
+            missing = "" if data else f"needs {sort.need}"
+            found.append(Drawing(sort.name + suffix, sort.title + title, data, figure, missing, sort.caption))
     return found
 
 
@@ -150,11 +160,17 @@ def _tradeoff(data: Data, suites: Sequence[tuple[str, str]]) -> Figure:
             else:
                 bars = [[middle[0] - low[0]], [high[0] - middle[0]]]
                 axis.errorbar(x, middle, yerr=bars, color=colour, capsize=3)
-        count = max(int(line["tasks"] or 0) for line in mine)
         axis.axhline(0, color="black", linewidth=0.8, linestyle=":")
-        axis.set(xscale="log", xlabel="trained parameters per task", title=f"{title}: {count} task{'s' * (count > 1)}")
+        axis.set(xscale="log", xlabel="trained parameters per task", title=f"{title}: {_counted_tasks(mine)}")
         axis.set_ylabel("score − full fine-tuning (points)")
     return _with_legend(figure, axes)
+
+
+def _counted_tasks(lines: Data) -> str:
+    """Say of how many tasks each point is: methods and sizes may have been run on some of them alone."""
+    counts = {int(line["tasks"] or 0) for line in lines}
+    few, many = min(counts), max(counts)
+    return f"{many} task{'s' * (many > 1)}" if few == many else f"{few} to {many} tasks a point"
 
 
 def _sizes(data: Data, _: Study) -> Figure:
@@ -165,9 +181,15 @@ def _rates(data: Data, _: Study) -> Figure:
     figure = _by_task(data, "lr", "peak learning rate")
     values = sorted({float(line["lr"] or 0) for line in data})
     for axis in figure.axes:
-        axis.set_xticks(values, [f"{value:.0e}".replace("e-0", "e-") for value in values], rotation=60, fontsize=8)
+        axis.set_xticks(values, [_power(value) for value in values], rotation=60, fontsize=8)
         axis.minorticks_off()
     return figure
+
+
+def _power(value: float) -> str:
+    """Write a learning rate in full: 3e-4, 1.5e-4."""
+    digits, power = f"{value:.6e}".split("e")
+    return f"{float(digits):g}e{int(power)}"
 
 
 def _by_task(data: Data, place: str, label: str) -> Figure:
@@ -181,17 +203,19 @@ def _by_task(data: Data, place: str, label: str) -> Figure:
                 _errorbar(axis, method, lines, place, _form(method, lines))
             else:
                 _level(axis, method, _floats(lines, "dev"))
-        axis.set(xscale="log", xlabel=label, ylabel=f"{mine[0]['metric']} on dev (points)", title=task)
+        axis.set(xscale="log", xlabel=label, ylabel=f"{_metric(mine[0]['metric'])}, dev", title=task)
     return _with_legend(figure, axes)
 
 
 def _ablation(data: Data, study: Study) -> Figure:
     found = sorted(study.ablations, key=lambda one: _rank(one["task"]["name"]))[:_PANELS]
-    figure, axes = _panels(len(found), width=3.9, height=3.4)
+    many = max(len(one["layers"]) for one in found) > 6
+    figure, axes = _panels(len(found), width=5.0 if many else 3.9, height=4.3 if many else 3.4)
     for axis, one in zip(axes, found, strict=True):
         metric = "accuracy" if "accuracy" in one["whole"] else one["metric"]
         drawn = _heatmap(axis, one, metric)
-        axis.set(xlabel="last layer without adapters", ylabel="first layer without adapters", title=one["package"])
+        title = f"{one['package']}: {metric} {100 * one['whole'][metric]:.1f} with all adapters"
+        axis.set(xlabel="last layer without adapters", ylabel="first layer without adapters", title=title)
         figure.colorbar(drawn, ax=axis, shrink=0.85).set_label(f"change of {metric} (%)")
     return figure
 
@@ -201,15 +225,15 @@ def _heatmap(axis: Axes, one: Mapping[str, Any], metric: str) -> Any:
     layers = one["layers"]
     cells = {(s["first"], s["last"]): s["change"][metric] for s in one["spans"] if s["change"][metric] is not None}
     grid = [[cells.get((first, last), float("nan")) for last in layers] for first in layers]
-    deepest = min([-1.0, *cells.values()])
-    drawn = axis.imshow(grid, cmap="viridis", vmin=deepest, vmax=0, origin="upper")
+    deepest, highest = min([-1.0, *cells.values()]), max([0.0, *cells.values()])
+    drawn = axis.imshow(grid, cmap="viridis", vmin=deepest, vmax=highest, origin="upper")
     axis.grid(False)
     axis.set_xticks(range(len(layers)), [str(layer) for layer in layers])
     axis.set_yticks(range(len(layers)), [str(layer) for layer in layers])
-    digits, size = (0, 6.5) if len(layers) > 6 else (1, 8)
+    size = 6.5 if len(layers) > 6 else 8
     for (first, last), change in cells.items():
-        colour = "white" if change < 0.5 * deepest else "black"
-        text = f"{round(change, digits) + 0.0:.{digits}f}"  # no minus before a zero
+        colour = "white" if change < (deepest + highest) / 2 else "black"
+        text = f"{round(change, 1) + 0.0:.{0 if change < -9.95 and len(layers) > 6 else 1}f}"  # no minus before a zero
         axis.text(layers.index(last), layers.index(first), text, ha="center", va="center", size=size, color=colour)
     return drawn
 
@@ -220,8 +244,10 @@ def _sigmas(data: Data, _: Study) -> Figure:
         colour, marker = list(_LOOKS.values())[k % len(_LOOKS)][:2]
         lines = sorted(lines, key=lambda line: float(line["sigma"] or 0))
         x, y, error = _points(lines, "sigma")
-        axis.errorbar(x, y, yerr=error, color=colour, marker=marker, capsize=2, label=f"{task} ({lines[0]['metric']})")
-    axis.set(xscale="log", xlabel="σ of the initial adapter weights", ylabel="score on dev (points)")
+        axis.errorbar(
+            x, y, yerr=error, color=colour, marker=marker, capsize=2, label=f"{task} ({_metric(lines[0]['metric'])})"
+        )
+    axis.set(xscale="log", xlabel="σ of the initial adapter weights", ylabel="score on dev")
     figure.legend(loc="outside right upper", frameon=False)
     return figure
 
@@ -230,54 +256,97 @@ def _totals(data: Data, _: Study) -> Figure:
     figure, (axis,) = _panels(1, width=6, height=3.2)
     for (method, form), lines in _by_form(data):
         colour, marker, name = _look(method)
-        dash = "--" if form == "best" and any(line["form"] == "64" for line in data) and method == "adapter" else "-"
-        label = f"{name}, {form}" if form else name
+        dash = "--" if (method, form) == ("adapter", "best") else "-"
+        label = f"{name}, {form}" if form == "best" else f"{name} {form}".strip()
         x, y = _floats(lines, "tasks"), _floats(lines, "encoders")
         axis.plot(x, y, color=colour, marker=marker, markevery=3, linestyle=dash, label=label)
-    axis.set(xlabel="tasks", ylabel="parameters of all tasks (encoders)", yscale="log", xlim=(1, series.SHARED_TASKS))
-    ticks = [1, 2, 5, 10, 20]
-    axis.set_yticks(ticks, [f"{tick}×" for tick in ticks])
+    axis.set(xlabel="tasks", ylabel="parameters of all tasks (× encoder)", yscale="log", xlim=(1, series.SHARED_TASKS))
+    low, high = axis.get_ylim()
+    low, high = min(low, 0.95), max(high, 2.1)  # one encoder and two are always in sight
+    ticks = [tick for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if low <= tick <= high]
+    axis.set_ylim(low, high)
+    axis.set_yticks(ticks, [f"{tick:g}×" for tick in ticks])
     axis.minorticks_off()
     axis.set_xticks([1, 5, 10, 15, 20])
     figure.legend(loc="outside right upper", frameon=False)
     return figure
 
 
-_FIGURES: Sequence[tuple[str, str, Callable[[Study], Data], Callable[[Data, Study], Figure], str]] = (
-    (
+_CHOSEN = "Of several settings in one place the best on dev is drawn, among those with the most seeds."
+_BARS = f"Mean over seeds; bars: ± the standard error of the mean, none for a single seed. {_CHOSEN}"
+_BANDS = (
+    "Points: the median across tasks; bands and bars: their 20th to 80th percentile. GLUE and SQuAD are scored on dev, "
+    f"other tasks on test where it has labels. {_CHOSEN}"
+)
+
+
+@dataclass(frozen=True)
+class _Sort:
+    """One sort of figure."""
+
+    name: str
+    title: str
+    numbers: Callable[[Study], Data]
+    draw: Callable[[Data, Study], Figure]
+    need: str
+    """What must be there."""
+    caption: str
+
+
+_FIGURES = (
+    _Sort(
         "fig1",
         "Fig. 1: trained parameters against score, all tasks",
-        series.tradeoff,
+        lambda study: series.tradeoff(study, ["all"]),
         lambda data, _: _tradeoff(data, [("all", "all tasks")]),
         "runs of 'full' and of another method on the same task",
+        _BANDS,
     ),
-    (
+    _Sort(
         "fig3",
         "Fig. 3: trained parameters against score, by suite",
-        series.tradeoff,
+        lambda study: series.tradeoff(study, ["further", "GLUE"]),
         lambda data, _: _tradeoff(data, [("further", "further tasks"), ("GLUE", "GLUE (dev)")]),
         "runs of 'full' and of another method on the same task",
+        _BANDS,
     ),
-    ("fig4", "Fig. 4: score against trained parameters", series.sizes, _sizes, "three sizes of adapters or top layers"),
-    (
+    _Sort(
+        "fig4",
+        "Fig. 4: score against trained parameters",
+        series.sizes,
+        _sizes,
+        "three sizes of adapters or top layers",
+        _BARS,
+    ),
+    _Sort(
         "fig5",
         "Fig. 5: SQuAD F1 against trained parameters",
         lambda study: series.sizes(study, spans=True),
         _sizes,
         "three sizes on a span task",
+        _BARS,
     ),
-    (
+    _Sort(
         "fig6-ablation",
         "Fig. 6: adapters removed by span of layers",
         series.ablations,
         _ablation,
         "adapterbank ablate",
+        "Each cell: the score without the adapters of all layers from the row's to the column's, nothing trained "
+        "again, as change in per cent of the score with all of them. Zero is no change; above zero is better.",
     ),
-    ("fig6-sigma", "Fig. 6: initialisation", series.sigmas, _sigmas, "two values of --sigma on one task"),
-    ("fig7", "Fig. 7: learning rate", series.rates, _rates, "two learning rates on one task"),
-    ("totals", "Parameters of all tasks together", series.totals, _totals, "any run"),
+    _Sort("fig6-sigma", "Fig. 6: initialisation", series.sigmas, _sigmas, "two values of --sigma on one task", _BARS),
+    _Sort("fig7", "Fig. 7: learning rate", series.rates, _rates, "two learning rates on one task", _BARS),
+    _Sort(
+        "totals",
+        "Parameters of all tasks together",
+        series.totals,
+        _totals,
+        "any run",
+        "What so many tasks take together, in encoders, if each adds what the tasks of these runs added on average. "
+        "Best: the size, rank or number of layers that is best on dev for each task. AutoML needs no encoder.",
+    ),
 )
-"""Name, title, numbers, drawing, and what must be there."""
 
 
 # --- parts of a drawing -------------------------------------------------------------------------------------
@@ -301,8 +370,15 @@ def _with_legend(figure: Figure, axes: Sequence[Axes]) -> Figure:
     names = [look[2] for look in _LOOKS.values()]
     order = sorted(found, key=lambda label: next((k for k, name in enumerate(names) if label.startswith(name)), 99))
     columns = max(1, min(len(found), int(figure.get_figwidth() / 1.9)))  # inches of the longest name
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + 0.17 * -(-len(found) // columns))  # its lines take nothing from the panels
     figure.legend([found[label] for label in order], order, loc="outside lower center", ncols=columns, frameon=False)
     return figure
+
+
+def _metric(name: Any) -> str:
+    """Name a metric for a reader; a score is in points, hundredths."""
+    return f"{_METRICS.get(str(name), str(name))} × 100"
 
 
 def _points(lines: Data, place: str) -> tuple[list[float], list[float], list[float]]:

@@ -26,15 +26,18 @@ _PAGE = Template("""<!doctype html>
 <title>adapterbank: report</title>
 <style>
 body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; max-width: 76rem; margin: 2rem auto; padding: 0 1.2rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2.4rem; } h3 { font-size: 1.05rem; margin-top: 1.8rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.35rem; margin-top: 2.4rem; } h3 { font-size: 1.15rem; margin-top: 1.8rem; }
+h4 { font-size: 1rem; margin: 1.4rem 0 .6rem; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid #555; }
-tr.paper td { color: #555; background: #f6f6f6; }
+th.word, td.word { text-align: left; } thead th { border-bottom: 2px solid #555; }
+th:first-child, td:first-child { position: sticky; left: 0; background: #fff; }
+tr.paper td, tr.paper td:first-child { color: #555; background: #f6f6f6; }
 .wide { overflow-x: auto; } figure { margin: 1rem 0; } img { max-width: 100%; height: auto; }
 .note, figcaption { color: #555; font-size: 13px; } .missing { color: #7a4b00; }
 pre { background: #f6f6f6; padding: .7rem; overflow-x: auto; font-size: 12px; } summary { cursor: pointer; }
 nav a { margin-right: 1rem; } @media print { details { display: none; } }
+@media (max-width: 700px) { figure img { max-width: none; } }
 </style>
 </head>
 <body>
@@ -51,43 +54,56 @@ def page(study: Study, drawings: Sequence[Drawing], folders: Sequence[str]) -> s
     """Give the page of a study; what there are no records for is said in its place."""
     backbones = study.backbones
     several = len(backbones) > 1
-    parts = [("tables", "Tables", "".join(_tables(study.of(name), name if several else "") for name in backbones))]
+    own = {name: (study.of(name), name if several else "", study.suffix(name)) for name in backbones}
+    parts = [("tables", "Tables", "".join(_tables(*own[name]) for name in backbones))]
     parts.append(("figures", "Figures", "".join(map(_figure, drawings))))
     parts.append(("repeat", "How to repeat", _repeat(study, folders)))
-    parts.append(("runs", "Runs", _table(tables.smaller(study)) + _runs(study)))
+    parts.append(("every-run", "Runs", _table(tables.smaller(study)) + _runs(study)))
     body = "".join(f'<h2 id="{key}">{title}</h2>\n{text or _none()}' for key, title, text in parts)
     tasks = {row.task for row in study.rows}
+    left_out = f" {_counted(len(study.problems), 'file')} left out: see How to repeat." if study.problems else ""
     summary = (
-        f"{len(study.rows)} runs, {len(tasks)} tasks, on {', '.join(backbones) or 'no encoder'}, "
-        f"{len(study.ablations)} ablations. Every number is computed from the records below. "
-        f"Written by adapterbank {__version__}."
+        f"{_counted(len(study.rows), 'run')}, {_counted(len(tasks), 'task')}, on "
+        f"{', '.join(backbones) or 'no encoder'}, {_counted(len(study.ablations), 'ablation')}. Every number is "
+        f"computed from the records below.{left_out} Written by adapterbank {__version__}."
     )
     contents = "".join(f'<a href="#{key}">{title}</a>' for key, title, _ in parts)
     return _PAGE.substitute(summary=escape(summary), contents=contents, body=body)
 
 
-def _tables(study: Study, backbone: str) -> str:
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _tables(study: Study, backbone: str, suffix: str) -> str:
     heading = f"<h3>{escape(backbone)}</h3>\n" if backbone else ""
-    found = "".join(map(_table, tables.with_ours(study)))
+    found = "".join(_table(table, suffix) for table in tables.with_ours(study))
     return heading + (found or '<p class="note">No run of a task of tables 1 and 2.</p>\n')
 
 
-def _table(table: Table, linked: bool = False) -> str:
+def _table(table: Table, suffix: str = "", linked: bool = False) -> str:
     """Write a table, the first cells as links to records if asked; nothing where it has no rows."""
     if not table.rows:
         return ""
-    head = "".join(f"<th>{escape(name)}</th>" for name in table.columns)
-    rows = "".join(f"<tr{_kind(row)}>{_cells(row, linked)}</tr>\n" for row in table.rows)
+    words = [k for k, name in enumerate(table.columns) if k == 0 or name in table.words]
+    head = _line("th", list(map(escape, table.columns)), words)
+    rows = "".join(f"<tr{_kind(row)}>{_line('td', _cells(row, linked), words)}</tr>\n" for row in table.rows)
     notes = "".join(f'<p class="note">{escape(note)}</p>\n' for note in table.notes)
     return (
-        f'<h3>{escape(table.title)}</h3>\n<div class="wide"><table id="{table.name}"><thead><tr>{head}</tr></thead>'
-        f"<tbody>\n{rows}</tbody></table></div>\n{notes}"
+        f'<h4>{escape(table.title)}</h4>\n<div class="wide"><table id="{table.name}{suffix}">'
+        f"<thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table></div>\n{notes}"
     )
 
 
-def _cells(row: Sequence[str], linked: bool) -> str:
+def _cells(row: Sequence[str], linked: bool) -> list[str]:
     first = f'<a href="#{escape(_anchor(row[0]))}">{escape(row[0])}</a>' if linked else escape(row[0])
-    return "".join(f"<td>{cell}</td>" for cell in (first, *map(escape, row[1:])))
+    return [first, *map(escape, row[1:])]
+
+
+def _line(tag: str, cells: Sequence[str], words: Sequence[int]) -> str:
+    """Write cells side by side, words to the left and numbers to the right."""
+    marks = (' class="word"' if k in words else "" for k in range(len(cells)))
+    return "".join(f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in zip(marks, cells, strict=True))
 
 
 def _kind(row: Sequence[str]) -> str:
@@ -100,13 +116,15 @@ def _figure(drawing: Drawing) -> str:
     image = f"data:image/svg+xml;base64,{base64.b64encode(drawing.svg()).decode()}"
     numbers = f"data:text/csv;base64,{base64.b64encode(drawing.csv().encode()).decode()}"
     return (
-        f'<figure id="{drawing.name}"><h3>{escape(drawing.title)}</h3><img alt="{escape(drawing.title)}" src="{image}">'
-        f'<figcaption><a download="{drawing.name}.csv" href="{numbers}">{drawing.name}.csv</a></figcaption></figure>\n'
+        f'<figure id="{drawing.name}"><h3>{escape(drawing.title)}</h3>'
+        f'<div class="wide"><img alt="{escape(drawing.title)}" src="{image}"></div>'
+        f"<figcaption>{escape(drawing.caption)} Numbers: "
+        f'<a download="{drawing.name}.csv" href="{numbers}">{drawing.name}.csv</a></figcaption></figure>\n'
     )
 
 
 def _repeat(study: Study, folders: Sequence[str]) -> str:
-    words = " ".join(f"--records {folder}" for folder in folders)
+    words = shlex.join(word for folder in folders for word in ("--records", folder))
     problems = "".join(f'<p class="missing">{escape(text)}</p>\n' for text in study.problems)
     return (
         f"<pre>adapterbank report {escape(words)} --out report.html\n"
@@ -121,15 +139,17 @@ def _runs(study: Study) -> str:
         _details(row.path.stem, f"{row.task}, {row.label}, seed {row.seed}", row.record, command(row.record["config"]))
         for row in study.rows
     ]
-    found += [_details(one["package"], "ablation", one) for one in study.ablations]
-    return _table(tables.runs(study), linked=True) + "<h3>Records</h3>\n" + "".join(found)
+    found += [_details(f"{one['package']}-{k}", "ablation", one) for k, one in enumerate(study.ablations, 1)]
+    return _table(tables.runs(study), linked=True) + "<h4>Records</h4>\n" + "".join(found)
 
 
 def _details(name: str, what: str, value: Mapping[str, Any], again: str = "") -> str:
     how = f"<p><code>{escape(again)}</code></p>" if again else ""
+    # The anchor is inside, so that a browser that goes there opens what is around it.
     return (
-        f'<details id="{escape(_anchor(name))}"><summary>{escape(name)}: {escape(what)}</summary>{how}'
-        f"<pre>{escape(json.dumps(value, indent=1, ensure_ascii=False))}</pre></details>\n"
+        f"<details><summary>{escape(name)}: {escape(what)}</summary>"
+        f'<div id="{escape(_anchor(name))}">{how}'
+        f"<pre>{escape(json.dumps(value, indent=1, ensure_ascii=False))}</pre></div></details>\n"
     )
 
 

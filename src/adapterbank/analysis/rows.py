@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -18,8 +19,9 @@ from adapterbank.errors import AdapterbankError, InputError
 _OPTION = {"adapter": "size", "top": "top", "lora": "rank"}
 """The option that decides how much a method trains."""
 _VARIANTS = ("layers", "sites", "activation", "sigma", "train_norms", "placement", "combine", "inner_norm", "depth")
-_OUTSIDE = ("seed", "data", "device", "precision", "data_root")
-"""What two runs of one setting may differ in: the seed, the machine, and rows that the seed has drawn."""
+_OUTSIDE = ("seed", "data", "device", "precision", "data_root", "backbone")
+"""What two runs of one setting may differ in: the seed, the machine, rows that the seed has drawn; and the name of the
+encoder, whose sha256 they share."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,14 @@ class Study:
         names = [row.backbone for row in self.rows] + [found["backbone"]["name"] for found in self.ablations]
         return sorted(dict.fromkeys(names), key=lambda name: (-names.count(name), name))
 
+    def suffix(self, backbone: str) -> str:
+        """Give what an encoder's files are known by: its last name, counted where shared; nothing of a single one."""
+        names = {name: re.sub(r"[^A-Za-z0-9.]+", "-", Path(name).name) for name in self.backbones}
+        if len(names) < 2:
+            return ""
+        mine, alike = names[backbone], [name for name in names if names[name] == names[backbone]]
+        return f"-{mine}" if alike[0] == backbone else f"-{mine}-{alike.index(backbone) + 1}"
+
     def of(self, backbone: str) -> Study:
         """Give the part of one encoder."""
         rows = tuple(row for row in self.rows if row.backbone == backbone)
@@ -102,29 +112,76 @@ def load(folders: Iterable[str | Path]) -> Study:
     rows: list[Row] = []
     ablations: list[dict[str, Any]] = []
     problems: list[str] = []
-    for folder in map(Path, folders):
-        if not folder.is_dir():
-            raise InputError(f"There is no folder of records {folder}; give the folder 'records' of a bank.")
-        for path in sorted(
-            folder.rglob("*.json"), key=lambda path: (path.parent, path.name.split(".")[0], len(path.name))
-        ):
-            if path.name.startswith("."):
-                continue  # still being written
+    failures: list[tuple[Path, dict[str, Any]]] = []
+    known: set[str] = set()  # the same record in two folders is one run
+    for folder in map(_place, folders):
+        for path in _files(folder):
             try:
                 if path.parent.name == "ablations":
                     ablations.append(_ablation(path))
-                else:
-                    rows.append(read_row(path, records.read(path)))
-            except (AdapterbankError, KeyError, TypeError, ValueError) as error:
-                problems.append(f"{path} is left out: {_told(error)}")
+                    continue
+                record = records.read(path)
+                mark = storage.sha256_json(record)
+                if "failure" in record:
+                    failures.append((path, record))
+                elif mark not in known:
+                    rows.append(read_row(path, record))
+                    known.add(mark)
+            except (AdapterbankError, AttributeError, KeyError, TypeError, ValueError) as error:
+                problems.append(f"{path} is left out: {_told(error, path)}")
+    ended = {_run(row.record) for row in rows}  # a run that failed and then went well is no problem
+    problems += [f"{path} is left out: the run failed: {r['failure']}" for path, r in failures if _run(r) not in ended]
+    called = _names([*(_encoder(row.record["config"]) for row in rows), *(_encoder(one) for one in ablations)])
+    rows = [replace(row, backbone=called[_encoder(row.record["config"])]) for row in rows]
+    ablations = [{**one, "backbone": {**one["backbone"], "name": called[_encoder(one)]}} for one in ablations]
     return Study(tuple(rows), tuple(ablations), tuple(problems))
+
+
+def _encoder(known: Mapping[str, Any]) -> tuple[str, str]:
+    """Give an encoder's name and its sha256, from a run's config or an ablation."""
+    held = known["backbone"]
+    return (
+        (held["name"], held.get("sha256", "")) if isinstance(held, dict) else (held, known.get("backbone_sha256", ""))
+    )
+
+
+def _names(encoders: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Call each encoder by the name that most runs give it; of two with one name each has its sha256 beside it."""
+    found: dict[tuple[str, str], str] = {}
+    for name, sha256 in dict.fromkeys(encoders):
+        same = [other for other, mark in encoders if mark == sha256] if sha256 else [name]
+        found[name, sha256] = min(same, key=lambda one: (-same.count(one), one))
+    marks: dict[str, set[str]] = {}
+    for (_, sha256), called in found.items():
+        marks.setdefault(called, set()).add(sha256)
+    return {key: called if len(marks[called]) == 1 else f"{called} ({key[1][:8]})" for key, called in found.items()}
+
+
+def _files(folder: Path) -> list[Path]:
+    """List the JSON files of records and ablations: none that is being written, none of an unfinished run."""
+    found = [path for path in folder.rglob("*.json") if "runs" not in path.relative_to(folder).parts[:-1]]
+    kept = [path for path in found if not path.name.startswith(".")]
+    return sorted(kept, key=lambda path: (path.parent, path.name.split(".")[0], len(path.name)))
+
+
+def _place(folder: str | Path) -> Path:
+    """Give a folder of records: a bank's own where the bank is named."""
+    path = Path(folder)
+    if not path.is_dir():
+        raise InputError(f"There is no folder of records {folder}; give the folder 'records' of a bank.")
+    return path / "records" if (path / "bank.json").is_file() else path
+
+
+def _run(record: dict[str, Any]) -> str:
+    """Give what a run was asked for, whatever its data turned out to be."""
+    return json.dumps({k: v for k, v in record["config"].items() if k != "data"}, sort_keys=True)
 
 
 def read_row(path: Path, record: dict[str, Any]) -> Row:
     """Make a row of a record."""
     config = record["config"]
     if not record.get("metrics"):
-        raise ValueError(f"the run gave no scores{': ' + str(record['error']) if 'error' in record else ''}")
+        raise ValueError("the run gave no scores")
     metric, method = record["task"]["metric"], config["method"]
     scores = {split: _score(found, metric) for split, found in record["metrics"].items()}
     params, option = record.get("params") or {}, config.get(_OPTION.get(method, ""))
@@ -203,5 +260,6 @@ def _ablation(path: Path) -> dict[str, Any]:
     return found
 
 
-def _told(error: Exception) -> str:
-    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
+def _told(error: Exception, path: Path) -> str:
+    said = str(error).replace(f"The record {path}", "it").replace(str(path), "it")
+    return f"it has no {error}" if isinstance(error, KeyError) else said

@@ -5,7 +5,7 @@ Scores are in points (hundredths). Where several settings share a place in a fig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from adapterbank.analysis.rows import Row, Study, best, by_task, mean
 from adapterbank.config import Config
+from adapterbank.methods import METHODS
 
 Column = str | int | float | None
 Data = list[dict[str, Column]]
@@ -21,10 +22,15 @@ Data = list[dict[str, Column]]
 SHARED_TASKS = 20
 """How many tasks the figure of total parameters goes up to."""
 _FRACTIONS = (20, 50, 80)
+SUITES = ("all", "further", "GLUE")
+"""All tasks, and the two halves of Fig. 3: GLUE, and every other."""
 
 
-def tradeoff(study: Study) -> Data:
-    """Fig. 1 and 3: trained parameters against the score minus full fine-tuning's, percentiles across tasks."""
+def tradeoff(study: Study, suites: Sequence[str] = SUITES) -> Data:
+    """Fig. 1 and 3: trained parameters against the score minus full fine-tuning's, percentiles across tasks.
+
+    Fig. 1 has the suite `all`, Fig. 3 the two others.
+    """
     tasks = by_task(row for row in study.rows if row.plain)
     gaps: dict[tuple[str, str, int | None], list[tuple[int, float]]] = {}
     for rows in tasks.values():
@@ -38,7 +44,7 @@ def tradeoff(study: Study) -> Data:
             if not chosen:
                 continue
             point = chosen[0].trained, _shown(chosen) - whole
-            for name in ("all", suite):
+            for name in {"all", suite}.intersection(suites):
                 gaps.setdefault((name, method, option), []).append(point)
     found: Data = []
     for (suite, method, option), points in sorted(gaps.items(), key=lambda item: str(item[0])):
@@ -90,25 +96,41 @@ def ablations(study: Study) -> Data:
 
 
 def totals(study: Study) -> Data:
-    """Give the parameters of all tasks together, in encoders, against their number; full copies share nothing.
+    """Give the parameters of all tasks together, in encoders, against their number.
 
-    Each method stands with the option that is best on dev for each task, adapters also with size 64.
+    Full copies share nothing, and a method without an encoder needs none; all others add to one encoder. Each method
+    stands with the option that is best on dev for each task, adapters also with size 64 where there are other sizes.
     """
     per_task: dict[tuple[str, str], list[float]] = {}
-    for rows in by_task(row for row in study.rows if row.plain and row.encoder and row.trained).values():
+    counted = [row for row in study.rows if row.plain and row.encoder and row.trained]
+    options: dict[str, set[int]] = {}
+    for row in counted:
+        options.setdefault(row.method, set()).update(() if row.option is None else (row.option,))
+    for rows in by_task(counted).values():
         forms: dict[tuple[str, str], list[Row]] = {}
         for row in rows:
-            forms.setdefault((row.method, "" if row.option is None else "best"), []).append(row)
-            if (row.method, row.option) == ("adapter", 64):
+            forms.setdefault((row.method, _best_of(row.method, options)), []).append(row)
+            if (row.method, row.option) == ("adapter", 64) and len(options["adapter"]) > 1:
                 forms.setdefault(("adapter", "64"), []).append(row)
         for form, mine in forms.items():
             if chosen := best(mine):
                 per_task.setdefault(form, []).append(chosen[0].trained / chosen[0].encoder)
     return [
-        {"method": method, "form": form, "tasks": count, "encoders": (method != "full") + count * fmean(shares)}
+        {"method": method, "form": form, "tasks": count, "encoders": _shared(method) + count * fmean(shares)}
         for (method, form), shares in sorted(per_task.items())
         for count in range(1, SHARED_TASKS + 1)
     ]
+
+
+def _best_of(method: str, options: Mapping[str, set[int]]) -> str:
+    """Name the form of a method: its only option, `best` of several, nothing where it has none."""
+    found = options[method]
+    return "best" if len(found) > 1 else "".join(map(str, found))
+
+
+def _shared(method: str) -> int:
+    """Count the encoders that tasks of a method share."""
+    return int(method != "full" and (method not in METHODS or METHODS[method].slot))
 
 
 def _curves(rows: Sequence[Row], name: str, place: Callable[[Row], float | None]) -> Data:

@@ -29,6 +29,7 @@ _METHODS = {
 }
 """Line of table 1 -> method, and the option if it is fixed."""
 _DASH = "–"
+_CHOSEN = "Ours: mean ± s.e.m. over seeds of the setting that is best on dev, among those with the most seeds."
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    """Columns beside the first that hold words."""
 
     def csv(self) -> str:
         """Give the table as CSV."""
@@ -82,8 +85,8 @@ def glue(study: Study) -> Table:
         tuple(lines),
         (
             "CoLA: Matthews correlation; MRPC, QQP: F1; STS-B: Spearman; others: accuracy; all times 100.",
-            "Ours: mean ± s.e.m. over seeds of the setting that is best on dev; the mean is over the columns that are "
-            "filled. The paper: BERT-large, GLUE's server, and its mean is the server's own total.",
+            f"{_CHOSEN} The mean is over the columns that are filled. "
+            "The paper: BERT-large, GLUE's server, and its mean is the server's own total.",
             *_seen(study),
             *_missing({title for title, (task, _, _) in paper.GLUE_COLUMNS.items() if task not in tasks}),
         ),
@@ -115,7 +118,7 @@ def further(study: Study) -> Table:
         ("task", *columns),
         tuple(lines),
         (
-            "Ours: mean ± s.e.m. over seeds of the setting that is best on dev. The paper: BERT-base.",
+            f"{_CHOSEN} The paper: BERT-base.",
             "The last line is over the tasks that have a score of ours in that column.",
             *_missing({task for task in paper.FURTHER if task not in tasks}),
         ),
@@ -142,7 +145,12 @@ def runs(study: Study) -> Table:
         for row in sorted(study.rows, key=lambda row: (row.backbone, row.task, row.method, row.option or 0, row.seed))
     ]
     return Table(
-        "runs", "All runs", columns, tuple(lines), ("* a variant: other layers, sites, initialisation, pruned.",)
+        "runs",
+        "All runs",
+        columns,
+        tuple(lines),
+        ("* a variant: other layers, sites, initialisation, pruned.",),
+        ("backbone", "task", "method", "metric"),
     )
 
 
@@ -156,7 +164,8 @@ def smaller(study: Study) -> Table:
             told = f"without layers {', '.join(map(str, pruned['removed']))}: {pruned['metric']} "
             told += f"{100 * pruned['before']:.2f} before, {100 * pruned['after']:.2f} after"
             lines.append((row.record["package"], "pruned", told))
-    return Table("smaller", "Automatic size and pruning", ("package", "how", "what came of it"), tuple(lines))
+    columns = ("package", "how", "what came of it")
+    return Table("smaller", "Automatic size and pruning", columns, tuple(lines), words=columns)
 
 
 def _plain(study: Study) -> Iterable[Row]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from adapterbank.cli.console import AsJson, print_json, say
+
+if TYPE_CHECKING:
+    from adapterbank.analysis.rows import Study
 
 HELP = """Draw the paper's figures and tables from the records of your own runs: SVG, PNG and the numbers as CSV.
 
@@ -32,16 +36,12 @@ def command(
     from adapterbank.analysis.rows import load
 
     study = load(records)
-    for problem in study.problems:
-        say(f"note: {problem}")
     drawings = figures.draw_all(study)
     storage.make_folder(Path(out))
     written = [path for drawing in drawings for path in drawing.write(Path(out))]
-    several = len(study.backbones) > 1
     for backbone in study.backbones:
         for table in tables.with_ours(study.of(backbone)):
-            suffix = f"-{Path(backbone).name}" if several else ""
-            written.append(Path(out, f"{table.name}{suffix}.csv"))
+            written.append(Path(out, f"{table.name}{study.suffix(backbone)}.csv"))
             storage.atomic_write(written[-1], table.csv().encode())
     missing = {drawing.name: drawing.missing for drawing in drawings if drawing.missing}
     if json:
@@ -49,5 +49,15 @@ def command(
         return
     for path in written:
         typer.echo(str(path))
+    tell(study, records, missing)
+
+
+def tell(study: Study, folders: Sequence[str], missing: Mapping[str, str]) -> None:
+    """Say what could not be used and what is not drawn, and why; of nothing at all say that alone."""
+    for problem in study.problems:
+        say(f"note: {problem}")
+    if not study.rows and not study.ablations:
+        say(f"note: There are no runs in {', '.join(folders)}; make some with adapterbank train or adapterbank sweep.")
+        return
     for name, why in missing.items():
         say(f"note: {name} is not drawn: {why}.")

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from adapterbank.cli.console import AsJson, counted, print_json, say
-from adapterbank.cli.figures import Records
+from adapterbank.cli.console import AsJson, counted, print_json
+from adapterbank.cli.figures import Records, tell
+from adapterbank.errors import InputError
 
 HELP = """Write one self-contained HTML page of your runs: tables beside the paper's, figures, every record.
 
@@ -29,18 +30,17 @@ def command(
     from adapterbank.analysis import figures, report
     from adapterbank.analysis.rows import load
 
+    if Path(out).is_dir():
+        raise InputError(f"{out} is a folder, and the page is a file; name one such as {Path(out, 'report.html')}.")
     study = load(records)
     drawings = figures.draw_all(study)
     page = report.page(study, drawings, records)
     storage.make_folder(Path(out).resolve().parent)
     storage.atomic_write(Path(out), page.encode())
-    for problem in study.problems:
-        say(f"note: {problem}")
     missing = {drawing.name: drawing.missing for drawing in drawings if drawing.missing}
     if json:
         print_json({"page": out, "runs": len(study.rows), "missing": missing, "problems": list(study.problems)})
         return
     drawn = len(drawings) - len(missing)
     typer.echo(f"{out}: {counted(len(study.rows), 'run')}, {counted(drawn, 'figure')}, {len(page) / 1e6:.1f} MB")
-    for name, why in missing.items():
-        say(f"note: {name} is not drawn: {why}.")
+    tell(study, records, missing)

@@ -103,12 +103,8 @@ def _again() -> str:
 
 def _list(study: grid.Study, where: str, json: bool) -> None:
     """List the runs, by what their records say of their options."""
-    marks: dict[Config, str] = {}
-    wanted = set(study.runs)
-    for record in open_ledger(where).all().values():
-        run = grid.options(record)
-        if run in wanted:
-            marks[run] = "failed" if "failure" in record else "done"
+    known = grid.latest(open_ledger(where).all().values())
+    marks = {run: "failed" if "failure" in record else "done" for run, record in known.items()}
     differs = grid.differing(study.runs)
     rows = [(marks.get(run, "to run"), grid.describe(run, differs), run) for run in study.runs]
     if json:

@@ -47,8 +47,8 @@ def _run(
 ) -> None:
     chosen = {name: value for name, value in given.items() if value is not None}
     points = _points(tolerance)
-    if auto := chosen.get("size") == "auto":
-        del chosen["size"]
+    if auto := _asked_size(config, chosen) == "auto":
+        chosen["size"] = Config.size  # any will do: `run_auto` finds its own
     elif tolerance is not None and not prune:
         raise ConfigError([f"tolerance is {tolerance}, but neither --size auto nor --prune is given; leave it out."])
     base = {"backbone": Bank.open(bank).backbone["name"]} if Path(bank, "bank.json").exists() else {}
@@ -92,6 +92,14 @@ def _run(
         print_json(result.record)
     else:
         _summary(result.record)
+
+
+def _asked_size(config: str | None, chosen: dict[str, Any]) -> Any:
+    """Give the size that the shell asks for, or the file of options."""
+    if "size" in chosen or config is None or not Path(config).exists():
+        return chosen.get("size")
+    values = configs.read_yaml(config)
+    return values.get("size") if isinstance(values, dict) else None
 
 
 def _points(tolerance: str | None) -> float:
