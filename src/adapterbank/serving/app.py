@@ -72,7 +72,7 @@ def create_app(
     if jobs is not None:
         from adapterbank.serving.routes_train import train_router
 
-        app.include_router(train_router(jobs))
+        app.include_router(train_router(jobs, each=limits.runs))
     if page and importlib.util.find_spec("adapterbank.serving.routes_page"):
         from adapterbank.serving.routes_page import page_router
 

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from adapterbank.config import Config
 from adapterbank.errors import InputError, StorageError
 from adapterbank.methods import METHODS, PROJECTIONS, SITES
-from adapterbank.serving.jobs import Jobs, QueueFull
+from adapterbank.serving.jobs import Jobs, KeyFull, QueueFull
 from adapterbank.serving.orders import OPTIONS, check
 from adapterbank.serving.routes_predict import ClientGone, reply
 from adapterbank.serving.runs import Run, UnknownRun
@@ -111,10 +111,10 @@ class Room:
                     yield part
 
 
-def train_router(jobs: Jobs, *, heartbeat: float = HEARTBEAT) -> APIRouter:
-    """Make the routes that train."""
+def train_router(jobs: Jobs, *, each: int | None = None, heartbeat: float = HEARTBEAT) -> APIRouter:
+    """Make the routes that train; `each` is how many runs of a key may wait, unless it is an admin's."""
     router = APIRouter(tags=["train"])
-    codes = ("too_large", "too_slow", "unsupported", "overloaded")
+    codes = ("too_large", "too_slow", "unsupported", "overloaded", "too_many_runs")
     sending, following = Room(SENDING, "data files are sent"), Room(FOLLOWING, "runs are followed")
     queued = {**answers(RunAnswer, *codes), 202: {"model": RunAnswer}}
     del queued[200]
@@ -126,8 +126,9 @@ def train_router(jobs: Jobs, *, heartbeat: float = HEARTBEAT) -> APIRouter:
         format = options.pop("format", "") or _format(request.headers.get("content-type", ""))
         visit = request.state.visit
         sending.check()
+        bound = None if visit.may("admin", None) else each
         with sending:
-            run = await _take(jobs, request, task, options, format, visit.key.name if visit.key else None)
+            run = await _take(jobs, request, task, options, format, (visit.key.name if visit.key else None, bound))
         return reply(run.to_json(), 202)
 
     @router.get("/v1/runs", responses=answers(RunsAnswer))
@@ -160,9 +161,11 @@ def train_router(jobs: Jobs, *, heartbeat: float = HEARTBEAT) -> APIRouter:
         await _known(jobs, id, request)
         following.check()
         visit, state = request.state.visit, request.app.state
-        told = following.around(
-            follow(lambda: asked(jobs.get, id), heartbeat, lambda: bool(state.draining) or not visit.holds())
-        )
+
+        def leaving() -> bool:
+            return bool(state.draining) or not visit.holds()
+
+        told = following.around(follow(lambda after: asked(jobs.get, id, after), heartbeat, leaving))
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(told, media_type="text/event-stream", headers=headers)
 
@@ -189,6 +192,8 @@ async def asked(work: Callable[..., Found], *given: Any) -> Found:
         raise Refusal("too_large", str(error)) from error
     except UnknownRun as error:
         raise Refusal("unknown_run", str(error)) from error
+    except KeyFull as error:
+        raise Refusal("too_many_runs", str(error), retry_after=60) from error
     except QueueFull as error:
         raise Refusal("overloaded", str(error), retry_after=30) from error
     except InputError as error:
@@ -199,12 +204,19 @@ async def asked(work: Callable[..., Found], *given: Any) -> Found:
         ) from error
 
 
-async def follow(look: Callable[[], Any], heartbeat: float, leaving: Callable[[], bool]) -> AsyncGenerator[str, None]:
-    """Tell what has become of a run, then what becomes of it, as server-sent events, until it ends or we leave."""
+async def follow(
+    look: Callable[[int], Any], heartbeat: float, leaving: Callable[[], bool]
+) -> AsyncGenerator[str, None]:
+    """Tell what has become of a run, then what becomes of it, as server-sent events, until it ends or we leave.
+
+    `look` gives the run with its epochs after a number.
+    """
     seen, state, epochs, last = -1, "", 0, time.monotonic()
     while True:
-        run: Run = await look()
+        run: Run = await look(epochs)
         if run.changes != seen:
+            if run.state != state and epochs:
+                run = await look(0)  # with its state all of it is told
             rows = [row for row in run.history if row["epoch"] > epochs]
             epochs = max([epochs, *(row["epoch"] for row in rows)])
             for row in rows:
@@ -242,16 +254,19 @@ async def _known(jobs: Jobs, id: str, request: Request) -> Run:
 
 
 async def _take(
-    jobs: Jobs, request: Request, task: str, options: Mapping[str, str], format: str, by: str | None
+    jobs: Jobs, request: Request, task: str, options: Mapping[str, str], format: str, by: tuple[str | None, int | None]
 ) -> Run:
-    """Stream the body to disk and queue a run on it; one that breaks off leaves nothing."""
+    """Stream the body to disk and queue a run on it; one that breaks off leaves nothing.
+
+    `by` is who asks, and how many runs of theirs may wait.
+    """
     await asked(check, task, options, format)
     said = request.headers.get("content-length", "")
     size = int(said) if said.isdecimal() else jobs.largest
     await asked(check_size, size, jobs.largest)
     if await asked(lambda: shutil.disk_usage(jobs.bank).free) < size + SPARED:
         raise Refusal("overloaded", "The server's disk is nearly full; try again when runs have ended.", retry_after=60)
-    upload = await asked(jobs.upload, format)
+    upload = await asked(jobs.upload, format, *by)
     with upload:
         try:
             async for part in steadily(request.stream()):
@@ -259,7 +274,7 @@ async def _take(
                     await asked(upload.write, part)
         except ClientDisconnect as error:
             raise ClientGone from error
-        return await asked(jobs.submit, task, options, upload, by)
+        return await asked(jobs.submit, task, options, upload, *by)
 
 
 async def steadily(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -24,6 +24,7 @@ CODES = {
     "conflict": 409,
     "overloaded": 429,
     "rate_limited": 429,
+    "too_many_runs": 429,
     "internal": 500,
     "damaged": 503,
     "not_ready": 503,
@@ -58,13 +59,13 @@ class Limits:
     """What a request may ask for."""
 
     body: int = 4 << 20
-    """Bytes of a request's body; uploads have `upload`."""
+    """Bytes of a request's body; data files have a limit of their own."""
     texts: int = 256
     """Texts, or rows, of one request."""
     characters: int = 100_000
     """Characters of one text."""
-    upload: int = 256 << 20
-    """Bytes of a data file."""
+    runs: int = 10
+    """Training runs of one key that may wait; an admin's are not counted."""
     best: int = 100
     """Best answers of a span task."""
 
