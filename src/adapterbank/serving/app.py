@@ -38,13 +38,15 @@ def create_app(
     limits: Limits = DEFAULT_LIMITS,
     page: bool = True,
     local: bool = False,
+    replica: str = "",
 ) -> FastAPI:
     """Make the app; with `jobs` it trains, with `keys` it asks for them, with `page` it shows one at /.
 
     With `local`, and no keys, it answers to the names of this machine alone: a page of elsewhere whose name leads here
-    learns nothing. `app.state.draining` set to true lets it refuse what is new while it answers the rest.
+    learns nothing. `replica` is its name where several answer at one address. `app.state.draining` set to true lets it
+    refuse what is new while it answers the rest.
     """
-    metrics = Metrics(service.numbers)
+    metrics = Metrics(service.numbers, replica)
     service.on_batch(metrics.batch)
 
     @asynccontextmanager
