@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -121,19 +122,23 @@ def test_what_is_in_use_already_needs_no_room_of_its_own(filled, each, threads):
 
 def test_who_came_first_is_not_passed_by_those_who_want_less(filled, each, threads):
     _, slots, known = loaded(filled, 3 * each)
-    order, go = [], threading.Event()
+    order = []
 
     def use(wanted, name):
         with slots.using(wanted):
             order.append(name)
 
+    def queued(count):
+        end = time.monotonic() + PATIENCE
+        while len(slots._line) < count:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+
     with slots.using(known[:1]):
         first = threads.submit(use, known[1:4], "large")
-        while len(slots._line) < 1:
-            go.wait(0.001)
+        queued(1)
         second = threads.submit(use, known[4:5], "small")
-        while len(slots._line) < 2:
-            go.wait(0.001)
+        queued(2)
         assert order == []
     first.result(PATIENCE)
     second.result(PATIENCE)

@@ -101,7 +101,7 @@ def _tasks(app: FastAPI, service: Service) -> None:
         """Tell all that is known of a task."""
         return reply(await service.task(task))
 
-    @app.delete("/v1/tasks/{task}", tags=["tasks"], responses=answers(Removed, *known))
+    @app.delete("/v1/tasks/{task}", tags=["tasks"], responses=answers(Removed, *known, "conflict"))
     async def remove(task: str) -> Response:
         """Remove a task, or one version of it, from the bank."""
         await service.remove(task)

@@ -15,7 +15,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -125,9 +125,9 @@ class Jobs:
         """Give a run, with its epochs after a number."""
         return self.runs.get(id, after)
 
-    def list(self, limit: int = 100) -> list[Run]:
-        """Give the runs, newest first."""
-        return self.runs.list(limit)
+    def list(self, limit: int = 100, may: Callable[[str], bool] = lambda task: True) -> list[Run]:
+        """Give the runs, newest first, of tasks that may be seen."""
+        return self.runs.list(limit, may=may)
 
     def cancel(self, id: str) -> Run:
         """Stop a run; one that has ended stays as it is."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import shutil
 import time
@@ -21,10 +20,12 @@ from adapterbank.errors import InputError, StorageError
 from adapterbank.methods import METHODS, PROJECTIONS, SITES
 from adapterbank.serving.jobs import Jobs, KeyFull, QueueFull
 from adapterbank.serving.orders import OPTIONS, check
+from adapterbank.serving.room import Room
 from adapterbank.serving.routes_predict import ClientGone, reply
 from adapterbank.serving.runs import Run, UnknownRun
-from adapterbank.serving.terms import Refusal
+from adapterbank.serving.terms import REQUEST, Refusal
 from adapterbank.serving.uploads import FORMATS, TooLarge, check_size
+from adapterbank.serving.watch import LOG
 from adapterbank.serving.wire import answers
 
 Found = TypeVar("Found")
@@ -47,8 +48,10 @@ _LISTS = {
 """How the OpenAPI document states options that are lists."""
 _LOOK = 0.25
 """Seconds between two looks at a run that is followed."""
+LISTED = 100
+"""So many runs are told of in a list."""
 SENDING, FOLLOWING = 8, 100
-"""So many files may be on their way in at once, so many runs be followed."""
+"""So many files may be on their way in at once, so many runs be followed; half of them by one key."""
 PATIENCE = 30.0
 """Seconds that a data file may stand still."""
 PACE = 4096
@@ -84,33 +87,6 @@ class RunsAnswer(BaseModel):
     runs: list[RunAnswer]
 
 
-class Room:
-    """So many at once of what holds a place on the server for long; the next are refused."""
-
-    def __init__(self, most: int, what: str) -> None:
-        self._most, self._what, self._inside = most, what, 0
-
-    def check(self) -> None:
-        """Refuse where there is no place."""
-        if self._inside >= self._most:
-            raise Refusal("overloaded", f"{self._inside} {self._what} already; try again soon.", retry_after=10)
-
-    def __enter__(self) -> None:
-        """Take a place."""
-        self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        """Give it back."""
-        self._inside -= 1
-
-    async def around(self, parts: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
-        """Hold a place while a stream is read; one that nobody begins to read holds none."""
-        with self:
-            async with contextlib.aclosing(parts):
-                async for part in parts:
-                    yield part
-
-
 def train_router(jobs: Jobs, *, each: int | None = None, heartbeat: float = HEARTBEAT) -> APIRouter:
     """Make the routes that train; `each` is how many runs of a key may wait, unless it is an admin's."""
     router = APIRouter(tags=["train"])
@@ -125,18 +101,18 @@ def train_router(jobs: Jobs, *, each: int | None = None, heartbeat: float = HEAR
         options = _options(request)
         format = options.pop("format", "") or _format(request.headers.get("content-type", ""))
         visit = request.state.visit
-        sending.check()
+        sending.check(visit.name)
         bound = None if visit.may("admin", None) else each
-        with sending:
-            run = await _take(jobs, request, task, options, format, (visit.key.name if visit.key else None, bound))
+        with sending.held(visit.name):
+            run = await _take(jobs, request, task, options, format, (visit.name, bound))
         return reply(run.to_json(), 202)
 
     @router.get("/v1/runs", responses=answers(RunsAnswer))
     async def runs(request: Request) -> Response:
         """List the newest runs, of the tasks that the key is for."""
-        key = request.state.visit.key
-        found = await asked(jobs.list)
-        return reply({"runs": [run.to_json() for run in found if key is None or key.allows("train", run.task)]})
+        visit = request.state.visit
+        found = await asked(jobs.list, LISTED, lambda task: visit.may("train", task))
+        return reply({"runs": [run.to_json() for run in found]})
 
     @router.get("/v1/runs/{id}", responses=answers(RunAnswer, "unknown_run"))
     async def run(id: str, request: Request) -> Response:
@@ -159,13 +135,13 @@ def train_router(jobs: Jobs, *, each: int | None = None, heartbeat: float = HEAR
     async def events(id: str, request: Request) -> Response:
         """Follow a run: its finished epochs first, then every change, until it has ended or the key is revoked."""
         await _known(jobs, id, request)
-        following.check()
         visit, state = request.state.visit, request.app.state
+        following.check(visit.name)
 
         def leaving() -> bool:
             return bool(state.draining) or not visit.holds()
 
-        told = following.around(follow(lambda after: asked(jobs.get, id, after), heartbeat, leaving))
+        told = following.around(follow(lambda after: asked(jobs.get, id, after), heartbeat, leaving), visit.name)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(told, media_type="text/event-stream", headers=headers)
 
@@ -199,6 +175,7 @@ async def asked(work: Callable[..., Found], *given: Any) -> Found:
     except InputError as error:
         raise Refusal("bad_request", " ".join(str(error).split())) from error
     except StorageError as error:
+        LOG.error("hindered", exc_info=error, extra={"fields": {"request_id": REQUEST.get()}})
         raise Refusal(
             "not_ready", "The server cannot write to its disk now; its log says more.", retry_after=30
         ) from error

@@ -170,11 +170,17 @@ class Runs:
             row = db.execute("SELECT cancelling FROM runs WHERE id = ?", (id,)).fetchone()
         return bool(row and row[0])
 
-    def list(self, limit: int = 100, state: str | None = None) -> list[Run]:
-        """Give runs, newest first."""
-        where, values = ("WHERE state = ?", (state, limit)) if state else ("", (limit,))
+    def list(
+        self, limit: int = 100, state: str | None = None, may: Callable[[str], bool] = lambda task: True
+    ) -> list[Run]:
+        """Give runs, newest first, of tasks that may be seen."""
+        where, values = ("state = ?", [state]) if state else ("1", [])
         with self._open("DEFERRED") as db:
-            rows = db.execute(f"SELECT {_COLUMNS} FROM runs {where} ORDER BY number DESC LIMIT ?", values).fetchall()
+            tasks = [task for (task,) in db.execute("SELECT DISTINCT task FROM runs") if may(task)]
+            where += f" AND task IN ({', '.join('?' * len(tasks))})"
+            rows = db.execute(
+                f"SELECT {_COLUMNS} FROM runs WHERE {where} ORDER BY number DESC LIMIT ?", (*values, *tasks, limit)
+            ).fetchall()
             return [_run(db, row) for row in rows]
 
     def begin(self) -> Run | None:

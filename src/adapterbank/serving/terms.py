@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,6 +33,8 @@ CODES = {
 """Every code an answer may carry, with its status. A code never changes its meaning."""
 
 
+REQUEST: ContextVar[str] = ContextVar("request", default="")
+"""The id of the request that is being answered, for the log."""
 FAILED = "The request failed on the server; its log says more."
 """What is told of a failure that nobody foresaw."""
 
