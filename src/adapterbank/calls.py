@@ -279,7 +279,8 @@ class Waiting:
 
     def missed(self, error: ServiceError) -> None:
         """Take that the server did not answer; what will not pass, or goes on for too long, is raised."""
-        if error.status not in (0, *_BUSY) or self._clock() - self._last > _OUTAGE:
+        passes = error.status in (0, *_BUSY) or (error.status in _BETWEEN and not error.code)
+        if not passes or self._clock() - self._last > _OUTAGE:
             raise error
 
 

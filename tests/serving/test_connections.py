@@ -13,9 +13,11 @@ from adapterbank.serving.app import create_app
 from serving.dummy import Dummy
 
 
-async def talk(http, parts):
+async def talk(http, parts, service=None):
     """Send the parts of a request to a server with this parser; gives what comes back until the connection ends."""
-    config = uvicorn.Config(create_app(Dummy(), page=False), port=0, http=http, log_config=None, lifespan="off")
+    config = uvicorn.Config(
+        create_app(service or Dummy(), page=False), port=0, http=http, log_config=None, lifespan="off"
+    )
     config.load()
     config.http_protocol_class = connections.bounded(config.http_protocol_class)
     server = uvicorn.Server(config)
@@ -63,3 +65,24 @@ def test_a_large_body_after_a_small_head_is_read_whole(http):
     first, last = head % b"keep-alive", head % b"close"
     found = asyncio.run(talk(http, [first + body, first + body[:70_000], body[70_000:], last + body]))
     assert found.count(b"90000.0") == 3
+
+
+def test_a_second_head_that_does_not_come_on_is_given_up_too(http, monkeypatch):
+    monkeypatch.setattr(connections, "PATIENCE", 0.3)
+    first = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    found = asyncio.run(talk(http, [first, b"GET /hea"]))
+    assert found.count(b" 200 ") == 1
+
+
+class Slow(Dummy):
+    async def predict(self, asks):
+        await asyncio.sleep(0.4)
+        return await super().predict(asks)
+
+
+def test_an_answer_that_takes_longer_than_a_head_may_is_waited_for(http, monkeypatch):
+    monkeypatch.setattr(connections, "PATIENCE", 0.1)
+    head = b"POST /v1/tasks/length/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Connection: close\r\nContent-Length: 15\r\n\r\n"
+    found = asyncio.run(talk(http, [head + b'{"text": "abc"}'], Slow()))
+    assert b"3.0" in found

@@ -6,6 +6,7 @@ import asyncio
 import io
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,11 +39,12 @@ def test_an_unforeseen_failure_is_logged_without_its_message():
         try:
             raise ValueError("cannot read 'a secret'")
         except ValueError as error:
-            told = refusal(error, None, Path("bank"))  # whose errand it was does not matter
+            told = refusal(error, SimpleNamespace(request="r-17"), Path("bank"))
     finally:
         logger.removeHandler(handler)
     assert (told.code, "secret" in str(told)) == ("internal", False)
     assert "ValueError" in stream.getvalue()
+    assert '"request_id": "r-17"' in stream.getvalue()
     assert "secret" not in stream.getvalue()
 
 

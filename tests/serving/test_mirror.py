@@ -319,7 +319,7 @@ def test_a_service_follows_a_mirror_and_does_not_change_it(small):
         small.put("second", 1)
         await until(lambda: service.shelf.count == 2)
         for act in (service.remove, service.rollback):
-            with pytest.raises(Refusal, match=r"reads the bank from local://.* change it there") as refused:
+            with pytest.raises(Refusal, match=r"reads the bank from a URL .* change it there") as refused:
                 await act("first")
             assert refused.value.code == "conflict"
         assert await service.predict([Ask("first", ["the cat"])]) == wanted

@@ -313,8 +313,8 @@ def test_events_replay_the_epochs_then_follow_every_change_and_end_with_the_run(
     row = {"epoch": 1, "loss": 0.5, "score": 0.75, "seconds": 1.5}
     runs.update(id, progress=now, history=[row])
 
-    async def look():
-        return runs.get(id)
+    async def look(after):
+        return runs.get(id, after)
 
     async def run():
         stream = follow(look, 0.1, lambda: False)
@@ -345,9 +345,9 @@ def test_a_stream_ends_when_its_reader_leaves_or_the_server_stops(tmp_path):
     id = runs.add("t", {}, {}, None).id
     looks, stopping = [], []
 
-    async def look():
+    async def look(after):
         looks.append(1)
-        return runs.get(id)
+        return runs.get(id, after)
 
     async def run():
         stream = follow(look, 60, lambda: bool(stopping))

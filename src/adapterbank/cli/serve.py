@@ -10,15 +10,13 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from adapterbank import config
 from adapterbank.bank import Bank
+from adapterbank.cli import serve_options as options
 from adapterbank.cli.console import AsJson, BackboneName, Device, Precision, print_json, say
 from adapterbank.errors import ConfigError, InputError, StorageError
 from adapterbank.serving.mirror import REFRESH, Mirror, is_url
@@ -47,39 +45,26 @@ _PATIENCE = 30
 
 
 def command(
-    bank: Annotated[str, typer.Option("--bank", help="The bank's folder, or a URL of one.", show_default=False)],
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", help="Port to listen on; 0 for any free one.", min=0, max=65535)
-    ] = 8000,
-    keys: Annotated[
-        str | None, typer.Option("--keys", help="File of API keys (default: the bank's, where it has some).")
-    ] = None,
-    budget: Annotated[
-        int | None, typer.Option("--budget", help="Megabytes that tasks may take in memory (default: any).", min=1)
-    ] = None,
-    queue: Annotated[
-        int | None, typer.Option("--queue", help="Tokens that may wait (default: 65,536; 262,144 on a GPU).", min=1)
-    ] = None,
-    max_texts: Annotated[int, typer.Option("--max-texts", help="Texts of one request.", min=1)] = 256,
-    max_characters: Annotated[int, typer.Option("--max-characters", help="Characters of one text.", min=1)] = 100_000,
-    train: Annotated[bool, typer.Option("--train/--no-train", help="Take data files and train on them.")] = True,
-    page: Annotated[bool, typer.Option("--page/--no-page", help="Show a page at /.")] = True,
+    bank: options.BankPlace,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = 8000,
+    keys: options.KeysFile = None,
+    budget: options.Budget = None,
+    queue: options.Queue = None,
+    max_texts: options.MaxTexts = 256,
+    max_characters: options.MaxCharacters = 100_000,
+    max_runs: options.MaxRuns = 10,
+    train: options.Trains = True,
+    page: options.HasPage = True,
     backbone: BackboneName = None,
     device: Device = "auto",
     precision: Precision = "auto",
-    refresh: Annotated[
-        float, typer.Option("--refresh", help="Seconds between two looks at a bank behind a URL.", min=0.1)
-    ] = REFRESH,
-    engine: Annotated[str, typer.Option("--engine", help="Where it is served: local or ray.")] = "local",
-    ray_address: Annotated[
-        str | None, typer.Option("--ray-address", help="The cluster (default: as RAY_ADDRESS says, or one made here).")
-    ] = None,
-    replicas: Annotated[str, typer.Option("--replicas", help="Ray: how many, or the least and most: 1:4.")] = "1",
-    cpus_per_replica: Annotated[int, typer.Option("--cpus-per-replica", help="Ray: CPUs of a replica.", min=1)] = 1,
-    target_requests: Annotated[
-        int, typer.Option("--target-requests", help="Ray: requests a replica should have at a time.", min=1)
-    ] = 32,
+    refresh: options.Refresh = REFRESH,
+    engine: options.EngineName = "local",
+    ray_address: options.RayAddress = None,
+    replicas: options.Replicas = "1",
+    cpus_per_replica: options.CpusPerReplica = 1,
+    target_requests: options.TargetRequests = 32,
     json: AsJson = False,
 ) -> None:
     """See `HELP`."""
@@ -103,7 +88,7 @@ def command(
             keys=os.path.abspath(keys) if keys else None,
             budget=budget * 1_000_000 if budget else None,
             queue=queue,
-            limits=Limits(texts=max_texts, characters=max_characters),
+            limits=Limits(texts=max_texts, characters=max_characters, runs=max_runs),
             page=page,
             refresh=refresh,
             untrained=mirror.refusal if mirror and train else "",
@@ -113,11 +98,8 @@ def command(
             return
     if mirror:
         mirror.close()  # each replica has its own
-    from adapterbank.serving.replicas import UNTRAINED, Scale, deployed, parse_replicas
-
-    scale = Scale(*parse_replicas(replicas), cpus=cpus_per_replica, target=target_requests)
-    settings = replace(settings, untrained=settings.untrained or (UNTRAINED if train else ""))
-    _wait(lambda: deployed(settings, scale, host=host, port=taken, address=ray_address), tell)
+    size = {"cpus": cpus_per_replica, "target": target_requests}
+    _serve_on_ray(settings, train, (replicas, size), {"host": host, "port": taken, "address": ray_address}, tell)
 
 
 def _check(engine: str, device: str, precision: str) -> None:
@@ -183,6 +165,27 @@ def _serve_here(
     _run(app, door)
 
 
+def _serve_on_ray(
+    settings: Settings,
+    train: bool,
+    scale: tuple[str, dict[str, int]],
+    where: dict[str, Any],
+    tell: Callable[..., None],
+) -> None:
+    """Serve on a cluster until asked to stop; then let replicas answer what they have."""
+    from adapterbank.serving.replicas import UNTRAINED, Scale, deployed, parse_replicas
+
+    number, size = scale
+    chosen = Scale(*parse_replicas(number), **size)
+    settings = replace(settings, untrained=settings.untrained or (UNTRAINED if train else ""))
+    asked = signal.getsignal(signal.SIGTERM)
+    with contextlib.suppress(KeyboardInterrupt), deployed(settings, chosen, **where) as as_told:
+        signal.signal(signal.SIGTERM, asked)  # Ray has one of its own, which would not wait
+        tell(told=as_told)
+        threading.Event().wait()
+    say("adapterbank: stopped.")
+
+
 def _say_where(bank: str, host: str, port: int, json: bool, told: bool = True) -> None:
     """Say where the server listens; on a cluster that listens already, nobody here knows."""
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}" if told else None
@@ -218,14 +221,4 @@ def _run(app: Any, door: socket.socket) -> None:
     config.http_protocol_class = bounded(config.http_protocol_class)
     with contextlib.suppress(KeyboardInterrupt):  # the signal that stopped it, raised once more
         Server(config).run(sockets=[door])
-    say("adapterbank: stopped.")
-
-
-def _wait(deployed: Callable[[], AbstractContextManager[bool]], tell: Callable[..., None]) -> None:
-    """Serve on a cluster until asked to stop; then let replicas answer what they have."""
-    asked = signal.getsignal(signal.SIGTERM)
-    with contextlib.suppress(KeyboardInterrupt), deployed() as as_told:
-        signal.signal(signal.SIGTERM, asked)  # Ray has one of its own, which would not wait
-        tell(told=as_told)
-        threading.Event().wait()
     say("adapterbank: stopped.")

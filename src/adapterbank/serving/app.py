@@ -38,13 +38,15 @@ def create_app(
     limits: Limits = DEFAULT_LIMITS,
     page: bool = True,
     local: bool = False,
+    replica: str = "",
 ) -> FastAPI:
     """Make the app; with `jobs` it trains, with `keys` it asks for them, with `page` it shows one at /.
 
     With `local`, and no keys, it answers to the names of this machine alone: a page of elsewhere whose name leads here
-    learns nothing. `app.state.draining` set to true lets it refuse what is new while it answers the rest.
+    learns nothing. `replica` is its name where several answer at one address. `app.state.draining` set to true lets it
+    refuse what is new while it answers the rest.
     """
-    metrics = Metrics(service.numbers)
+    metrics = Metrics(service.numbers, replica)
     service.on_batch(metrics.batch)
 
     @asynccontextmanager
@@ -72,7 +74,7 @@ def create_app(
     if jobs is not None:
         from adapterbank.serving.routes_train import train_router
 
-        app.include_router(train_router(jobs))
+        app.include_router(train_router(jobs, each=limits.runs))
     if page and importlib.util.find_spec("adapterbank.serving.routes_page"):
         from adapterbank.serving.routes_page import page_router
 
@@ -99,7 +101,7 @@ def _tasks(app: FastAPI, service: Service) -> None:
         """Tell all that is known of a task."""
         return reply(await service.task(task))
 
-    @app.delete("/v1/tasks/{task}", tags=["tasks"], responses=answers(Removed, *known))
+    @app.delete("/v1/tasks/{task}", tags=["tasks"], responses=answers(Removed, *known, "conflict"))
     async def remove(task: str) -> Response:
         """Remove a task, or one version of it, from the bank."""
         await service.remove(task)

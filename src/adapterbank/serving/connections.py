@@ -11,7 +11,7 @@ from typing import Any
 HEAD = 64 << 10
 """Bytes of a request's head."""
 PATIENCE = 30.0
-"""Seconds in which the first head of a connection must have come."""
+"""Seconds in which a head must have come: from the connection's beginning, and later from its own first bytes."""
 
 
 def bounded(protocol: Any) -> type[Any]:
@@ -31,9 +31,13 @@ def bounded(protocol: Any) -> type[Any]:
         def data_received(self, data: bytes) -> None:
             self._ended = False
             super().data_received(data)
-            self._head = 0 if self._in_body or self._ended else self._head + len(data)
+            self._head = 0 if self._head_is_over() else self._head + len(data)
             if self._head > HEAD:
                 self.transport.abort()
+            elif not self._head:
+                self._late.cancel()
+            elif self._late.cancelled():
+                self._late = self.loop.call_later(PATIENCE, self._give_up)
 
         def on_headers_complete(self) -> None:
             self._in_body = True
@@ -43,10 +47,15 @@ def bounded(protocol: Any) -> type[Any]:
             self._in_body, self._ended = False, True
             super().on_message_complete()
 
-        def _give_up(self) -> None:
-            if self.cycle is None:
-                self.transport.abort()
+        def _head_is_over(self) -> bool:
+            if hasattr(protocol, "on_headers_complete"):
+                return bool(self._in_body or self._ended)
+            return not self.conn.trailing_data[0] or str(self.conn.their_state) != "IDLE"  # h11 says it itself
 
-    if not hasattr(protocol, "on_headers_complete"):  # h11, which bounds heads itself
-        del Bounded.data_received
+        def _give_up(self) -> None:
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.abort()
+            else:  # the head of the next request, sent before the answer to this one
+                self._late = self.loop.call_later(PATIENCE, self._give_up)
+
     return Bounded

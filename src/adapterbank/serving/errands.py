@@ -15,7 +15,7 @@ from adapterbank.engine import Prepared
 from adapterbank.errors import AdapterbankError, BankError, InputError, PackageDamaged, StorageError
 from adapterbank.serving.batching import Full
 from adapterbank.serving.shelf import Held
-from adapterbank.serving.terms import FAILED, Ask, Refusal
+from adapterbank.serving.terms import FAILED, REQUEST, Ask, Refusal
 
 log = logging.getLogger("adapterbank.serving")
 
@@ -33,6 +33,8 @@ class Errand:
     future: asyncio.Future[list[dict[str, Any]]]
     prepared: Prepared | None = None
     given: dict[int, np.ndarray] = field(default_factory=dict)
+    request: str = field(default_factory=REQUEST.get)
+    """What the log calls the request that it belongs to."""
 
 
 def as_refusals(act: Callable[[], Any], bank: Path) -> Any:
@@ -97,5 +99,6 @@ def refusal(error: Exception, job: Errand, bank: Path) -> Exception:
         if job.held.known.gone or not job.held.package.path.exists():
             return Refusal("unknown_task", "The task was removed while the request waited; see GET /v1/tasks.")
         return Refusal("damaged", shown(error, bank))
-    log.error("failed", exc_info=error)  # of which the log shows kind and place, not the message: it may quote a text
+    # Of which the log shows kind and place, not the message: it may quote a text.
+    log.error("failed", exc_info=error, extra={"fields": {"request_id": job.request}})
     return Refusal("internal", FAILED)

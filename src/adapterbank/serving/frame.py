@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from adapterbank.serving.gate import check_host, check_origin
 from adapterbank.serving.keys import SCOPES
-from adapterbank.serving.terms import FAILED, Key, Keys, Refusal
+from adapterbank.serving.terms import FAILED, REQUEST, Key, Keys, Refusal
 from adapterbank.serving.watch import LOG, Metrics, say
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -49,6 +49,11 @@ class Visit:
     """Texts it asks about, for the log."""
     holds: Callable[[], bool] = lambda: True
     """Whether its key is still one, for answers that take long."""
+
+    @property
+    def name(self) -> str | None:
+        """What its key is called, where there are keys."""
+        return None if self.key is None else self.key.name
 
     def may(self, scope: str, task: str | None) -> bool:
         """Whether the key, if keys are in use, allows this; the scope `any` is every key's."""
@@ -92,6 +97,7 @@ class Frame:
         headers = dict(scope["headers"])
         visit = Visit(_request_id(headers.get(b"x-request-id", b"")))
         scope.setdefault("state", {})["visit"] = visit
+        REQUEST.set(visit.id)
         began, status = time.perf_counter(), 0
 
         async def sending(message: Message) -> None:
@@ -152,7 +158,7 @@ class Frame:
         fields: dict[str, Any] = {"request_id": visit.id, "method": scope["method"], "route": route, "status": status}
         fields |= {"ms": round(1000 * seconds, 1)}
         fields |= {"rows": visit.rows} if visit.rows else {}
-        fields |= {"key": visit.key.name} if visit.key else {}
+        fields |= {"key": visit.name} if visit.name else {}
         say("request", **fields)
 
 

@@ -15,7 +15,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,10 @@ _STALE = 3600.0
 
 class QueueFull(AdapterbankError):
     """As many runs are queued as may be."""
+
+
+class KeyFull(AdapterbankError):
+    """As many runs of one key are queued as may be."""
 
 
 class Jobs:
@@ -85,31 +90,44 @@ class Jobs:
 
     # --- asking -------------------------------------------------------------------------------------------
 
-    def upload(self, format: str) -> Upload:
-        """Begin to take a data file in; use it in a `with`."""
-        if self.runs.waiting() >= self._waiting:
-            raise QueueFull(f"{self._waiting} runs are queued already; try again when some have ended.")
+    def upload(self, format: str, asked_by: str | None = None, each: int | None = None) -> Upload:
+        """Begin to take a data file in; use it in a `with`. It is refused where its run would be: see `submit`."""
+        self._admit(asked_by, each, *self.runs.waiting(asked_by))
         return Upload(self._data, format, self.largest)
 
-    def submit(self, task: str, options: Mapping[str, Any], upload: Upload, asked_by: str | None = None) -> Run:
-        """Queue a run on a file that has come in whole."""
+    def submit(
+        self,
+        task: str,
+        options: Mapping[str, Any],
+        upload: Upload,
+        asked_by: str | None = None,
+        each: int | None = None,
+    ) -> Run:
+        """Queue a run on a file that has come in whole; `each` is how many of who asks may be queued, None for any."""
         name, chosen = check(task, options, upload.format)
         data = upload.finish()
         try:
-            run = self.runs.add(name, chosen, data, asked_by, upload.id)
+            run = self.runs.add(name, chosen, data, asked_by, upload.id, partial(self._admit, asked_by, each))
         except BaseException:
             upload.path.unlink(missing_ok=True)
             raise
         self._wake.set()
         return run
 
-    def get(self, id: str) -> Run:
-        """Give a run."""
-        return self.runs.get(id)
+    def _admit(self, asked_by: str | None, each: int | None, queued: int, own: int) -> None:
+        if queued >= self._waiting:
+            raise QueueFull(f"{queued} runs are queued already; try again when some have ended.")
+        if each is not None and own >= each:
+            told = f"{own} runs of the key {asked_by!r} are queued already"
+            raise KeyFull(f"{told}; cancel one, or try again when one has begun.")
 
-    def list(self, limit: int = 100) -> list[Run]:
-        """Give the runs, newest first."""
-        return self.runs.list(limit)
+    def get(self, id: str, after: int = 0) -> Run:
+        """Give a run, with its epochs after a number."""
+        return self.runs.get(id, after)
+
+    def list(self, limit: int = 100, may: Callable[[str], bool] = lambda task: True) -> list[Run]:
+        """Give the runs, newest first, of tasks that may be seen."""
+        return self.runs.list(limit, may=may)
 
     def cancel(self, id: str) -> Run:
         """Stop a run; one that has ended stays as it is."""
@@ -220,7 +238,7 @@ class Jobs:
         again = run.newest is not None
         if not again:
             run = self._remember_newest(run)
-        heard: dict[str, Any] = {"history": run.history, "notes": run.notes}
+        heard: dict[str, Any] = {"history": run.history[-1:], "notes": run.notes}
         with trained(self._order(run, again), self._surroundings(run), self._weights) as child:
             asked = listen(child, lambda said: self._hear(run.id, said, heard), lambda: self._wanted(run.id))
         self._judge(run, heard, asked, child.returncode)
@@ -228,7 +246,7 @@ class Jobs:
     def _wanted(self, id: str) -> str:
         """Say whether a running run is to stop, and why."""
         with contextlib.suppress(StorageError):  # a table that is in use for long is no reason to
-            return "close" if self._closing.is_set() else "cancel" if self.runs.get(id).cancelling else ""
+            return "close" if self._closing.is_set() else "cancel" if self.runs.cancelling(id) else ""
         return ""
 
     def _surroundings(self, run: Run) -> dict[str, str]:
@@ -264,11 +282,11 @@ class Jobs:
         if "note" in message and message["note"] not in heard["notes"]:  # one that goes on says some of them again
             heard["notes"] = news["notes"] = [*heard["notes"], message["note"]]
         if "epoch" in message:  # a run that goes on may do an epoch again that was told of, but not kept
-            epoch = message["epoch"]["epoch"]
-            before = [row for row in heard["history"] if row["epoch"] < epoch]
-            news |= {"attempts": 1} if len(before) == len(heard["history"]) else {}
-            heard["history"] = news["history"] = [*before, message["epoch"]]
-        news = {**heard.pop("unwritten", {}), **news}
+            row, told = message["epoch"], heard["history"]
+            news |= {"epochs": [row]} | ({} if told and row["epoch"] <= told[-1]["epoch"] else {"attempts": 1})
+            heard["history"] = [row]
+        late = heard.pop("unwritten", {})
+        news = {**late, **news} | ({"epochs": late["epochs"] + news.get("epochs", [])} if "epochs" in late else {})
         try:
             self.runs.update(id, **news)
         except StorageError:  # it may pass: the next report is written down with this one
@@ -280,7 +298,7 @@ class Jobs:
             self.runs.end(run.id, "done", **heard["done"])
         elif "failed" in heard:
             self.runs.end(run.id, "failed", failure=heard["failed"])
-        elif asked and self.runs.get(run.id).cancelling:
+        elif asked and self.runs.cancelling(run.id):
             self.runs.end(run.id, "cancelled")
         elif asked == "close":
             self.runs.put_back(run.id, counts=False)
@@ -290,7 +308,7 @@ class Jobs:
 
     def _broken_off(self, run: Run, why: str) -> None:
         """Queue a run again that did not end by itself, unless that has happened too often."""
-        if self.runs.get(run.id).cancelling:
+        if self.runs.cancelling(run.id):
             self.runs.end(run.id, "cancelled")
         elif (begun := self.runs.get(run.id).attempts) < ATTEMPTS:
             self.runs.put_back(run.id, counts=True)

@@ -82,7 +82,7 @@ class Mirror:
     @property
     def refusal(self) -> str:
         """The sentence for who wants to change the bank through its copy."""
-        return f"This server reads the bank from {self.url} and does not write to it; change it there."
+        return "This server reads the bank from a URL and does not write to it; change it there."
 
     def follow(self) -> None:
         """Refresh again and again, from a thread of its own."""

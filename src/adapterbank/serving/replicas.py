@@ -182,7 +182,7 @@ def _app(settings: Settings, threads: int, folder: str) -> Any:
     torch.set_num_threads(threads)
     log_to(sys.stderr)
     with contextlib.chdir(folder) if Path(folder).is_dir() else contextlib.nullcontext():
-        app = build(settings, mirrored(settings))
+        app = build(settings, mirrored(settings), replica=_name())
     app.add_middleware(_OneId)
     begin = app.router.lifespan_context
 
@@ -197,6 +197,13 @@ def _app(settings: Settings, threads: int, folder: str) -> Any:
 
     app.router.lifespan_context = life
     return app
+
+
+def _name() -> str:
+    """Give what Ray calls this replica, in its own metrics too."""
+    from ray import serve
+
+    return str(serve.get_replica_context().replica_tag)
 
 
 async def _tell(service: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import shutil
 import time
@@ -19,12 +18,14 @@ from starlette.requests import ClientDisconnect
 from adapterbank.config import Config
 from adapterbank.errors import InputError, StorageError
 from adapterbank.methods import METHODS, PROJECTIONS, SITES
-from adapterbank.serving.jobs import Jobs, QueueFull
+from adapterbank.serving.jobs import Jobs, KeyFull, QueueFull
 from adapterbank.serving.orders import OPTIONS, check
+from adapterbank.serving.room import Room
 from adapterbank.serving.routes_predict import ClientGone, reply
 from adapterbank.serving.runs import Run, UnknownRun
-from adapterbank.serving.terms import Refusal
+from adapterbank.serving.terms import REQUEST, Refusal
 from adapterbank.serving.uploads import FORMATS, TooLarge, check_size
+from adapterbank.serving.watch import LOG
 from adapterbank.serving.wire import answers
 
 Found = TypeVar("Found")
@@ -47,8 +48,10 @@ _LISTS = {
 """How the OpenAPI document states options that are lists."""
 _LOOK = 0.25
 """Seconds between two looks at a run that is followed."""
+LISTED = 100
+"""So many runs are told of in a list."""
 SENDING, FOLLOWING = 8, 100
-"""So many files may be on their way in at once, so many runs be followed."""
+"""So many files may be on their way in at once, so many runs be followed; half of them by one key."""
 PATIENCE = 30.0
 """Seconds that a data file may stand still."""
 PACE = 4096
@@ -84,37 +87,10 @@ class RunsAnswer(BaseModel):
     runs: list[RunAnswer]
 
 
-class Room:
-    """So many at once of what holds a place on the server for long; the next are refused."""
-
-    def __init__(self, most: int, what: str) -> None:
-        self._most, self._what, self._inside = most, what, 0
-
-    def check(self) -> None:
-        """Refuse where there is no place."""
-        if self._inside >= self._most:
-            raise Refusal("overloaded", f"{self._inside} {self._what} already; try again soon.", retry_after=10)
-
-    def __enter__(self) -> None:
-        """Take a place."""
-        self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        """Give it back."""
-        self._inside -= 1
-
-    async def around(self, parts: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
-        """Hold a place while a stream is read; one that nobody begins to read holds none."""
-        with self:
-            async with contextlib.aclosing(parts):
-                async for part in parts:
-                    yield part
-
-
-def train_router(jobs: Jobs, *, heartbeat: float = HEARTBEAT) -> APIRouter:
-    """Make the routes that train."""
+def train_router(jobs: Jobs, *, each: int | None = None, heartbeat: float = HEARTBEAT) -> APIRouter:
+    """Make the routes that train; `each` is how many runs of a key may wait, unless it is an admin's."""
     router = APIRouter(tags=["train"])
-    codes = ("too_large", "too_slow", "unsupported", "overloaded")
+    codes = ("too_large", "too_slow", "unsupported", "overloaded", "too_many_runs")
     sending, following = Room(SENDING, "data files are sent"), Room(FOLLOWING, "runs are followed")
     queued = {**answers(RunAnswer, *codes), 202: {"model": RunAnswer}}
     del queued[200]
@@ -125,17 +101,18 @@ def train_router(jobs: Jobs, *, heartbeat: float = HEARTBEAT) -> APIRouter:
         options = _options(request)
         format = options.pop("format", "") or _format(request.headers.get("content-type", ""))
         visit = request.state.visit
-        sending.check()
-        with sending:
-            run = await _take(jobs, request, task, options, format, visit.key.name if visit.key else None)
+        sending.check(visit.name)
+        bound = None if visit.may("admin", None) else each
+        with sending.held(visit.name):
+            run = await _take(jobs, request, task, options, format, (visit.name, bound))
         return reply(run.to_json(), 202)
 
     @router.get("/v1/runs", responses=answers(RunsAnswer))
     async def runs(request: Request) -> Response:
         """List the newest runs, of the tasks that the key is for."""
-        key = request.state.visit.key
-        found = await asked(jobs.list)
-        return reply({"runs": [run.to_json() for run in found if key is None or key.allows("train", run.task)]})
+        visit = request.state.visit
+        found = await asked(jobs.list, LISTED, lambda task: visit.may("train", task))
+        return reply({"runs": [run.to_json() for run in found]})
 
     @router.get("/v1/runs/{id}", responses=answers(RunAnswer, "unknown_run"))
     async def run(id: str, request: Request) -> Response:
@@ -158,11 +135,13 @@ def train_router(jobs: Jobs, *, heartbeat: float = HEARTBEAT) -> APIRouter:
     async def events(id: str, request: Request) -> Response:
         """Follow a run: its finished epochs first, then every change, until it has ended or the key is revoked."""
         await _known(jobs, id, request)
-        following.check()
         visit, state = request.state.visit, request.app.state
-        told = following.around(
-            follow(lambda: asked(jobs.get, id), heartbeat, lambda: bool(state.draining) or not visit.holds())
-        )
+        following.check(visit.name)
+
+        def leaving() -> bool:
+            return bool(state.draining) or not visit.holds()
+
+        told = following.around(follow(lambda after: asked(jobs.get, id, after), heartbeat, leaving), visit.name)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(told, media_type="text/event-stream", headers=headers)
 
@@ -189,22 +168,32 @@ async def asked(work: Callable[..., Found], *given: Any) -> Found:
         raise Refusal("too_large", str(error)) from error
     except UnknownRun as error:
         raise Refusal("unknown_run", str(error)) from error
+    except KeyFull as error:
+        raise Refusal("too_many_runs", str(error), retry_after=60) from error
     except QueueFull as error:
         raise Refusal("overloaded", str(error), retry_after=30) from error
     except InputError as error:
         raise Refusal("bad_request", " ".join(str(error).split())) from error
     except StorageError as error:
+        LOG.error("hindered", exc_info=error, extra={"fields": {"request_id": REQUEST.get()}})
         raise Refusal(
             "not_ready", "The server cannot write to its disk now; its log says more.", retry_after=30
         ) from error
 
 
-async def follow(look: Callable[[], Any], heartbeat: float, leaving: Callable[[], bool]) -> AsyncGenerator[str, None]:
-    """Tell what has become of a run, then what becomes of it, as server-sent events, until it ends or we leave."""
+async def follow(
+    look: Callable[[int], Any], heartbeat: float, leaving: Callable[[], bool]
+) -> AsyncGenerator[str, None]:
+    """Tell what has become of a run, then what becomes of it, as server-sent events, until it ends or we leave.
+
+    `look` gives the run with its epochs after a number.
+    """
     seen, state, epochs, last = -1, "", 0, time.monotonic()
     while True:
-        run: Run = await look()
+        run: Run = await look(epochs)
         if run.changes != seen:
+            if run.state != state and epochs:
+                run = await look(0)  # with its state all of it is told
             rows = [row for row in run.history if row["epoch"] > epochs]
             epochs = max([epochs, *(row["epoch"] for row in rows)])
             for row in rows:
@@ -242,16 +231,19 @@ async def _known(jobs: Jobs, id: str, request: Request) -> Run:
 
 
 async def _take(
-    jobs: Jobs, request: Request, task: str, options: Mapping[str, str], format: str, by: str | None
+    jobs: Jobs, request: Request, task: str, options: Mapping[str, str], format: str, by: tuple[str | None, int | None]
 ) -> Run:
-    """Stream the body to disk and queue a run on it; one that breaks off leaves nothing."""
+    """Stream the body to disk and queue a run on it; one that breaks off leaves nothing.
+
+    `by` is who asks, and how many runs of theirs may wait.
+    """
     await asked(check, task, options, format)
     said = request.headers.get("content-length", "")
     size = int(said) if said.isdecimal() else jobs.largest
     await asked(check_size, size, jobs.largest)
     if await asked(lambda: shutil.disk_usage(jobs.bank).free) < size + SPARED:
         raise Refusal("overloaded", "The server's disk is nearly full; try again when runs have ended.", retry_after=60)
-    upload = await asked(jobs.upload, format)
+    upload = await asked(jobs.upload, format, *by)
     with upload:
         try:
             async for part in steadily(request.stream()):
@@ -259,7 +251,7 @@ async def _take(
                     await asked(upload.write, part)
         except ClientDisconnect as error:
             raise ClientGone from error
-        return await asked(jobs.submit, task, options, upload, by)
+        return await asked(jobs.submit, task, options, upload, *by)
 
 
 async def steadily(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -1,6 +1,7 @@
 """The table of training runs, in SQLite: what was asked for, where it stands, what came of it. Starts no process.
 
-Any number of processes may read and write it. Every call opens the file for itself, so that threads share nothing.
+Any number of processes may read and write it. Every call opens the file for itself, so that threads share nothing. A
+run's finished epochs have a table of their own, so that the ten-thousandth costs no more to write down than the first.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import contextlib
 import json
 import secrets
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ ENDED = ("done", "failed", "cancelled")
 """The states that a run stays in; before them it is queued or running."""
 KEPT = 1000
 """So many ended runs are remembered, the newest."""
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -35,7 +36,6 @@ CREATE TABLE IF NOT EXISTS runs (
     started TEXT,
     ended TEXT,
     progress TEXT NOT NULL DEFAULT 'null',
-    history TEXT NOT NULL DEFAULT '[]',
     notes TEXT NOT NULL DEFAULT '[]',
     version INTEGER,
     metrics TEXT NOT NULL DEFAULT 'null',
@@ -47,8 +47,14 @@ CREATE TABLE IF NOT EXISTS runs (
     changes INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX IF NOT EXISTS by_state ON runs (state, number);
+CREATE TABLE IF NOT EXISTS epochs (
+    run INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    told TEXT NOT NULL,
+    PRIMARY KEY (run, epoch)
+) WITHOUT ROWID;
 """
-_JSON = ("options", "data", "progress", "history", "notes", "metrics")
+_JSON = ("options", "data", "progress", "notes", "metrics")
 _NO_PROGRESS = {"epoch": 0, "epochs": 0, "step": 0, "steps": 0, "loss": None, "rows_per_second": None}
 
 
@@ -106,7 +112,8 @@ class Run:
         }
 
 
-_COLUMNS = ", ".join(f.name for f in fields(Run))
+_NAMES = tuple(f.name for f in fields(Run) if f.name != "history")
+_COLUMNS = ", ".join(_NAMES)
 
 
 class Runs:
@@ -118,56 +125,81 @@ class Runs:
         storage.make_folder(path.parent)
         with self._open() as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
-            if version not in (0, _VERSION):
+            if version not in (0, 1, _VERSION):
                 raise StorageError(
                     f"{path} has format {version}, and this version reads {_VERSION}; update adapterbank."
                 )
             db.execute("PRAGMA journal_mode = WAL")
             db.executescript(_SCHEMA)
-            db.execute(f"PRAGMA user_version = {_VERSION}")
+            db.execute("BEGIN IMMEDIATE")
+            _update_format(db)
+            db.execute("COMMIT")
 
     def add(
-        self, task: str, options: Mapping[str, Any], data: Mapping[str, Any], asked_by: str | None, id: str = ""
+        self,
+        task: str,
+        options: Mapping[str, Any],
+        data: Mapping[str, Any],
+        asked_by: str | None,
+        id: str = "",
+        admit: Callable[[int, int], None] = lambda queued, own: None,
     ) -> Run:
-        """Queue a run."""
+        """Queue a run; `admit` hears how many are queued, in all and by who asks, and may raise."""
         row = (id or new_id(), task, json.dumps(options), json.dumps(data), asked_by, storage.now())
-        with self._open() as db:
+        with self._open("IMMEDIATE") as db:
+            admit(*_waiting(db, asked_by))
             db.execute("INSERT INTO runs (id, task, options, data, asked_by, created) VALUES (?, ?, ?, ?, ?, ?)", row)
         return self.get(row[0])
 
-    def get(self, id: str) -> Run:
-        """Give a run."""
+    def waiting(self, asked_by: str | None) -> tuple[int, int]:
+        """Count the runs that are queued, in all and by one key."""
         with self._open() as db:
+            return _waiting(db, asked_by)
+
+    def get(self, id: str, after: int = 0) -> Run:
+        """Give a run, with its epochs after a number."""
+        with self._open("DEFERRED") as db:
             row = db.execute(f"SELECT {_COLUMNS} FROM runs WHERE id = ?", (id,)).fetchone()
-        if row is None:
-            raise UnknownRun(f"There is no run {id!r}; see the list of runs.")
-        return _run(row)
+            if row is None:
+                raise UnknownRun(f"There is no run {id!r}; see the list of runs.")
+            return _run(db, row, after)
 
-    def list(self, limit: int = 100, state: str | None = None) -> list[Run]:
-        """Give runs, newest first."""
-        where, values = ("WHERE state = ?", (state, limit)) if state else ("", (limit,))
+    def cancelling(self, id: str) -> bool:
+        """Whether somebody wants a run to stop; asked often, so no more is read."""
         with self._open() as db:
-            rows = db.execute(f"SELECT {_COLUMNS} FROM runs {where} ORDER BY number DESC LIMIT ?", values).fetchall()
-        return [_run(row) for row in rows]
+            row = db.execute("SELECT cancelling FROM runs WHERE id = ?", (id,)).fetchone()
+        return bool(row and row[0])
 
-    def waiting(self) -> int:
-        """Count the runs that are queued."""
-        with self._open() as db:
-            return int(db.execute("SELECT count(*) FROM runs WHERE state = 'queued'").fetchone()[0])
+    def list(
+        self, limit: int = 100, state: str | None = None, may: Callable[[str], bool] = lambda task: True
+    ) -> list[Run]:
+        """Give runs, newest first, of tasks that may be seen."""
+        where, values = ("state = ?", [state]) if state else ("1", [])
+        with self._open("DEFERRED") as db:
+            tasks = [task for (task,) in db.execute("SELECT DISTINCT task FROM runs") if may(task)]
+            where += f" AND task IN ({', '.join('?' * len(tasks))})"
+            rows = db.execute(
+                f"SELECT {_COLUMNS} FROM runs WHERE {where} ORDER BY number DESC LIMIT ?", (*values, *tasks, limit)
+            ).fetchall()
+            return [_run(db, row) for row in rows]
 
     def begin(self) -> Run | None:
         """Take the oldest queued run: it is running now, and nobody else gets it."""
-        with self._open() as db:
+        with self._open("IMMEDIATE") as db:
             rows = db.execute(
                 "UPDATE runs SET state = 'running', started = coalesce(started, ?), attempts = attempts + 1,"
                 " changes = changes + 1 WHERE number = (SELECT min(number) FROM runs WHERE state = 'queued')"
                 f" RETURNING {_COLUMNS}",
                 (storage.now(),),
             ).fetchall()
-        return _run(rows[0]) if rows else None
+            return _run(db, rows[0]) if rows else None
 
     def update(self, id: str, **values: Any) -> None:
-        """Write down how a running run stands."""
+        """Write down how a running run stands.
+
+        `epochs` are rows of finished epochs, which come after those that are there; one that is done again takes the
+        place of its like and all after it. `history` are the rows of all epochs, in the place of those that are there.
+        """
         if values:
             self._set(id, "running", values)
 
@@ -198,24 +230,36 @@ class Runs:
     def forget_old(self) -> None:
         """Drop the ended runs beyond those that are remembered."""
         ended = f"SELECT number FROM runs WHERE state IN {ENDED} ORDER BY number DESC LIMIT -1 OFFSET {KEPT}"
-        with self._open() as db:
+        with self._open("IMMEDIATE") as db:
             db.execute(f"DELETE FROM runs WHERE number IN ({ended})")
+            db.execute("DELETE FROM epochs WHERE run NOT IN (SELECT number FROM runs)")
 
     def _set(self, id: str, state: str, values: Mapping[str, Any]) -> bool:
-        written = [json.dumps(value) if name in _JSON else value for name, value in values.items()]
-        columns = ", ".join(f"{name} = ?" for name in values)
-        with self._open() as db:
-            done = db.execute(
-                f"UPDATE runs SET {columns}, changes = changes + 1 WHERE id = ? AND state = ?", (*written, id, state)
-            )
-            return done.rowcount == 1
+        plain = {name: value for name, value in values.items() if name not in ("epochs", "history")}
+        written = [json.dumps(value) if name in _JSON else value for name, value in plain.items()]
+        columns = "".join(f"{name} = ?, " for name in plain)
+        with self._open("IMMEDIATE") as db:
+            found = db.execute(
+                f"UPDATE runs SET {columns}changes = changes + 1 WHERE id = ? AND state = ? RETURNING number",
+                (*written, id, state),
+            ).fetchall()
+            for (number,) in found:
+                if "history" in values:
+                    db.execute("DELETE FROM epochs WHERE run = ?", (number,))
+                _add_epochs(db, number, [*values.get("history", ()), *values.get("epochs", ())])
+            return len(found) == 1
 
     @contextlib.contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
+    def _open(self, kind: str = "") -> Iterator[sqlite3.Connection]:
+        """Open the file; what is done within is one transaction of a kind, where one is named."""
         try:
             with contextlib.closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as db:
                 db.execute("PRAGMA synchronous = NORMAL")
+                if kind:
+                    db.execute(f"BEGIN {kind}")
                 yield db
+                if kind:
+                    db.execute("COMMIT")
         except sqlite3.Error as error:
             remedy = "see that its disk has space and can be written, or move the file away to begin anew"
             raise StorageError(f"The table of runs {self.path} cannot be used ({error}); {remedy}.") from error
@@ -226,6 +270,31 @@ def new_id() -> str:
     return secrets.token_hex(8)
 
 
-def _run(row: tuple[Any, ...]) -> Run:
-    values = dict(zip((f.name for f in fields(Run)), row, strict=True))
-    return Run(**{name: json.loads(value) if name in _JSON else value for name, value in values.items()})
+def _run(db: sqlite3.Connection, row: tuple[Any, ...], after: int = 0) -> Run:
+    values = dict(zip(_NAMES, row, strict=True))
+    told = db.execute(
+        "SELECT told FROM epochs WHERE run = ? AND epoch > ? ORDER BY epoch", (values["number"], after)
+    ).fetchall()
+    found = {name: json.loads(value) if name in _JSON else value for name, value in values.items()}
+    return Run(**found, history=[json.loads(one) for (one,) in told])
+
+
+def _add_epochs(db: sqlite3.Connection, number: int, rows: Iterable[Mapping[str, Any]]) -> None:
+    for row in rows:
+        db.execute("DELETE FROM epochs WHERE run = ? AND epoch >= ?", (number, row["epoch"]))
+        db.execute("INSERT INTO epochs VALUES (?, ?, ?)", (number, row["epoch"], json.dumps(row)))
+
+
+def _waiting(db: sqlite3.Connection, asked_by: str | None) -> tuple[int, int]:
+    count = "SELECT count(*), count(*) FILTER (WHERE asked_by = ?) FROM runs WHERE state = 'queued'"
+    queued, own = db.execute(count, (asked_by,)).fetchone()
+    return queued, own
+
+
+def _update_format(db: sqlite3.Connection) -> None:
+    """Bring a table up to date in which each run had all its epochs in one column."""
+    if db.execute("PRAGMA user_version").fetchone()[0] == 1:
+        for number, history in db.execute("SELECT number, history FROM runs").fetchall():
+            _add_epochs(db, number, json.loads(history))
+        db.execute("ALTER TABLE runs DROP COLUMN history")
+    db.execute(f"PRAGMA user_version = {_VERSION}")

@@ -1,4 +1,4 @@
-"""The service: batching, shelf and engine put together. Knows no HTTP.
+"""The service: batching, desk, shelf and engine put together. Knows no HTTP.
 
     event loop          requests come; their tasks are looked up, their parcels counted
     threads, two        texts that came meanwhile are tokenised in one go; outputs become answers
@@ -24,15 +24,13 @@ import numpy as np
 
 from adapterbank.bank import Bank
 from adapterbank.engine import Engine, Prepared
-from adapterbank.errors import BankError, InputError, PackageDamaged
-from adapterbank.package import parse_ref
 from adapterbank.residency import Known
 from adapterbank.runtime import use_one_thread
-from adapterbank.serving import about
 from adapterbank.serving.batching import Batching, Full, Parcel, Row
-from adapterbank.serving.errands import Errand, as_refusals, check, guess, refusal, settle, shown
+from adapterbank.serving.desk import Desk
+from adapterbank.serving.errands import Errand, check, guess, refusal, settle
 from adapterbank.serving.mirror import Mirror
-from adapterbank.serving.shelf import Held, Shelf
+from adapterbank.serving.shelf import Shelf
 from adapterbank.serving.terms import Answer, Ask, Refusal
 from adapterbank.tasks.spec import Examples
 
@@ -65,6 +63,7 @@ class BankService:
         """
         self.bank, self.engine, self.mirror = bank, engine, mirror
         self.shelf = Shelf(bank, engine)
+        self._desk = Desk(bank, engine, self.shelf, mirror)
         self.lanes = lanes or engine.lanes
         budget = min(engine.tokens_at_once, _CORE_TOKENS) if self.lanes > 1 else engine.tokens_at_once
         bound = queue or 16 * engine.tokens_at_once
@@ -119,7 +118,7 @@ class BankService:
     async def predict(self, asks: Sequence[Ask]) -> list[Answer]:
         """See `terms.Service`."""
         loop = asyncio.get_running_loop()
-        held = [self._find(ask.task) or await self._fetch(ask.task) for ask in asks]
+        held = [await self._desk.find(ask.task) for ask in asks]
         jobs = [Errand(ask, one, loop, loop.create_future()) for ask, one in zip(asks, held, strict=True)]
         for job in jobs:
             check(job)
@@ -138,21 +137,19 @@ class BankService:
 
     async def tasks(self) -> dict[str, Any]:
         """See `terms.Service`."""
-        return await asyncio.to_thread(self._tasks)
+        return await self._desk.tasks()
 
     async def task(self, ref: str) -> dict[str, Any]:
         """See `terms.Service`."""
-        held = self._find(ref) or await self._fetch(ref)
-        manifest = held.package.manifest
-        return await asyncio.to_thread(about.details, self.bank, manifest, resident=held.known.slot is not None)
+        return await self._desk.task(ref)
 
     async def remove(self, ref: str) -> None:
         """See `terms.Service`."""
-        await asyncio.to_thread(self._change, ref, lambda: self.bank.remove(ref))
+        await self._desk.remove(ref)
 
     async def rollback(self, ref: str) -> int:
         """See `terms.Service`."""
-        return int(await asyncio.to_thread(self._change, ref, lambda: self._roll_back(ref)))
+        return await self._desk.rollback(ref)
 
     def numbers(self) -> Mapping[str, float]:
         """See `terms.Service`."""
@@ -170,52 +167,6 @@ class BankService:
     def on_batch(self, hear: Callable[[int, int, float, float], None]) -> None:
         """See `terms.Service`."""
         self._hears.append(hear)
-
-    # --- tasks ------------------------------------------------------------------------------------------
-
-    def _find(self, ref: str) -> Held | None:
-        try:
-            return self.shelf.find(ref)
-        except InputError as error:
-            raise Refusal("unknown_task", str(error)) from error
-
-    async def _fetch(self, ref: str) -> Held:
-        if not self.shelf.ready:
-            raise Refusal("not_ready", "The bank's tasks are still being loaded; try again soon.", retry_after=1)
-        return await asyncio.to_thread(as_refusals, lambda: self.shelf.fetch(ref), self.bank.path)
-
-    def _change(self, ref: str, act: Callable[[], Any]) -> Any:
-        """Change a task of the bank, and serve it as it is now."""
-        if self.mirror:
-            raise Refusal("conflict", self.mirror.refusal)
-        found = as_refusals(act, self.bank.path)
-        self.shelf.look_at(parse_ref(ref)[0])
-        return found
-
-    def _roll_back(self, ref: str) -> int:
-        name, version = parse_ref(ref)
-        if version is not None:
-            return self.bank.rollback(name, version)
-        self.bank.versions(name)
-        try:
-            return self.bank.rollback(name)
-        except PackageDamaged:
-            raise
-        except BankError as error:
-            raise Refusal("conflict", str(error)) from error
-
-    def _tasks(self) -> dict[str, Any]:
-        held = self.shelf.held()
-        backbone, problems = self.engine.backbone, sorted(self.shelf.problems.copy().items())
-        return {
-            "backbone": {
-                "name": about.called(backbone.name),
-                "sha256": backbone.sha256,
-                "parameters": backbone.parameters,
-            },
-            "tasks": [about.summary(h.package.manifest, resident=h.known.slot is not None) for h in held.values()],
-            "problems": [{"task": name, "message": shown(why, self.bank.path)} for name, why in problems],
-        }
 
     # --- the way of a request ---------------------------------------------------------------------------
 

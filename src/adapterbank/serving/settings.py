@@ -53,7 +53,11 @@ def mirrored(settings: Settings) -> Mirror | None:
 
 
 def build(
-    settings: Settings, mirror: Mirror | None = None, *, jobs: Callable[[int | None], Any] | None = None
+    settings: Settings,
+    mirror: Mirror | None = None,
+    *,
+    jobs: Callable[[int | None], Any] | None = None,
+    replica: str = "",
 ) -> FastAPI:
     """Load the encoder and make the app; `app.state.service` is what answers.
 
@@ -61,6 +65,7 @@ def build(
         settings: What is wanted.
         mirror: See `mirrored`; it is brought up to date first, and closed with the service.
         jobs: Makes what trains, given the descriptor of the encoder's tensors.
+        replica: Its name, where it is one of several.
     """
     if mirror:
         mirror.refresh_all()
@@ -78,6 +83,7 @@ def build(
         limits=settings.limits,
         page=settings.page,
         local=True,
+        replica=replica,
     )
     if settings.untrained:
         app.include_router(untrained_router(settings.untrained))

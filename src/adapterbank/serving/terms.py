@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ CODES = {
     "conflict": 409,
     "overloaded": 429,
     "rate_limited": 429,
+    "too_many_runs": 429,
     "internal": 500,
     "damaged": 503,
     "not_ready": 503,
@@ -31,6 +33,8 @@ CODES = {
 """Every code an answer may carry, with its status. A code never changes its meaning."""
 
 
+REQUEST: ContextVar[str] = ContextVar("request", default="")
+"""The id of the request that is being answered, for the log."""
 FAILED = "The request failed on the server; its log says more."
 """What is told of a failure that nobody foresaw."""
 
@@ -58,13 +62,13 @@ class Limits:
     """What a request may ask for."""
 
     body: int = 4 << 20
-    """Bytes of a request's body; uploads have `upload`."""
+    """Bytes of a request's body; data files have a limit of their own."""
     texts: int = 256
     """Texts, or rows, of one request."""
     characters: int = 100_000
     """Characters of one text."""
-    upload: int = 256 << 20
-    """Bytes of a data file."""
+    runs: int = 10
+    """Training runs of one key that may wait; an admin's are not counted."""
     best: int = 100
     """Best answers of a span task."""
 

@@ -38,8 +38,13 @@ NUMBERS = {
 class Metrics:
     """The numbers of one server."""
 
-    def __init__(self, numbers: Callable[[], Mapping[str, float]]) -> None:
-        """Take where the service's own numbers come from; they are asked for when somebody looks."""
+    def __init__(self, numbers: Callable[[], Mapping[str, float]], replica: str = "") -> None:
+        """Take where the service's own numbers come from; they are asked for when somebody looks.
+
+        Where several servers answer at one address, `replica` names this one in a label of all its numbers: without it
+        the counts of one would follow those of another, and look like a server that begins anew again and again.
+        """
+        self.replica = replica
         self.registry = CollectorRegistry()
         self.registry.register(_Numbers(numbers))
         self._requests = Counter(
@@ -67,7 +72,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """Give all in Prometheus' text format."""
-        return generate_latest(self.registry)
+        return generate_latest(_Named(self.registry, self.replica) if self.replica else self.registry)
 
 
 class _Numbers(Collector):
@@ -82,6 +87,18 @@ class _Numbers(Collector):
             kind, what = NUMBERS[name]
             family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
             yield family(f"adapterbank_{name}", what, value=value)
+
+
+class _Named(Collector):
+    """Numbers with the name of their replica."""
+
+    def __init__(self, registry: CollectorRegistry, replica: str) -> None:
+        self._registry, self._label = registry, {"replica": replica}
+
+    def collect(self) -> Iterable[Any]:
+        for family in self._registry.collect():
+            family.samples = [sample._replace(labels=self._label | sample.labels) for sample in family.samples]
+            yield family
 
 
 def say(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
