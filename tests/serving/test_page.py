@@ -3,6 +3,7 @@
 # ruff: noqa: E402 (what may be missing is looked for before it is imported)
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -16,11 +17,18 @@ from adapterbank.serving.routes_page import page_router
 from stand_in import NASTY, Trouble, make, many, served, task
 
 CHROMIUM = os.environ.get("ADAPTERBANK_CHROMIUM", "/usr/bin/chromium")
+PATIENCE = 120_000
+"""Milliseconds after which what takes a moment has failed, however busy the machine is."""
 expect = playwright.expect
+expect.set_options(timeout=PATIENCE)
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(not os.path.exists(CHROMIUM), reason=f"there is no Chromium at {CHROMIUM}"),
 ]
+
+
+DRAWN = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+"""Waits until the page has heard of what happened, and shows it."""
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +73,9 @@ def width(request):
 def page(browser, url, complaints, width):
     """Give a page that fails its test when it logs an error, asks another server or is wider than its screen."""
     context = browser.new_context(viewport={"width": width, "height": 800})
+    context.set_default_timeout(PATIENCE)
+    # What the page does every ten seconds it does when a test says so, or a slow test would see more than it asked for.
+    context.add_init_script("window.setInterval = (work) => { window.look = work; };")
     page = context.new_page()
     errors, asked = [], []
     page.on("console", lambda said: errors.append(said.text) if said.type in ("error", "warning") else None)
@@ -77,6 +88,11 @@ def page(browser, url, complaints, width):
     assert [one for one in asked if not one.startswith((f"{url}/", "data:"))] == []
     assert page.title() != "taken"
     context.close()
+
+
+def sent(trouble):
+    """Give the bodies that were posted, as values."""
+    return [json.loads(body) for method, _, body in trouble.asked if method == "POST"]
 
 
 def test_tasks_are_listed_with_score_size_labels_and_age(page):
@@ -132,26 +148,57 @@ def test_a_text_is_tried_on_one_task(page, trouble):
     expect(page.locator(".said")).to_have_text("negative")
     expect(page.get_by_role("status").filter(has_text="negative")).to_have_count(1)
     expect(page.locator(".odds")).to_contain_text("79.0 %")
-    assert json.loads(trouble.asked[-1][2]) == {"text": "A warm film."}
+    assert sent(trouble) == [{"text": "A warm film."}]
 
 
 def test_nothing_is_asked_before_the_task_of_the_address_is_chosen(page, url, trouble):
-    trouble.slow = 0.5
+    trouble.held = True
     page.goto(f"{url}/#try/task-03")
     page.get_by_label("Text", exact=True).fill("A warm film.")
     expect(page.get_by_role("button", name="Ask")).to_be_disabled()
+    page.keyboard.press("Control+Enter")
+    trouble.held = False
     page.get_by_role("button", name="Ask").click()  # as soon as it can be
     expect(page.locator(".said")).to_have_text("negative")
     assert [path for method, path, _ in trouble.asked if method == "POST"] == ["/v1/tasks/task-03/predict"]
 
 
+def test_a_task_that_is_served_late_is_chosen_once_it_is(page, url, trouble):
+    expect(page.locator("#tasks-list .task")).to_have_count(50)
+    trouble.late = {"task-49"}
+    page.goto(f"{url}/#try/task-49")
+    expect(page.get_by_role("button", name="Ask")).to_be_enabled()
+    expect(page.locator("#try-task")).to_have_value("")
+    trouble.late = set()
+    page.evaluate("look()")
+    expect(page.locator("#try-task")).to_have_value("task-49")
+
+
+def test_who_has_asked_all_tasks_is_not_led_to_a_late_one(page, url, trouble):
+    expect(page.locator("#tasks-list .task")).to_have_count(50)
+    trouble.late = {"task-49"}
+    page.goto(f"{url}/#try/task-49")
+    page.get_by_label("Text", exact=True).fill("A warm film.")
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator("#try-result h2")).to_have_text("46 tasks, surest first")
+    trouble.late = set()
+    page.evaluate("look()")
+    expect(page.locator("#try-task option")).to_have_count(51)
+    expect(page.locator("#try-task")).to_have_value("")
+    expect(page.locator("#try-result h2")).to_have_text("46 tasks, surest first")
+
+
 def test_an_answer_that_comes_late_is_not_shown_under_another_task(page, url, trouble):
     page.goto(f"{url}/#try/task-03")
     page.get_by_label("Text", exact=True).fill("A warm film.")
-    trouble.slow = 0.5
-    with page.expect_response("**/predict"):
+    expect(page.get_by_role("button", name="Ask")).to_be_enabled()
+    trouble.held = True
+    with page.expect_response("**/predict") as late:
         page.get_by_role("button", name="Ask").click()
         page.locator("#try-task").select_option("task-04")
+        trouble.held = False
+    late.value.finished()
+    page.evaluate(DRAWN)
     expect(page.locator("#try-result")).to_be_empty()
     page.get_by_role("button", name="Ask").click()
     expect(page.locator("#try-result")).to_contain_text("task-04, version 1")
@@ -164,7 +211,7 @@ def test_a_task_of_two_texts_asks_for_both_and_an_answer_is_marked_in_its_text(p
     page.get_by_label("context").fill("Alice \N{GRINNING FACE} did it.")
     page.get_by_role("button", name="Ask").click()
     expect(page.locator("mark")).to_have_text("Alice")
-    assert json.loads(trouble.asked[-1][2]) == {"text": "Who did it?", "pair": "Alice \N{GRINNING FACE} did it."}
+    assert sent(trouble) == [{"text": "Who did it?", "pair": "Alice \N{GRINNING FACE} did it."}]
 
 
 def test_a_text_is_tried_on_all_tasks_at_once_surest_first(page, trouble, url):
@@ -176,15 +223,13 @@ def test_a_text_is_tried_on_all_tasks_at_once_surest_first(page, trouble, url):
     shares = [float(one.removesuffix("\N{NO-BREAK SPACE}%")) for one in told]
     assert len(shares) > 30
     assert shares == sorted(shares, reverse=True)
-    rows = json.loads(trouble.asked[-1][2])["rows"]
+    rows = sent(trouble)[-1]["rows"]
     assert len(rows) == 47
     assert {"task": "task-03", "text": "A warm film."} in rows
     page.get_by_label("Second text (optional)").fill("It was warm.")
     page.get_by_role("button", name="Ask").click()
     expect(page.locator("#try-result h2")).to_have_text("50 tasks, surest first")
-    assert {"task": "entailment", "text": "A warm film.", "pair": "It was warm."} in json.loads(trouble.asked[-1][2])[
-        "rows"
-    ]
+    assert {"task": "entailment", "text": "A warm film.", "pair": "It was warm."} in sent(trouble)[-1]["rows"]
 
 
 class TestTroubleInTheBank:
@@ -241,11 +286,12 @@ class TestAThousandTasks:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_an_ablation_is_shown_as_a_table_with_readable_values(page, url, theme):
     page.emulate_media(color_scheme=theme)
+    page.evaluate(DRAWN)  # and draws again for it, which must not fall between the looks below
     page.goto(f"{url}/#task/task-00")
     table = page.locator(".heat")
     expect(table.locator("tbody tr")).to_have_count(6)
     expect(table.locator("tbody tr").first.locator("td").last).to_have_text("-30.0")
-    assert table.locator("tbody td:not(:empty)").count() == 21
+    expect(table.locator("tbody td:not(:empty)")).to_have_count(21)
     colours = "(cell) => [getComputedStyle(cell).color, getComputedStyle(cell).backgroundColor]"
     for cell in table.locator("tbody td:not(:empty)").all():
         ink, ground = (tuple(map(int, re.findall(r"\d+", one)))[:3] for one in cell.evaluate(colours))
@@ -274,6 +320,7 @@ def reviews(tmp_path):
 def upload(page, file):
     page.get_by_role("link", name="Train", exact=True).click()
     page.locator("#train-file").set_input_files(str(file))
+    expect(page.get_by_label("Label column")).to_be_visible()  # it has been read
 
 
 def test_a_files_columns_are_read_in_the_browser_and_sent_with_the_file(page, trouble, reviews):
@@ -294,13 +341,15 @@ def test_a_files_columns_are_read_in_the_browser_and_sent_with_the_file(page, tr
 
 
 def test_a_runs_curves_grow_while_it_goes(page, trouble, reviews):
-    trouble.pace = 0.15
+    trouble.steps = 2
     upload(page, reviews)
     page.get_by_role("button", name="Train").click()
     expect(page.locator("#run-title .badge")).to_have_text("running")
     expect(page.locator("#run-body")).to_contain_text("step 2 of 6")
     expect(page.locator(".curve.score")).to_contain_text("After the first epoch.")
+    trouble.steps = 3
     expect(page.locator(".curve.score svg")).to_have_attribute("aria-label", "Score on dev by epoch: 0.7000")
+    trouble.steps = 6
     expect(page.locator("#run-title .badge")).to_have_text("done")
     expect(page.locator(".curve.loss svg")).to_have_attribute(
         "aria-label", "Loss on the training data by epoch: 0.6000, 0.3000"
@@ -311,8 +360,34 @@ def test_a_runs_curves_grow_while_it_goes(page, trouble, reviews):
     expect(page.locator("#runs li")).to_contain_text("best on dev 0.8000")
 
 
+def test_an_answer_about_a_run_that_comes_late_does_not_take_it_back(page, trouble, reviews):
+    late = []
+
+    def hold(route):
+        if late:
+            route.continue_()
+        else:
+            late.append((route, copy.deepcopy(trouble.runs["run1"])))
+
+    trouble.steps = 2
+    upload(page, reviews)
+    page.get_by_role("button", name="Train").click()
+    expect(page.locator("#run-body")).to_contain_text("step 2 of 6")
+    page.route("**/v1/runs/run1", hold)
+    trouble.steps = 3
+    while not late:
+        page.wait_for_timeout(10)
+    trouble.steps = 6
+    expect(page.locator("#run-title .badge")).to_have_text("done")
+    route, before = late.pop()
+    with page.expect_event("requestfinished", lambda request: request == route.request):
+        route.fulfill(json=before)
+    page.evaluate(DRAWN)
+    expect(page.locator("#run-title .badge")).to_have_text("done")
+
+
 def test_a_run_can_be_cancelled(page, trouble, reviews):
-    trouble.pace = 0.5
+    trouble.steps = 1
     upload(page, reviews)
     page.get_by_role("button", name="Train").click()
     page.get_by_role("button", name="Cancel the run").click()
@@ -357,6 +432,21 @@ def test_an_error_is_shown_as_the_servers_sentence(page, trouble, url, complaint
     page.goto(f"{url}/#run/none")
     expect(page.locator("#trouble")).to_have_text("There is no run 'none'.")
     page.goto(f"{url}/#tasks")
+    expect(page.locator("#trouble")).to_be_hidden()
+
+
+def test_an_error_that_comes_late_is_not_told_of_another_part(page, trouble, url, complaints):
+    complaints.append("404")
+    expect(page.locator("#tasks-list li")).to_have_count(50)
+    trouble.held = True
+    page.goto(f"{url}/#task/none")
+    expect(page.locator("#task-title")).to_have_text("none")
+    with page.expect_response("**/v1/tasks/none") as late:
+        page.goto(f"{url}/#tasks")
+        expect(page.locator("#view-tasks")).to_be_visible()
+        trouble.held = False
+    late.value.finished()
+    page.evaluate(DRAWN)
     expect(page.locator("#trouble")).to_be_hidden()
 
 
