@@ -11,17 +11,19 @@ import uvicorn
 from adapterbank.serving import connections
 from adapterbank.serving.app import create_app
 from serving.dummy import Dummy
+from serving.small_bank import PATIENCE, until
 
 
 async def talk(http, parts):
     """Send the parts of a request to a server with this parser; gives what comes back until the connection ends."""
-    config = uvicorn.Config(create_app(Dummy(), page=False), port=0, http=http, log_config=None, lifespan="off")
+    app = create_app(Dummy(), page=False)
+    given = {"port": 0, "http": http, "log_config": None, "lifespan": "off"}
+    config = uvicorn.Config(app, **given, timeout_keep_alive=PATIENCE)  # one that is slow to go on is waited for
     config.load()
     config.http_protocol_class = connections.bounded(config.http_protocol_class)
     server = uvicorn.Server(config)
     serving = asyncio.ensure_future(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
+    await until(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     found = b""
@@ -30,7 +32,7 @@ async def talk(http, parts):
             writer.write(part)
             await writer.drain()
             await asyncio.sleep(0.01)
-        found = await asyncio.wait_for(reader.read(), 10)
+        found = await asyncio.wait_for(reader.read(), PATIENCE)
     writer.close()
     server.should_exit = True
     await serving

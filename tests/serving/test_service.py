@@ -16,7 +16,7 @@ from adapterbank.serving.terms import Ask, Refusal
 from adapterbank.serving.watch import JsonLines
 from adapterbank.tasks.spec import Examples
 from serving.dummy import calling
-from serving.small_bank import running, text_of, until
+from serving.small_bank import PATIENCE, Gate, occupied, running, text_of, until
 
 CLIENTS, TASKS = 64, 50
 
@@ -31,27 +31,6 @@ def assert_same(found, wanted):
                 assert list(mine[key]) == list(value) if isinstance(value, (list, tuple)) else mine[key] == value
             else:
                 assert mine[key] == pytest.approx(value, abs=1e-5)
-
-
-class Gate:
-    """Holds the device back from its first batch on, until it is opened."""
-
-    def __init__(self, service):
-        self.busy, self.opened = threading.Event(), threading.Event()
-        self._compute, service.engine.compute = service.engine.compute, self._wait
-
-    def _wait(self, *given):
-        self.busy.set()
-        assert self.opened.wait(5)
-        return self._compute(*given)
-
-
-async def occupied(service):
-    """Put a row of the task `a` on the device and hold it there; gives the gate and the request."""
-    gate = Gate(service)
-    first = asyncio.ensure_future(service.predict([Ask("a", ["why"])]))
-    await until(gate.busy.is_set)
-    return gate, first
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
@@ -112,7 +91,7 @@ def test_on_a_cpu_each_core_has_a_lane_with_one_thread_of_its_own(small, monkeyp
 
 def test_lanes_compute_at_the_same_time(small):
     small.put("a")
-    meeting = threading.Barrier(2, timeout=5)
+    meeting = threading.Barrier(2, timeout=PATIENCE)
 
     async def run():
         async with running(small, lanes=2) as service:
@@ -200,10 +179,10 @@ def test_overload_is_answered_at_once_and_the_rest_as_if_nothing_were(small):
             kept, refused = [], []
             for _ in range(30):
                 one = asyncio.ensure_future(service.predict([Ask("a", ["the cat sat"])]))
-                await asyncio.sleep(0.01)
+                await until(lambda one=one: one.done() or service.batching.ready == 5 * len(kept) + 5)
                 (refused if one.done() else kept).append(one)
             other = asyncio.ensure_future(service.predict([Ask("b", ["why"])]))  # there is room for another task
-            await asyncio.sleep(0.05)
+            await until(lambda: other.done() or service.batching.ready > 5 * len(kept))
             assert not other.done()
             most = service.batching.waiting
             gate.opened.set()
@@ -237,25 +216,26 @@ def test_a_refused_request_counts_none_of_its_rows(small):
 def test_a_flooding_task_does_not_hold_up_another(small):
     small.put("flood")
     small.put("other", 1)
-    order = []
-
-    async def ask(service, name, count):
-        await service.predict([Ask(name, ["the cat sat on the mat"] * count)])
-        order.append(name)
+    batches = threading.Semaphore(0)
 
     async def run():
         async with running(small) as service:
             service.batching.budget = 64  # eight rows a batch
-            gate = Gate(service)
-            flood = [asyncio.ensure_future(ask(service, "flood", 40)) for _ in range(5)]
+            compute = service.engine.compute
+            service.engine.compute = lambda *given: batches.acquire(timeout=PATIENCE) and compute(*given)
+            texts = ["the cat sat on the mat"] * 40
+            flood = [asyncio.ensure_future(service.predict([Ask("flood", texts)])) for _ in range(5)]
             await until(lambda: service.batching.ready >= 1500)
-            other = asyncio.ensure_future(ask(service, "other", 2))
+            other = asyncio.ensure_future(service.predict([Ask("other", texts[:2])]))
             await until(lambda: "other" in str(list(service.batching._lines)))
-            gate.opened.set()
-            await asyncio.gather(other, *flood)
+            batches.release(2)  # the one under way, and the next
+            found = await asyncio.wait_for(other, PATIENCE)
+            waiting = not any(one.done() for one in flood)
+            batches.release(100)
+            await asyncio.gather(*flood)
+            return waiting, len(found[0].predictions)
 
-    asyncio.run(run())
-    assert order[0] == "other"
+    assert asyncio.run(run()) == (True, 2)
 
 
 def test_one_bad_text_fails_alone(small):
@@ -414,7 +394,7 @@ def test_rows_of_other_tasks_do_not_wait_for_a_slot_that_is_loaded(small):
         async with running(small, budget=10**9) as service:
             known, go = evicted(service, "slow"), threading.Event()
             source = known.source
-            known.source = lambda: (go.wait(5), source())[1]
+            known.source = lambda: go.wait(PATIENCE) and source()
             waiting = asyncio.ensure_future(service.predict([Ask("slow", ["why"])]))
             await until(lambda: service.batching.waiting)
             (other,) = await service.predict([Ask("a", ["why"])])
@@ -440,7 +420,7 @@ def test_a_request_that_ends_while_its_slot_is_loaded_leaves_nothing(small, end)
 
             def slowly():
                 begun.set()
-                assert go.wait(5)
+                assert go.wait(PATIENCE)
                 if end != "cancelled":
                     raise PackageDamaged("a@1 is not what was written; restore it.")
                 return source()
@@ -450,9 +430,9 @@ def test_a_request_that_ends_while_its_slot_is_loaded_leaves_nothing(small, end)
             await until(begun.is_set)
             if end == "cancelled":
                 asked.cancel()
+                await asyncio.wait([asked])
             elif end == "unknown_task":
                 await asyncio.to_thread(small.bank.remove, "a")
-            await asyncio.sleep(0)
             go.set()
             (found,) = await asyncio.gather(asked, return_exceptions=True)
             await until(lambda: not service.batching.waiting)
@@ -469,7 +449,7 @@ def test_a_request_that_asks_nothing_is_answered(small):
 
     async def run():
         async with running(small) as service:
-            return await asyncio.wait_for(service.predict([Ask("a", []), Ask("a", ["why"])]), 5)
+            return await asyncio.wait_for(service.predict([Ask("a", []), Ask("a", ["why"])]), PATIENCE)
 
     assert [len(answer.predictions) for answer in asyncio.run(run())] == [0, 1]
 
@@ -482,7 +462,7 @@ def test_a_request_of_which_one_task_fails_is_refused_at_once_and_leaves_the_que
         async with running(small) as service:
             gate, first = await occupied(service)
             with pytest.raises(Refusal) as refused:  # while the device is held
-                await asyncio.wait_for(service.predict([Ask("a", ["why"]), Ask("b", ["\ud800"])]), 5)
+                await asyncio.wait_for(service.predict([Ask("a", ["why"]), Ask("b", ["\ud800"])]), PATIENCE / 2)
             left = service.batching.waiting
             gate.opened.set()
             await first

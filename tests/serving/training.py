@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import time
@@ -36,8 +37,8 @@ def table(count: int = 24) -> bytes:
     return "\n".join(lines).encode()
 
 
-def until(jobs: Jobs, id: str, found: Any = lambda run: run.over, seconds: float = 240) -> Run:
-    """Wait until a run is as wanted."""
+def until(jobs: Jobs, id: str, found: Any = lambda run: run.over, seconds: float = 900) -> Run:
+    """Wait until a run is as wanted; its process gives way to all others, so that on a busy machine it takes long."""
     end = time.monotonic() + seconds
     while not found(run := jobs.get(id)):
         assert time.monotonic() < end, run
@@ -49,5 +50,12 @@ def until(jobs: Jobs, id: str, found: Any = lambda run: run.over, seconds: float
 def children(pid: int | None = None) -> list[int]:
     """Give the processes of runs that a process, or this one, has started."""
     found = glob.glob(f"/proc/{pid or os.getpid()}/task/*/children")
-    started = [int(one) for path in found for one in Path(path).read_text().split()]
-    return [one for one in started if "serving.trainee" in Path(f"/proc/{one}/cmdline").read_text()]
+    started = [one for path in found for one in _told(path).split()]
+    return [int(one) for one in started if "serving.trainee" in _told(f"/proc/{one}/cmdline")]
+
+
+def _told(path: str) -> str:
+    """Read what the system says of a process or thread; nothing once it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(path).read_text()
+    return ""
