@@ -23,7 +23,7 @@ from adapterbank.slots.stack import LARGEST, Stacks
 from adapterbank.tasks.spec import Examples, Task
 
 LABELS = tuple("abcdefgh")
-PATIENCE = 20.0
+PATIENCE = 120.0
 """Seconds that a thread may take for what takes milliseconds."""
 
 
