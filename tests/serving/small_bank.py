@@ -8,6 +8,8 @@ import threading
 import time
 from contextlib import asynccontextmanager
 
+import pytest
+
 from adapterbank.bank import Bank
 from adapterbank.engine import Engine
 from adapterbank.methods import Head, Options, make_plan
@@ -109,3 +111,16 @@ async def occupied(service):
     first = asyncio.ensure_future(service.predict([Ask("a", ["why"])]))
     await until(gate.busy.is_set)
     return gate, first
+
+
+def assert_same(found, wanted):
+    """Compare answers over HTTP with the engine's predictions."""
+    assert len(found) == len(wanted)
+    for mine, expected in zip(found, wanted, strict=True):
+        theirs = expected.to_json()
+        assert mine.keys() == theirs.keys()
+        for key, value in theirs.items():
+            if isinstance(value, (str, list, tuple)) or key in ("start", "end"):
+                assert list(mine[key]) == list(value) if isinstance(value, (list, tuple)) else mine[key] == value
+            else:
+                assert mine[key] == pytest.approx(value, abs=1e-5)
