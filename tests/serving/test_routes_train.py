@@ -25,7 +25,7 @@ from adapterbank.serving.runs import Runs
 from adapterbank.serving.service import BankService
 from serving.dummy import Dummy, ask, calling
 from serving.small_bank import PATIENCE, until
-from serving.training import FAST, new_bank, send, table
+from serving.training import FAST, left, new_bank, send, table
 from small_data import reviews
 
 CSV = {"Content-Type": "text/csv"}
@@ -57,11 +57,6 @@ def jobs(tmp_path, bert):
 @pytest.fixture
 def app(jobs):
     return create_app(Dummy(), jobs=jobs, page=False)
-
-
-def left(jobs):
-    """Give what lies in the folder of data files."""
-    return sorted(path.name for path in (jobs.bank / "serving" / "data").iterdir())
 
 
 def events(text):

@@ -9,12 +9,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from adapterbank.bank import Bank
 from adapterbank.serving.jobs import Jobs
 from adapterbank.serving.runs import Run
 from small_data import reviews
 
 FAST: dict[str, Any] = {"epochs": 2, "size": 4, "lr": 0.01, "batch": 8, "max_length": 32}
+linux = pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="looks for processes in /proc")
 LONG: dict[str, Any] = {**FAST, "epochs": 2000, "patience": 0}
 """More epochs than a test has patience for."""
 
@@ -29,6 +32,11 @@ def send(jobs: Jobs, task: str = "sentiment", data: bytes | None = None, **optio
     with jobs.upload("csv") as upload:
         upload.write(data or table())
         return jobs.submit(task, {**FAST, **options}, upload)
+
+
+def left(jobs: Jobs) -> list[str]:
+    """Give what lies in the folder of data files."""
+    return sorted(path.name for path in (jobs.bank / "serving" / "data").iterdir())
 
 
 def table(count: int = 24) -> bytes:
