@@ -25,8 +25,10 @@ from adapterbank.serving.jobs import Jobs
 jobs = Jobs(sys.argv[1], threads=1)
 jobs.begin()
 print(send(jobs, **{**LONG, "epochs": int(sys.argv[2])}).id, flush=True)
-time.sleep(600)
+time.sleep(3600)
 """
+EPOCHS = 120
+"""So many that a run is far from its last when a test looks at it, however late that is."""
 
 
 @pytest.fixture
@@ -166,7 +168,7 @@ def test_a_run_that_is_killed_at_the_same_place_again_and_again_has_failed(idle,
 def test_a_run_whose_server_is_killed_ends_with_it_and_goes_on_with_the_next(bank):
     path = os.pathsep.join(["tests", *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", OWNER, str(bank), "40"]
+    words = [sys.executable, "-c", OWNER, str(bank), str(EPOCHS)]
     jobs = Jobs(bank, threads=1)
     root = Path(__file__).parents[2]
     with subprocess.Popen(words, env=environment, cwd=root, stdout=subprocess.PIPE, text=True) as owner:
@@ -183,7 +185,7 @@ def test_a_run_whose_server_is_killed_ends_with_it_and_goes_on_with_the_next(ban
     assert (ended.state, ended.version) == ("done", 1)
     assert any("Going on after epoch" in note for note in ended.notes)
     assert len(set(ended.notes)) == len(ended.notes)
-    assert [row["epoch"] for row in ended.history] == [*range(1, 41)]
+    assert [row["epoch"] for row in ended.history] == [*range(1, EPOCHS + 1)]
     assert all(finding.ok for finding in open_bank(bank).audit())
 
 

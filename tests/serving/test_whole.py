@@ -149,7 +149,7 @@ def test_the_page_trains_a_task_and_asks_it(serve, tmp_path):
     expect.set_options(timeout=PATIENCE)
     csv = write(tmp_path / "doubles.csv", pairs(), ("premise", "hypothesis", "label"))
     with serve() as url, playwright.sync_playwright() as tools:
-        browser = tools.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = tools.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE)
         page = browser.new_page(viewport={"width": 360, "height": 740})
         page.set_default_timeout(PATIENCE)
         errors = []
