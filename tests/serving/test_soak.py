@@ -33,7 +33,7 @@ def server(small, tmp_path):
         words = ["--bank", str(small.bank.path), "--device", "cpu", "--no-train"]
         process = subprocess.Popen([*start, *words], stderr=file, env=os.environ | {"OMP_NUM_THREADS": "1"})
     try:
-        while not (found := re.search(r"http://\S+", log.read_text())):
+        while not (found := re.search(r"http://\S+(?=\s)", log.read_text())):
             assert process.poll() is None, log.read_text()
             time.sleep(0.05)
         yield found[0], process, log
