@@ -54,6 +54,15 @@ def until(true):
         time.sleep(0.05)
 
 
+def rest(process):
+    """Wait for the end of a process, and give what it said since its first line.
+
+    What came with that line has been read with it, and `communicate` would pass it over.
+    """
+    process.wait(PATIENCE)
+    return process.stderr.read()
+
+
 @pytest.fixture
 def start(small):
     started = []
@@ -91,7 +100,7 @@ def test_it_answers_as_the_engine_does_and_stops_politely(start, small, how):
     (wanted,) = small.alone("sentiment").predict([("sentiment", Examples(["the cat sat"]))])[0]
     assert found["predictions"][0]["probabilities"] == pytest.approx(wanted.probabilities, abs=1e-5)
     process.send_signal(how)
-    lines = process.communicate(timeout=PATIENCE)[1].splitlines()
+    lines = rest(process).splitlines()
     assert process.returncode == 0
     assert lines[-1] == "adapterbank: stopped."
     events = [json.loads(line) for line in lines[:-1]]
@@ -116,7 +125,7 @@ def test_a_bank_behind_a_url_is_followed_and_not_written_to(start, small):
     mirrors = [path for path in (cache.folder() / FOLDER).iterdir() if path.is_dir()]
     assert [path.name.split("-")[0] for path in mirrors] == [str(process.pid)]
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=PATIENCE)[1].endswith("adapterbank: stopped.\n")
+    assert rest(process).endswith("adapterbank: stopped.\n")
     assert not mirrors[0].exists()
     assert not (small.bank.path / "serving").exists()
 
