@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from torch import Tensor
 
 from adapterbank import methods
@@ -20,6 +21,10 @@ from adapterbank.slots import bottleneck, heads, lora
 from families import save_random
 from lessons import Steadily
 from packages import BACKBONE
+
+# No test asserts a time: an example that takes long, or long to draw, says that the machine is busy.
+settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

@@ -34,10 +34,12 @@ class Trouble:
     """The only key that is let in, if any."""
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
     """Method, path and body of every request."""
-    slow: float = 0.0
-    """Seconds before any request is answered."""
-    pace: float = 0.0
-    """Seconds between two events of a run."""
+    held: bool = False
+    """Whether requests wait until they are let go."""
+    late: set[str] = field(default_factory=set)
+    """Tasks that are not listed yet."""
+    steps: int = 6
+    """How many of its six steps a run may take by now."""
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -105,7 +107,8 @@ def make(tasks: list[dict[str, Any]], trouble: Trouble, problems: list[dict[str,
     async def watch(request: Request, call_next: Any) -> Response:
         path, body = request.url.path, await request.body()
         if path.startswith("/v1"):
-            await asyncio.sleep(trouble.slow)
+            while trouble.held:
+                await asyncio.sleep(0.01)
             trouble.asked.append((request.method, path, body))
             if trouble.key and request.headers.get("authorization") != f"Bearer {trouble.key}":
                 return error(401, "unauthorized", "This server wants a key; send 'Authorization: Bearer KEY'.")
@@ -115,7 +118,7 @@ def make(tasks: list[dict[str, Any]], trouble: Trouble, problems: list[dict[str,
         return await call_next(request)
 
     add_predict(app, table)
-    add_bank(app, table, problems or [])
+    add_bank(app, table, problems or [], trouble)
     add_runs(app, trouble)
     return app
 
@@ -148,13 +151,14 @@ def add_predict(app: FastAPI, table: dict[str, dict[str, Any]]) -> None:
         return JSONResponse({"predictions": found})
 
 
-def add_bank(app: FastAPI, table: dict[str, dict[str, Any]], problems: list[dict[str, str]]) -> None:
+def add_bank(app: FastAPI, table: dict[str, dict[str, Any]], problems: list[dict[str, str]], trouble: Trouble) -> None:
     """Add what tells of tasks."""
 
     @app.get("/v1/tasks")
     async def tasks() -> Any:
         backbone = {"name": "minilm", "sha256": "ab" * 32, "parameters": ENCODER}
-        return {"backbone": backbone, "tasks": list(table.values()), "problems": problems}
+        served = [row for row in table.values() if row["name"] not in trouble.late]
+        return {"backbone": backbone, "tasks": served, "problems": problems}
 
     @app.get("/v1/tasks/{name}")
     async def one(name: str) -> Any:
@@ -226,9 +230,10 @@ async def story(run: dict[str, Any], trouble: Trouble) -> Any:
     run["state"] = "running" if run["state"] == "queued" else run["state"]
     yield event("state", run)
     for step in range(1, 7):
+        while step > trouble.steps and run["state"] == "running":
+            await asyncio.sleep(0.01)
         if run["state"] != "running":
             break
-        await asyncio.sleep(trouble.pace)
         now = {"epoch": (step - 1) // 3 + 1, "epochs": 2, "step": step, "steps": 6, "loss": 0.9 - step / 10}
         run["progress"] = {**now, "rows_per_second": 95.0}
         if step % 3 == 0:
@@ -253,7 +258,11 @@ def served(app: FastAPI) -> Iterator[str]:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         while not server.started:
+            assert thread.is_alive(), "the server did not start"
             time.sleep(0.01)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        thread.join(10)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(120)
+        assert not thread.is_alive()

@@ -244,7 +244,7 @@ def test_a_bank_that_was_open_before_another_process_trained_serves_the_new_defa
     data = write(tmp_path / "train.csv", ROWS)
     words = ["train", "--bank", bank.path, "--task", "sentiment", "--train", data, "--dev", data, "--seed", 7]
     with process(*words, *flags(FAST)) as other:
-        _, said = other.communicate(timeout=120)
+        _, said = other.communicate(timeout=900)
     assert other.returncode == 0, said
     assert bank.show("sentiment").version == 3
     after = bank.predict("sentiment", TEXTS)

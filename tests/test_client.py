@@ -320,5 +320,5 @@ def test_without_httpx_the_extra_is_named():
         "except adapterbank.AdapterbankError as error: print(error)\n"
         "print('torch' in sys.modules)"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900, check=True)
     assert found.stdout == "The client needs httpx: pip install 'adapterbank[serve]'\nFalse\n"

@@ -32,7 +32,7 @@ study, folder = grid.read("study.yaml"), Path("records")
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
 doomed = cluster.add_node(num_cpus=1)
 ray.init(address=cluster.address, log_to_driver=False)
-cluster.wait_for_nodes()
+cluster.wait_for_nodes(600)
 killed = []
 
 def kill():  # in the middle: some runs have ended, others are on their way
@@ -44,7 +44,7 @@ def kill():  # in the middle: some runs have ended, others are on their way
 thread = threading.Thread(target=kill, daemon=True)
 thread.start()
 outcome = sweep.sweep(study, sweep.make_means(None, "records"), engine=ray_engine())
-thread.join(30)
+thread.join(600)
 ray.shutdown()
 cluster.shutdown()
 print(json.dumps({**outcome.to_json(), "killed": killed}))
@@ -68,7 +68,7 @@ def test_a_node_that_is_killed_loses_nothing_and_nothing_is_recorded_twice(here)
     (here / "sweep.py").write_text(textwrap.dedent(SWEEP))
     quiet = {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
     found = subprocess.run(
-        [sys.executable, "sweep.py"], capture_output=True, text=True, timeout=240, env={**os.environ, **quiet}
+        [sys.executable, "sweep.py"], capture_output=True, text=True, timeout=1800, env={**os.environ, **quiet}
     )
     assert found.returncode == 0, found.stderr[-3000:]
     said = json.loads(found.stdout.splitlines()[-1])
@@ -91,7 +91,7 @@ def test_without_ray_the_engine_says_what_to_install(monkeypatch):
 
 def test_a_sweep_without_ray_does_not_import_it(here):
     code = "import sys, adapterbank.sweep, adapterbank.api, adapterbank.cluster; print('ray' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900, check=True)
     assert found.stdout == "False\n"
 
 

@@ -59,7 +59,7 @@ def test_star_import_brings_the_public_names():
 
 def test_importing_loads_nothing_heavy():
     code = "import adapterbank, sys; print(sorted({'torch', 'numpy', 'typer', 'rich', 'yaml'} & set(sys.modules)))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900, check=True)
     assert found.stdout == "[]\n"
 
 

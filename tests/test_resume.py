@@ -255,12 +255,12 @@ def test_a_signal_to_a_real_process_leaves_the_bank_whole(tmp_path, words, name)
     assert shell(*words, *flags(FAST)).code == 0
     before = snapshot(bank, without=["runs"])
     with process(*words, *flags({**FAST, "epochs": 5000, "seed": 1})) as running:
-        for _ in range(1200):
+        for _ in range(18_000):
             if list((bank / "runs").glob("*/state.json")) or running.poll() is not None:
                 break
             time.sleep(0.05)
         running.send_signal(getattr(signal, name))
-        out, err = running.communicate(timeout=60)
+        out, err = running.communicate(timeout=900)
     assert (running.returncode, out) == (130, "")
     assert err.startswith("adapterbank: stopped after epoch ")
     assert "Traceback" not in err

@@ -335,7 +335,7 @@ def words(here, checkpoint, **options):
 
 
 def wait_for(running, ready):
-    for _ in range(1200):
+    for _ in range(18_000):
         if ready() or running.poll() is not None:
             return
         time.sleep(0.05)
@@ -348,7 +348,7 @@ def test_a_sweep_that_is_killed_goes_on_where_it_was(here, checkpoint, name):
     with process(*command, cwd=here) as running:
         wait_for(running, lambda: len(list(folder.glob("[!.]*.json"))) >= 3)
         running.send_signal(getattr(signal, name))
-        _, err = running.communicate(timeout=60)
+        _, err = running.communicate(timeout=900)
     assert running.returncode == (-9 if name == "SIGKILL" else 130), err
     if name == "SIGINT":
         assert "What has ended has its record. To go on:\n  adapterbank sweep study.yaml --bank bank" in err

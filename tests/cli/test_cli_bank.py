@@ -324,7 +324,7 @@ for words in sys.argv[1].split(";"):
     light += ["tasks --bank bank", "show --bank bank --task score", "rollback --bank bank --task sentiment"]
     light += ["remove --bank bank --task score --yes"]
     found = subprocess.run(
-        [sys.executable, "-c", code, ";".join(light)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code, ";".join(light)], capture_output=True, text=True, timeout=900, check=False
     )
     assert (found.returncode, found.stderr) == (0, "")
 

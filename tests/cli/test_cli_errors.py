@@ -398,6 +398,6 @@ def test_a_real_process_says_the_same_without_a_traceback(here):
     for words in (trained(size=0), [*trained(), "--epoch", "3"], ["tasks"]):
         bank = ["--bank", "nowhere"] if words == ["tasks"] else ["--bank", "bank"]
         with process(*words, *bank) as running:
-            out, err = running.communicate(timeout=60)
+            out, err = running.communicate(timeout=900)
         found.append((running.returncode, out, err.count("\n"), err.split(":")[0]))
     assert found == [(2, "", 1, "adapterbank")] * 3

@@ -204,7 +204,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(here):
         subprocess.Popen(["head", "-1"], stdin=writer.stdout, stdout=subprocess.PIPE) as reader,
     ):
         writer.stdout.close()
-        out, _ = reader.communicate(timeout=120)
+        out, _ = reader.communicate(timeout=900)
         said = writer.stderr.read()
         writer.stderr.close()
     assert (writer.returncode, said) == (0, b"")

@@ -20,7 +20,7 @@ from adapterbank.errors import InputError
 from adapterbank.serving.keys import Keys
 from adapterbank.serving.mirror import FOLDER
 from adapterbank.tasks.spec import Examples
-from serving.small_bank import SmallBank
+from serving.small_bank import PATIENCE, SmallBank
 from small_data import shell
 
 
@@ -34,17 +34,33 @@ def small(tmp_path, bert, new_slot, no_flush):
 def call(address, value=None, **headers):
     data = json.dumps(value).encode() if value is not None else None
     request = urllib.request.Request(address, data, {"content-type": "application/json", **headers})
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
         return json.loads(answer.read())
 
 
-def status(address, secret):
+def status(address, secret=None):
     try:
-        call(address, authorization=f"Bearer {secret}")
+        call(address, **({"authorization": f"Bearer {secret}"} if secret else {}))
     except urllib.error.HTTPError as refused:
         refused.close()
         return refused.code
     return 200
+
+
+def until(true):
+    end = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
+
+
+def rest(process):
+    """Wait for the end of a process, and give what it said since its first line.
+
+    What came with that line has been read with it, and `communicate` would pass it over.
+    """
+    process.wait(PATIENCE)
+    return process.stderr.read()
 
 
 @pytest.fixture
@@ -66,12 +82,7 @@ def start(small):
         line = process.stderr.readline()
         assert "serving" in line, line
         address = line.split()[-1].strip()
-        for _ in range(200):
-            try:
-                call(f"{address}/readyz")
-                break
-            except urllib.error.URLError:
-                time.sleep(0.05)
+        until(lambda: status(f"{address}/readyz") == 200)
         return process, address
 
     yield begin
@@ -89,7 +100,7 @@ def test_it_answers_as_the_engine_does_and_stops_politely(start, small, how):
     (wanted,) = small.alone("sentiment").predict([("sentiment", Examples(["the cat sat"]))])[0]
     assert found["predictions"][0]["probabilities"] == pytest.approx(wanted.probabilities, abs=1e-5)
     process.send_signal(how)
-    lines = process.communicate(timeout=30)[1].splitlines()
+    lines = rest(process).splitlines()
     assert process.returncode == 0
     assert lines[-1] == "adapterbank: stopped."
     events = [json.loads(line) for line in lines[:-1]]
@@ -101,10 +112,7 @@ def test_a_bank_behind_a_url_is_followed_and_not_written_to(start, small):
     process, address = start("--bank", f"local://{small.bank.path}")
     assert call(f"{address}/v1/tasks/sentiment/predict", {"text": "the cat sat"})["version"] == 1
     small.put("sentiment", 1)
-    for _ in range(100):
-        if call(f"{address}/v1/tasks/sentiment/predict", {"text": "the cat sat"})["version"] == 2:
-            break
-        time.sleep(0.05)
+    until(lambda: call(f"{address}/v1/tasks/sentiment/predict", {"text": "the cat sat"})["version"] == 2)
     found = call(f"{address}/v1/tasks/sentiment/predict", {"text": "the cat sat"})
     (wanted,) = small.alone("sentiment").predict([("sentiment", Examples(["the cat sat"]))])[0]
     assert found["predictions"][0]["probabilities"] == pytest.approx(wanted.probabilities, abs=1e-5)
@@ -117,7 +125,7 @@ def test_a_bank_behind_a_url_is_followed_and_not_written_to(start, small):
     mirrors = [path for path in (cache.folder() / FOLDER).iterdir() if path.is_dir()]
     assert [path.name.split("-")[0] for path in mirrors] == [str(process.pid)]
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=30)[1].endswith("adapterbank: stopped.\n")
+    assert rest(process).endswith("adapterbank: stopped.\n")
     assert not mirrors[0].exists()
     assert not (small.bank.path / "serving").exists()
 
@@ -131,11 +139,7 @@ def test_keys_of_a_bank_behind_a_url_are_asked_for(start, small):
     _, address = start("--bank", url)
     assert len(call(f"{address}/v1/tasks", authorization=f"Bearer {secret}")["tasks"]) == 1
     keys.revoke("me")
-    for _ in range(100):
-        if status(f"{address}/v1/tasks", secret) == 401:
-            break
-        time.sleep(0.05)
-    assert status(f"{address}/v1/tasks", secret) == 401
+    until(lambda: status(f"{address}/v1/tasks", secret) == 401)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +162,7 @@ def test_a_slip_is_told_before_anything_is_loaded(small, words, told):
 def test_with_json_it_says_where_it_listens(start, small):
     process, address = start("--no-train", "--no-page", "--json")
     process.terminate()
-    assert json.loads(process.communicate(timeout=30)[0]) == {"bank": str(small.bank.path), "address": address}
+    assert json.loads(process.communicate(timeout=PATIENCE)[0]) == {"bank": str(small.bank.path), "address": address}
 
 
 def test_keys_of_the_bank_are_asked_for_on_any_address(start, small):

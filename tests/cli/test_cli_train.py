@@ -173,7 +173,7 @@ def test_training_a_task_again_makes_a_new_version_the_default(here, encoder):
 def test_two_processes_train_into_one_new_bank_at_once(here, encoder):
     words = ["train", "--bank", "bank", "--train", "train.csv", "--dev", "train.csv", *encoder, "--json", *flags(FAST)]
     running = [process(*words, "--task", "s", "--seed", seed) for seed in (0, 1)]
-    ended = [one.communicate(timeout=120) for one in running]
+    ended = [one.communicate(timeout=900) for one in running]
     assert [one.returncode for one in running] == [0, 0], ended
     assert sorted(json.loads(out)["package"] for out, _ in ended) == ["s@1", "s@2"]
     assert shell("audit", "--bank", "bank").code == 0

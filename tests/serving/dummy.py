@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 
-from adapterbank.serving.terms import Answer, Refusal
+from adapterbank.serving.terms import CODES, Answer, Refusal
 
 
 class Dummy:
@@ -87,3 +87,20 @@ def ask(app, method, path, **options):
             return await client.request(method, path, **options)
 
     return asyncio.run(run())
+
+
+def post(app, path, value, **options):
+    """Send JSON and give the answer."""
+    return ask(app, "POST", path, json=value, **options)
+
+
+def code(answer):
+    """Give an error's code, after a look at its shape."""
+    error = answer.json()["error"]
+    assert answer.json().keys() == {"error"}
+    assert error.keys() == {"code", "message", "request_id"}
+    assert error["request_id"] == answer.headers["x-request-id"]
+    assert error["message"].endswith((".", "/docs"))
+    assert "Traceback" not in answer.text
+    assert CODES[error["code"]] == answer.status_code
+    return error["code"]

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
+import time
 from contextlib import asynccontextmanager
+
+import pytest
 
 from adapterbank.bank import Bank
 from adapterbank.engine import Engine
 from adapterbank.methods import Head, Options, make_plan
 from adapterbank.package import FORMAT, Manifest
 from adapterbank.serving.service import BankService
+from adapterbank.serving.terms import Ask
 from adapterbank.tasks.spec import Task
 from families import WORDS
 
+PATIENCE = 120.0
+"""Seconds after which what takes milliseconds has failed, however busy the machine is."""
 KINDS = {
     "classification": (("north", "east", "south"), "accuracy", 3),
     "multilabel": (("red", "big"), "micro_f1", 2),
@@ -77,10 +84,43 @@ async def running(bank: SmallBank, *, budget=None, **options):
         await service.stop()
 
 
-async def until(true, patience=5.0):
-    """Wait for something that takes milliseconds."""
-    for _ in range(int(patience / 0.005)):
-        if true():
-            return
+async def until(true):
+    """Wait for something that takes milliseconds, unless the machine is busy."""
+    end = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
         await asyncio.sleep(0.005)
-    raise AssertionError("it did not happen")
+
+
+class Gate:
+    """Holds the device back from its first batch on, until it is opened."""
+
+    def __init__(self, service):
+        self.busy, self.opened = threading.Event(), threading.Event()
+        self._compute, service.engine.compute = service.engine.compute, self._wait
+
+    def _wait(self, *given):
+        self.busy.set()
+        assert self.opened.wait(PATIENCE)
+        return self._compute(*given)
+
+
+async def occupied(service):
+    """Put a row of the task `a` on the device and hold it there; gives the gate and the request."""
+    gate = Gate(service)
+    first = asyncio.ensure_future(service.predict([Ask("a", ["why"])]))
+    await until(gate.busy.is_set)
+    return gate, first
+
+
+def assert_same(found, wanted):
+    """Compare answers over HTTP with the engine's predictions."""
+    assert len(found) == len(wanted)
+    for mine, expected in zip(found, wanted, strict=True):
+        theirs = expected.to_json()
+        assert mine.keys() == theirs.keys()
+        for key, value in theirs.items():
+            if isinstance(value, (str, list, tuple)) or key in ("start", "end"):
+                assert list(mine[key]) == list(value) if isinstance(value, (list, tuple)) else mine[key] == value
+            else:
+                assert mine[key] == pytest.approx(value, abs=1e-5)

@@ -11,19 +11,19 @@ import uvicorn
 from adapterbank.serving import connections
 from adapterbank.serving.app import create_app
 from serving.dummy import Dummy
+from serving.small_bank import PATIENCE, until
 
 
 async def talk(http, parts, service=None):
     """Send the parts of a request to a server with this parser; gives what comes back until the connection ends."""
-    config = uvicorn.Config(
-        create_app(service or Dummy(), page=False), port=0, http=http, log_config=None, lifespan="off"
-    )
+    app = create_app(service or Dummy(), page=False)
+    given = {"port": 0, "http": http, "log_config": None, "lifespan": "off"}
+    config = uvicorn.Config(app, **given, timeout_keep_alive=PATIENCE)  # one that is slow to go on is waited for
     config.load()
     config.http_protocol_class = connections.bounded(config.http_protocol_class)
     server = uvicorn.Server(config)
     serving = asyncio.ensure_future(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
+    await until(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     found = b""
@@ -32,7 +32,7 @@ async def talk(http, parts, service=None):
             writer.write(part)
             await writer.drain()
             await asyncio.sleep(0.01)
-        found = await asyncio.wait_for(reader.read(), 10)
+        found = await asyncio.wait_for(reader.read(), PATIENCE)
     writer.close()
     server.should_exit = True
     await serving
@@ -76,12 +76,12 @@ def test_a_second_head_that_does_not_come_on_is_given_up_too(http, monkeypatch):
 
 class Slow(Dummy):
     async def predict(self, asks):
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(0.8)
         return await super().predict(asks)
 
 
 def test_an_answer_that_takes_longer_than_a_head_may_is_waited_for(http, monkeypatch):
-    monkeypatch.setattr(connections, "PATIENCE", 0.1)
+    monkeypatch.setattr(connections, "PATIENCE", 0.5)
     head = b"POST /v1/tasks/length/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += b"Connection: close\r\nContent-Length: 15\r\n\r\n"
     found = asyncio.run(talk(http, [head + b'{"text": "abc"}'], Slow()))

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import shutil
+import time
 
 import httpx
 import pyarrow
@@ -23,7 +24,8 @@ from adapterbank.serving.routes_train import TYPES, follow
 from adapterbank.serving.runs import Runs
 from adapterbank.serving.service import BankService
 from serving.dummy import Dummy, ask, calling
-from serving.training import FAST, new_bank, send, table
+from serving.small_bank import PATIENCE, until
+from serving.training import FAST, left, new_bank, send, table
 from small_data import reviews
 
 CSV = {"Content-Type": "text/csv"}
@@ -31,7 +33,14 @@ PATH = "/v1/tasks/sentiment/train"
 
 
 class Idle(Jobs):
-    """Runs that nobody works on."""
+    """Runs that nobody works on; `looks` counts how often they were looked at."""
+
+    looks = 0
+
+    def get(self, id):
+        """Count, and give it."""
+        self.looks += 1
+        return super().get(id)
 
     async def start(self):
         """Do nothing."""
@@ -48,11 +57,6 @@ def jobs(tmp_path, bert):
 @pytest.fixture
 def app(jobs):
     return create_app(Dummy(), jobs=jobs, page=False)
-
-
-def left(jobs):
-    """Give what lies in the folder of data files."""
-    return sorted(path.name for path in (jobs.bank / "serving" / "data").iterdir())
 
 
 def events(text):
@@ -198,8 +202,7 @@ def test_so_many_files_are_taken_at_once_and_places_are_given_back(jobs, monkeyp
 
         async with calling(app) as client:
             first = asyncio.ensure_future(client.post(PATH, content=slowly(), headers=CSV))
-            while not left(jobs):
-                await asyncio.sleep(0.01)
+            await until(lambda: left(jobs))
             second = await client.post(PATH, content=table(), headers=CSV)
             held.set()
             return [(await first).status_code, second.status_code, (await client.post(PATH, content=table(),
@@ -273,10 +276,10 @@ def test_a_stream_ends_when_its_key_is_revoked(jobs, tmp_path):
     async def run():
         async with calling(app) as client:
             stream = asyncio.ensure_future(client.get(f"/v1/runs/{id}/events", headers=bearer))
-            await asyncio.sleep(0.4)
+            await until(lambda: jobs.looks > 2 or stream.done())  # the last of them its stream's
             assert not stream.done()
             keys.revoke("one")
-            return await asyncio.wait_for(stream, 10)
+            return await asyncio.wait_for(stream, PATIENCE)
 
     assert [name for name, _ in events(asyncio.run(run()).text)] == ["state"]
     assert jobs.get(id).state == "queued"
@@ -290,7 +293,7 @@ def test_so_many_runs_are_followed_at_once_and_places_are_given_back(jobs, monke
     async def run():
         async with calling(app) as client:
             first = asyncio.ensure_future(client.get(path))
-            await asyncio.sleep(0.4)
+            await until(lambda: jobs.looks > 2)  # the last of them its stream's
             second = await client.get(path)
             jobs.cancel(id)
             return [(await first).status_code, second.status_code, (await client.get(path)).status_code]
@@ -385,12 +388,13 @@ def test_a_task_is_trained_and_served_at_once_and_the_next_version_too(tmp_path,
         return events(stream.text)
 
     async def predicted(client: httpx.AsyncClient, version):
-        for _ in range(100):
+        end = time.monotonic() + PATIENCE
+        while True:
             answer = await client.post("/v1/tasks/sentiment/predict", json={"texts": texts})
             if answer.status_code == 200 and answer.json()["version"] == version:
                 return answer.json()
+            assert time.monotonic() < end, answer.text
             await asyncio.sleep(0.05)
-        raise AssertionError(answer.text)
 
     async def run():
         async with calling(app) as client:

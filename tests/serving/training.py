@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import time
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from adapterbank.bank import Bank
 from adapterbank.serving.jobs import Jobs
@@ -14,6 +17,7 @@ from adapterbank.serving.runs import Run
 from small_data import reviews
 
 FAST: dict[str, Any] = {"epochs": 2, "size": 4, "lr": 0.01, "batch": 8, "max_length": 32}
+linux = pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="looks for processes in /proc")
 LONG: dict[str, Any] = {**FAST, "epochs": 2000, "patience": 0}
 """More epochs than a test has patience for."""
 
@@ -30,14 +34,19 @@ def send(jobs: Jobs, task: str = "sentiment", data: bytes | None = None, **optio
         return jobs.submit(task, {**FAST, **options}, upload)
 
 
+def left(jobs: Jobs) -> list[str]:
+    """Give what lies in the folder of data files."""
+    return sorted(path.name for path in (jobs.bank / "serving" / "data").iterdir())
+
+
 def table(count: int = 24) -> bytes:
     """Give the bytes of a CSV file of reviews."""
     lines = ["text,label", *(f"{text},{label}" for text, label in reviews(count))]
     return "\n".join(lines).encode()
 
 
-def until(jobs: Jobs, id: str, found: Any = lambda run: run.over, seconds: float = 240) -> Run:
-    """Wait until a run is as wanted."""
+def until(jobs: Jobs, id: str, found: Any = lambda run: run.over, seconds: float = 900) -> Run:
+    """Wait until a run is as wanted; its process gives way to all others, so that on a busy machine it takes long."""
     end = time.monotonic() + seconds
     while not found(run := jobs.get(id)):
         assert time.monotonic() < end, run
@@ -49,5 +58,12 @@ def until(jobs: Jobs, id: str, found: Any = lambda run: run.over, seconds: float
 def children(pid: int | None = None) -> list[int]:
     """Give the processes of runs that a process, or this one, has started."""
     found = glob.glob(f"/proc/{pid or os.getpid()}/task/*/children")
-    started = [int(one) for path in found for one in Path(path).read_text().split()]
-    return [one for one in started if "serving.trainee" in Path(f"/proc/{one}/cmdline").read_text()]
+    started = [one for path in found for one in _told(path).split()]
+    return [int(one) for one in started if "serving.trainee" in _told(f"/proc/{one}/cmdline")]
+
+
+def _told(path: str) -> str:
+    """Read what the system says of a process or thread; nothing once it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(path).read_text()
+    return ""

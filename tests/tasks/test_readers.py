@@ -20,6 +20,7 @@ from adapterbank.errors import DataError, InputError
 from adapterbank.tasks.readers import READERS, Table, read_lines, read_table, table_from
 
 ROWS = [{"text": "good, really", "label": "pos"}, {"text": 'so "bad"\nit is', "label": "neg"}]
+SHARED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 COLUMNS = {"text": ["good, really", 'so "bad"\nit is'], "label": ["pos", "neg"]}
 
 
@@ -253,7 +254,7 @@ def test_other_python_data_is_refused(data: Any, says: str) -> None:
 texts = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), min_size=1)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=SHARED)
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=5))
 def test_any_text_survives_csv_jsonl_and_parquet(tmp_path: Path, rows: list[tuple[str, str]]) -> None:
     columns = {"text": [first for first, _ in rows], "label": [second for _, second in rows]}
@@ -265,7 +266,7 @@ def test_any_text_survives_csv_jsonl_and_parquet(tmp_path: Path, rows: list[tupl
         assert read_table(tmp_path / name).columns == columns
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=SHARED)
 @given(st.sampled_from(sorted(READERS)), st.binary(max_size=60))
 def test_any_bytes_give_a_table_or_a_data_error(tmp_path: Path, ending: str, content: bytes) -> None:
     path = write(tmp_path, "any" + ending, content)

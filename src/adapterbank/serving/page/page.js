@@ -39,7 +39,7 @@ async function showTry(name) {
 }
 
 async function show() {
-  const [view, name] = address();
+  const [view, name] = address(), here = location.hash;
   train.stop();
   find("trouble").hidden = true;
   for (const one of VIEWS) find(`view-${one}`).hidden = one !== view;
@@ -56,18 +56,18 @@ async function show() {
       if (view === "train") await train.showRuns();
     }
   } catch (error) {
-    report(error);
+    if (here === location.hash) report(error); // unless the reader has gone on
   }
 }
 
 async function look() {
-  const [view] = address();
+  const [view] = address(), here = location.hash;
   if (document.hidden || !["tasks", "try"].includes(view)) return;
   try {
     if (await tasks.refresh() && view === "try") trying.renew();
-    find("trouble").hidden = true;
+    if (here === location.hash) find("trouble").hidden = true;
   } catch (error) {
-    report(error);
+    if (here === location.hash) report(error);
   }
 }
 

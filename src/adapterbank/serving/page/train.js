@@ -133,13 +133,19 @@ export async function showRun(id, finished) {
   const mine = (leave = new AbortController()), path = `v1/runs/${encodeURIComponent(id)}`;
   find("run-title").textContent = "Run";
   find("run-body").replaceChildren();
-  let run = await ask(path), steps = [], waiting = false;
+  let run = await ask(path), steps = [], waiting = false, asked = 0, heard = 0;
   const paint = () => {
     if (waiting || mine.signal.aborted) return;
     waiting = true; // at most one drawing a frame, however fast the events come
     requestAnimationFrame(() => { waiting = false; if (!mine.signal.aborted) render(run, steps); });
   };
-  const reload = async () => { run = await ask(path, { signal: mine.signal }); paint(); };
+  const reload = async () => {
+    const turn = (asked += 1), found = await ask(path, { signal: mine.signal });
+    if (turn < heard) return; // what was asked later has been answered: this is how it was before
+    heard = turn;
+    run = found;
+    paint();
+  };
   const hear = (kind, data) => {
     if (kind === "state") { reload().catch(() => {}); return; }
     run = { ...run, state: "running", progress: { ...run.progress, ...data } };

@@ -7,23 +7,28 @@ import { readsPair, tasks } from "./tasks.js";
 
 const AT_ONCE = 64;
 let turn = 0;
+let late = ""; // the task of the address, where it was not served when it was wanted
 
 const chosen = () => tasks().find((task) => task.name === find("try-task").value);
 
 // Until the tasks are known nothing can be asked, or the answer would be another task's.
 export function wait() {
   turn += 1;
+  late = "";
   find("try-go").disabled = true;
 }
 
 export function choose(name) {
   const before = find("try-task").value;
   offer(name ?? before);
+  late = name && find("try-task").value !== name ? name : "";
   find("try-go").disabled = false;
   if (find("try-task").value !== before) find("try-result").replaceChildren();
 }
 
-export const renew = () => offer(find("try-task").value);
+export function renew() {
+  if (late && tasks().some((task) => task.name === late)) choose(late); else offer(find("try-task").value);
+}
 
 function offer(name) {
   const select = find("try-task"), n = tasks().length;
@@ -111,7 +116,9 @@ async function askAll(text, pair, mine, tell) {
 
 async function go(event) {
   event.preventDefault();
+  if (find("try-go").disabled) return; // the keyboard submits all the same
   const result = find("try-result"), button = find("try-go"), mine = (turn += 1);
+  late = "";
   const text = find("try-text").value, pair = find("try-pair-row").hidden ? "" : find("try-pair").value;
   const tell = (words) => result.replaceChildren(make("p", { class: "quiet" }, words));
   button.disabled = true;

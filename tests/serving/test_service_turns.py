@@ -1,0 +1,148 @@
+"""The service's queue: who waits shares a batch, who floods delays nobody, who leaves is out, overload is told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from adapterbank.serving.terms import Ask, Refusal
+from serving.small_bank import PATIENCE, occupied, running, until
+
+
+def test_rows_that_wait_together_share_a_batch(small):
+    small.put("a", 0)
+    small.put("b", 1)
+
+    async def run():
+        async with running(small) as service:
+            gate, first = await occupied(service)
+            rest = [asyncio.ensure_future(service.predict([Ask(n, ["the cat", "dog"])])) for n in "abab"]
+            await until(lambda: service.batching.ready == 28)
+            gate.opened.set()
+            await asyncio.gather(first, *rest)
+            return service.numbers()
+
+    numbers = asyncio.run(run())
+    assert (numbers["batches"], numbers["rows"]) == (2, 9)
+
+
+def test_texts_are_tokenised_while_the_device_computes(small):
+    small.put("a")
+
+    async def run():
+        async with running(small) as service:
+            gate, first = await occupied(service)
+            second = asyncio.ensure_future(service.predict([Ask("a", ["the cat sat"])]))
+            await until(lambda: service.batching.ready == 5)
+            done = first.done()
+            gate.opened.set()
+            await asyncio.gather(first, second)
+            return done
+
+    assert asyncio.run(run()) is False
+
+
+def test_a_cancelled_request_leaves_the_queue(small):
+    small.put("a")
+
+    async def run():
+        async with running(small) as service:
+            gate, first = await occupied(service)
+            second = asyncio.ensure_future(service.predict([Ask("a", ["the cat sat"])]))
+            await until(lambda: service.batching.ready == 5)
+            second.cancel()
+            await asyncio.wait([second])
+            left = service.batching.waiting
+            gate.opened.set()
+            await first
+            return left, service.numbers()["rows"]
+
+    assert asyncio.run(run()) == (0, 1)
+
+
+def test_overload_is_answered_at_once_and_the_rest_as_if_nothing_were(small):
+    small.put("a")
+    small.put("b", 1)
+
+    async def run():
+        async with running(small, queue=64) as service:
+            gate, first = await occupied(service)
+            kept, refused = [], []
+            for _ in range(30):
+                one = asyncio.ensure_future(service.predict([Ask("a", ["the cat sat"])]))
+                await until(lambda one=one: one.done() or service.batching.ready == 5 * len(kept) + 5)
+                (refused if one.done() else kept).append(one)
+            other = asyncio.ensure_future(service.predict([Ask("b", ["why"])]))  # there is room for another task
+            await until(lambda: other.done() or service.batching.ready > 5 * len(kept))
+            assert not other.done()
+            most = service.batching.waiting
+            gate.opened.set()
+            found = await asyncio.gather(first, other, *kept)
+            return most, [one.exception() for one in refused], found
+
+    most, refused, found = asyncio.run(run())
+    assert most <= 64
+    assert refused
+    assert all(error.code == "overloaded" and 1 <= error.retry_after <= 60 for error in refused)
+    assert len({str(answer.predictions) for answers in found[2:] for answer in answers}) == 1
+
+
+def test_a_refused_request_counts_none_of_its_rows(small):
+    small.put("a")
+    small.put("b", 1)
+
+    async def run():
+        async with running(small, queue=40) as service:
+            gate, first = await occupied(service)
+            with pytest.raises(Refusal, match="Too much is waiting"):
+                await service.predict([Ask("a", ["the cat"]), Ask("b", ["the cat sat on the mat"] * 9)])
+            left = service.batching.waiting
+            gate.opened.set()
+            await first
+            return left
+
+    assert asyncio.run(run()) == 0
+
+
+def test_a_flooding_task_does_not_hold_up_another(small):
+    small.put("flood")
+    small.put("other", 1)
+    batches = threading.Semaphore(0)
+
+    async def run():
+        async with running(small) as service:
+            service.batching.budget = 64  # eight rows a batch
+            compute = service.engine.compute
+            service.engine.compute = lambda *given: batches.acquire(timeout=PATIENCE) and compute(*given)
+            texts = ["the cat sat on the mat"] * 40
+            flood = [asyncio.ensure_future(service.predict([Ask("flood", texts)])) for _ in range(5)]
+            await until(lambda: service.batching.ready >= 1500)
+            other = asyncio.ensure_future(service.predict([Ask("other", texts[:2])]))
+            await until(lambda: "other" in str(list(service.batching._lines)))
+            batches.release(2)  # the one under way, and the next
+            found = await asyncio.wait_for(other, PATIENCE)
+            waiting = not any(one.done() for one in flood)
+            batches.release(100)
+            await asyncio.gather(*flood)
+            return waiting, len(found[0].predictions)
+
+    assert asyncio.run(run()) == (True, 2)
+
+
+def test_a_request_of_which_one_task_fails_is_refused_at_once_and_leaves_the_queue(small):
+    small.put("a")
+    small.put("b", 1)
+
+    async def run():
+        async with running(small) as service:
+            gate, first = await occupied(service)
+            with pytest.raises(Refusal) as refused:  # while the device is held
+                await asyncio.wait_for(service.predict([Ask("a", ["why"]), Ask("b", ["\ud800"])]), PATIENCE / 2)
+            left = service.batching.waiting
+            gate.opened.set()
+            await first
+            return refused.value.code, left
+
+    assert asyncio.run(run()) == ("bad_request", 0)
