@@ -35,6 +35,13 @@ def test_the_best_size_is_chosen_by_task_on_dev(tmp_path):
     assert cells(table, "ours: adapters 64, dev")["RTE"] == "60.0"
 
 
+def test_a_share_that_is_small_is_not_told_as_nothing(tmp_path):
+    made = [record("glue-rte", "feature", trained=30), record("glue-rte", "layernorm", trained=500)]
+    table = tables.glue(load([write(tmp_path, *made)]))
+    assert cells(table, "ours: feature, dev")["trained"] == "0.003 %"
+    assert cells(table, "ours: LayerNorm only, dev")["trained"] == "0.05 %"
+
+
 def test_the_metric_is_the_papers(tmp_path):
     made = record("glue-mrpc", dev=0.8, metric="accuracy_f1")
     made["metrics"]["dev"]["f1"] = 0.9

@@ -195,7 +195,10 @@ def _value(row: Row, split: str, metric: str) -> float | None:
 
 def _share(chosen: Sequence[Sequence[Row]]) -> str:
     shares = [100 * mine[0].trained / mine[0].encoder for mine in chosen if mine[0].encoder]
-    return f"{fmean(shares):.2f} %" if shares else _DASH
+    if not shares:
+        return _DASH
+    share = fmean(shares)
+    return f"{share:.2f} %" if share >= 0.01 or not share else f"{share:.1g} %"
 
 
 def _average(cells: Mapping[str, tuple[str, float | None]]) -> str:
