@@ -25,7 +25,7 @@ BENCH_VENV ?= .venv-bench
 # A folder with sst2/train.parquet and cola/train.parquet adds their real lengths: make bench BENCH_ARGS="--data FOLDER"
 BENCH_ARGS ?=
 
-.PHONY: help demo bench test pytest check lint format-check types imports format install install-dev clean distclean
+.PHONY: help demo bench results test pytest check lint format-check types imports format install install-dev clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -37,6 +37,10 @@ test: check pytest ## Run all checks, then all tests
 
 bench: $(VENV)/.installed $(VENV)/.installed-demo $(BENCH_VENV)/.installed ## Training steps beside the peers, in turns, on this machine's CPU
 	$(BIN)/python bench/train_cpu.py --peers $(BENCH_VENV)/bin/python --out bench/results/train_cpu.json $(BENCH_ARGS)
+
+results: $(VENV)/.installed-dev ## Compute results/ anew from its records: tables, figures, report
+	$(BIN)/adapterbank figures --records results/records --out results/figures
+	$(BIN)/adapterbank report --records results/records --out results/report.html
 
 pytest: $(VENV)/.installed-dev $(VENV)/.installed-demo ## Run the tests alone (PYTEST_ARGS="-k name")
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from adapterbank.analysis import rows, tables
+from adapterbank.analysis import figures, rows, tables
 
 ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
 
 
 @pytest.fixture(scope="module")
 def study():
-    return rows.load([ROOT / "results" / "records"])
+    return rows.load([RESULTS / "records"])
 
 
 def test_every_record_can_be_used_and_stands_under_the_hash_of_its_config(study):
@@ -21,13 +22,26 @@ def test_every_record_can_be_used_and_stands_under_the_hash_of_its_config(study)
     assert len(study.rows) == len({row.path.stem for row in study.rows}) > 0
 
 
-@pytest.mark.parametrize(("name", "make"), [("table1", tables.glue), ("table2", tables.further)])
-def test_the_tables_are_what_the_records_give(study, name, make):
-    kept = sorted((ROOT / "results" / "tables").glob(f"{name}-*.csv"))
-    assert kept
-    for path in kept:
-        backbone = path.stem.removeprefix(f"{name}-")
-        assert path.read_text(encoding="utf-8") == make(study.of(backbone)).csv()
+def test_tables_and_figures_are_what_the_records_give(study):
+    pytest.importorskip("matplotlib", reason="pip install 'adapterbank[plot]'")
+    found = {f"{one.name}.csv": one.csv() for one in figures.draw_all(study) if one.figure}
+    for backbone in study.backbones:
+        mine = tables.with_ours(study.of(backbone))
+        found |= {f"{table.name}{study.suffix(backbone)}.csv": table.csv() for table in mine}
+    kept = {path.name: path.read_text(encoding="utf-8") for path in (RESULTS / "figures").glob("*.csv")}
+    assert kept == found
+    drawn = {path.stem for path in (RESULTS / "figures").glob("*.png")}
+    assert drawn == {name.removesuffix(".csv") for name in kept if not name.startswith("table")}
+
+
+def test_the_report_is_of_these_records(study):
+    told = (RESULTS / "report.html").read_text(encoding="utf-8")
+    assert f"<p>{len(study.rows)} runs, " in told
+    assert all(f'id="record-{row.path.stem}"' in told for row in study.rows)
+    for backbone in study.backbones:
+        for table in tables.with_ours(study.of(backbone)):
+            for line in table.rows:
+                assert "".join(f"<td>{cell}</td>" for cell in line[1:]) in told
 
 
 def test_the_documentation_has_the_means_of_table_1(study):

@@ -45,6 +45,8 @@ class Client(adapterbank.Client):
         if leaving.is_set():  # while it was on its way here: the replicas may be gone
             raise Stopped
         reply = super()._send(call)
+        if leaving.is_set() and reply.status == 404 and not isinstance(reply.body, dict):
+            raise Stopped  # Ray's own answer, not ours: it arrived after the way here was gone
         statuses.append(reply.status)
         return reply
 
