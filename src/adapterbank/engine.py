@@ -357,4 +357,4 @@ def _softmax(out: np.ndarray) -> np.ndarray:
 
 
 def _named(task: Task, probabilities: np.ndarray) -> dict[str, float]:
-    return {label: float(p) for label, p in zip(task.labels, probabilities, strict=True)}
+    return dict(zip(task.labels, probabilities.tolist(), strict=True))

@@ -37,10 +37,10 @@ class Idle(Jobs):
 
     looks = 0
 
-    def get(self, id):
+    def get(self, id, after=0):
         """Count, and give it."""
         self.looks += 1
-        return super().get(id)
+        return super().get(id, after)
 
     async def start(self):
         """Do nothing."""
