@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
@@ -114,6 +115,17 @@ def test_a_cluster_that_is_not_there_is_told_in_one_sentence(tmp_path, monkeypat
     where = address or "this machine"
     with pytest.raises(InputError, match=f"No Ray cluster can be used at {where}: no answer within 5 seconds. Start"):
         ray_engine(address)([], Means(Folder(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("address", "variable", "wanted"),
+    [("a:1", "b:2", "a:1"), (None, "b:2", "b:2"), (None, "", "local"), ("auto", "b:2", "auto")],
+)
+def test_a_cluster_that_happens_to_run_here_is_joined_only_if_asked_for(monkeypatch, address, variable, wanted):
+    asked = []
+    monkeypatch.setenv("RAY_ADDRESS", variable)
+    cluster.join(SimpleNamespace(init=lambda **options: asked.append(options["address"])), address)
+    assert asked == [wanted]
 
 
 def test_a_run_that_was_refused_before_is_told_when_it_has_ended(tmp_path):

@@ -29,7 +29,7 @@ def ray_engine(address: str | None = None, *, cpus: int = 1) -> Engine:
     """Give an engine that runs units on a cluster; every machine must see the folder or URL of the records.
 
     Args:
-        address: Of the cluster; without it one is found, or started on this machine.
+        address: Of the cluster; without it that of RAY_ADDRESS, or one is started on this machine.
         cpus: How many CPUs a worker has, and as many threads.
     """
     try:
@@ -42,7 +42,7 @@ def ray_engine(address: str | None = None, *, cpus: int = 1) -> Engine:
             raise ConfigError(["keep is 'best', which workers apart cannot tell; use none or all with the engine ray."])
         began = not ray.is_initialized()
         if began:
-            _join(ray, address)
+            join(ray, address)
         try:
             _run(ray, [run for unit in found for run in unit], means, cpus)
         finally:
@@ -52,12 +52,13 @@ def ray_engine(address: str | None = None, *, cpus: int = 1) -> Engine:
     return run
 
 
-def _join(ray: Any, address: str | None) -> None:
-    """Join a cluster, or start one; what Ray raises where there is none differs with the way to it."""
+def join(ray: Any, address: str | None) -> None:
+    """Join the cluster of an address or of RAY_ADDRESS, or start one: never one that happens to run here, unasked."""
+    chosen = address or os.environ.get("RAY_ADDRESS") or "local"
     try:
-        ray.init(address=address, log_to_driver=False, configure_logging=False, include_dashboard=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        where = address or os.environ.get("RAY_ADDRESS") or "this machine"
+        ray.init(address=chosen, log_to_driver=False, configure_logging=False, include_dashboard=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:  # it differs with the way there
+        where = chosen if chosen != "local" else "this machine"
         why = " ".join(str(error).split()).rstrip(".")
         raise InputError(
             f"No Ray cluster can be used at {where}: {why}. Start one, or name another address."

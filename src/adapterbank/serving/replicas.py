@@ -20,6 +20,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from adapterbank.cluster import join
 from adapterbank.errors import InputError, ServiceError
 from adapterbank.serving.settings import Settings, build, mirrored
 from adapterbank.serving.watch import NUMBERS, log_to
@@ -68,12 +69,12 @@ def deployed(settings: Settings, scale: Scale, *, host: str, port: int, address:
         scale: How many replicas.
         host: Where the proxies listen, one on each machine with a replica.
         port: Likewise. A cluster on which Ray Serve runs already listens where it does.
-        address: Of the cluster; without it one is found, or started on this machine.
+        address: Of the cluster; without it that of RAY_ADDRESS, or one is started on this machine.
     """
     ray, serve = _libraries()
     began = not ray.is_initialized()
     if began:
-        ray.init(address=address, log_to_driver=False, configure_logging=False, include_dashboard=False)
+        join(ray, address)
     try:
         there = bool(serve.status().proxies)
         if there and not settings.locked:
