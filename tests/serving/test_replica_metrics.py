@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -17,23 +13,6 @@ from adapterbank.serving import replicas
 from adapterbank.serving.app import create_app
 from adapterbank.serving.settings import Settings
 from serving.dummy import Dummy, ask
-
-SCRAPED = """
-import json, socket, time
-import httpx
-from adapterbank.serving.replicas import Scale, deployed
-from adapterbank.serving.settings import Settings
-
-with socket.socket() as door:
-    door.bind(("127.0.0.1", 0))
-    port = door.getsockname()[1]
-texts, end = [], time.monotonic() + 120
-with deployed(Settings("bank", device="cpu", page=False), Scale(2, 2), host="127.0.0.1", port=port):
-    while len({text.partition('replica="')[2].partition('"')[0] for text in texts}) < 2 and time.monotonic() < end:
-        httpx.post(f"http://127.0.0.1:{port}/v1/tasks/a/predict", json={"text": "the cat"}).raise_for_status()
-        texts.append(httpx.get(f"http://127.0.0.1:{port}/metrics").raise_for_status().text)
-print(json.dumps(texts))
-"""
 
 
 def series(text):
@@ -77,21 +56,3 @@ def test_a_replica_is_called_as_ray_calls_it(small, monkeypatch):
     monkeypatch.setattr(replicas, "build", lambda *given, **more: asked.append(more) or create_app(Dummy()))
     replicas._app(Settings(str(small.bank.path)), 1, ".")
     assert asked == [{"replica": "x7y"}]
-
-
-@pytest.mark.slow
-def test_a_scraper_of_a_cluster_learns_of_both_replicas(small, tmp_path):
-    pytest.importorskip("ray.serve", reason="pip install 'adapterbank[ray]'")
-    small.put("a")
-    quiet = {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
-    found = subprocess.run(
-        [sys.executable, "-c", SCRAPED],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, **quiet},
-    )
-    assert found.returncode == 0, found.stderr[-3000:]
-    texts = json.loads(found.stdout.splitlines()[-1])
-    assert len({dict(labels)["replica"] for text in texts for _, labels in series(text)}) == 2

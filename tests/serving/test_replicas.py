@@ -20,9 +20,10 @@ from adapterbank.serving.settings import Settings
 from adapterbank.tasks.spec import Examples
 
 KILLED = """
-import contextlib, json, os, random, signal, socket, sys, threading, time
+import contextlib, json, os, random, re, signal, socket, sys, threading, time
 from pathlib import Path
 
+import httpx
 import psutil
 from ray import serve
 
@@ -35,7 +36,7 @@ from adapterbank.serving.settings import Settings
 bank, new = Path("bank").absolute(), Path("new").absolute()
 words = "the cat sat on a mat and was very good".split()
 mirrors = cache.folder() / FOLDER
-said, failed, statuses, stop, leaving = [], [], [], threading.Event(), threading.Event()
+said, failed, statuses, names, stop, leaving = [], [], [], set(), threading.Event(), threading.Event()
 
 class Stopped(Exception):
     pass
@@ -66,6 +67,10 @@ def pids():
 def whole():
     states = serve.status().applications["adapterbank"].deployments["adapterbank"].replica_states
     return states == {"RUNNING": 2} and all(list(mirrors.glob(f"{pid}-*/tasks/t0")) for pid in pids())
+
+def scraped():
+    names.update(re.findall('replica="([^"]+)"', httpx.get(f"{url}/metrics", timeout=600).text))
+    return len(names) > 1
 
 def until(what, true):
     end = time.monotonic() + 600
@@ -98,6 +103,7 @@ url = f"http://127.0.0.1:{listens}"
 settings = Settings(f"local://{bank}", device="cpu", page=False)
 with deployed(settings, Scale(2, 2), host="127.0.0.1", port=listens):
     until("two replicas", whole)
+    until("numbers of both", scraped)
     before = pids()
     threads = loaded(8, 4)
     until("answers", lambda: len(said) > 100)
@@ -125,7 +131,8 @@ with deployed(settings, Scale(2, 2), host="127.0.0.1", port=listens):
 for thread in threads:
     thread.join()
 left = [place.name for place in mirrors.glob("*-*")]
-print(json.dumps({"said": said, "failed": failed, "statuses": sorted(set(statuses)), "left": left}))
+told = {"said": said, "failed": failed, "statuses": sorted(set(statuses)), "left": left, "names": len(names)}
+print(json.dumps(told))
 """
 
 
@@ -138,15 +145,17 @@ def test_a_replica_killed_under_load_loses_no_answer_and_comes_back(small, tmp_p
     (small.bank.path / "tasks" / "t3").rename(tmp_path / "new")
     (tmp_path / "serve.py").write_text(textwrap.dedent(KILLED))
     quiet = {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    slow = {f"RAY_SERVE_PROXY_{check}_CHECK_TIMEOUT_S": "600" for check in ("READY", "HEALTH")}  # as may be
     command = [sys.executable, "serve.py"]
     found = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=1800, env={**os.environ, **quiet}
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=1800, env={**os.environ, **quiet, **slow}
     )
     assert found.returncode == 0, found.stderr[-3000:]
     told = json.loads(found.stdout.splitlines()[-1])
     assert told["failed"] == []
     assert 200 in told["statuses"]  # others among them are those that were lost with the replica and asked again
     assert told["left"] == []
+    assert told["names"] == 2  # who asks for numbers learns which replica's they are
     assert len(told["said"]) > 240
     wanted = engine.predict([(task, Examples(texts)) for task, texts, _ in told["said"]])
     for (_, _, got), expected in zip(told["said"], wanted, strict=True):
