@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,15 @@ def new_slot() -> Callable[..., dict[str, Tensor]]:
         return {name: tensors[name] + 0.1 * torch.randn(tensors[name].shape, generator=generator) for name in names}
 
     return make
+
+
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Let threads take turns as often as can be."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,15 +11,6 @@ import pytest
 from adapterbank import engine as engine_module
 from adapterbank.engine import Engine
 from residency.recipes import PATIENCE, ROWS, Recipe, ask, assert_at_rest, assert_right
-
-
-@pytest.fixture
-def hasty():
-    """Let threads take turns as often as can be."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
 
 
 @pytest.mark.usefixtures("hasty")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 
 import pytest
 
@@ -16,15 +15,6 @@ SEEDS, CLIENTS, REQUESTS = 6, 12, 25
 SIZES = (3, 8, 4)
 GONE = {"unknown_task", "unknown_version"}
 """What may be told of a task that is removed now and then."""
-
-
-@pytest.fixture
-def hasty():
-    """Let threads take turns as often as can be."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
 
 
 @pytest.mark.usefixtures("hasty")

@@ -22,7 +22,7 @@ from adapterbank.serving.terms import CODES
 from adapterbank.serving.watch import JsonLines
 from serving.dummy import Dummy, ask, calling
 from serving.small_bank import until
-from serving.training import new_bank, send, table
+from serving.training import left, new_bank, send, table
 
 DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
 
@@ -120,7 +120,7 @@ def test_one_key_holds_half_of_the_places_for_files_and_streams(jobs, tmp_path, 
 
         async with calling(app) as client:
             slow = [asyncio.ensure_future(client.post(path, content=slowly(), headers=alice)) for _ in range(2)]
-            await until(lambda: len(list((jobs.bank / "serving" / "data").iterdir())) == 2)
+            await until(lambda: len(left(jobs)) == 2)
             more = await client.post(path, content=table(), headers=alice)
             other = await client.post(path, content=table(), headers=bob)
             go.set()

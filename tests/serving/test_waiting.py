@@ -12,7 +12,7 @@ from adapterbank.serving.keys import Keys
 from adapterbank.serving.terms import Limits
 from serving.dummy import Dummy, ask, calling
 from serving.small_bank import until
-from serving.training import new_bank, table
+from serving.training import left, new_bank, table
 
 PATH = "/v1/tasks/sentiment/train?format=csv"
 
@@ -59,7 +59,7 @@ def test_a_key_may_have_so_many_runs_waiting_and_others_still_have_room(app, job
     assert (error["code"], answers[2].headers["retry-after"]) == ("too_many_runs", "60")
     assert error["message"].startswith("2 runs of the key 'alice' are queued already;")
     assert [answer.status_code for answer in sent(app, bob, 2)] == [202, 202]
-    assert len(list((jobs.bank / "serving" / "data").iterdir())) == 4  # nothing of the one that was refused
+    assert len(left(jobs)) == 4  # nothing of the one that was refused
 
 
 def test_a_run_that_begins_or_is_cancelled_makes_room_for_the_next(app, jobs, header):
@@ -94,13 +94,13 @@ def test_files_that_are_sent_at_once_do_not_slip_through_together(app, jobs, hea
 
         async with calling(app) as client:
             posts = [asyncio.ensure_future(client.post(PATH, content=body(), headers=alice)) for _ in range(4)]
-            await until(lambda: len(list((jobs.bank / "serving" / "data").iterdir())) == 4)
+            await until(lambda: len(left(jobs)) == 4)
             go.set()
             return await asyncio.gather(*posts)
 
     statuses = sorted(answer.status_code for answer in asyncio.run(run()))
     assert statuses == [202, 202, 429, 429]
-    assert len(list((jobs.bank / "serving" / "data").iterdir())) == 2
+    assert len(left(jobs)) == 2
 
 
 def test_the_limit_of_all_holds_for_files_that_are_sent_at_once_too(tmp_path, bert):
