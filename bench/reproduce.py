@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ STUDIES = {
     "table1-mpnet": "mpnet",
 }
 """Study -> folder of its records."""
-_WHOLE = ("full", "top")
 
 
 @dataclass(frozen=True)
@@ -59,30 +58,33 @@ class Job:
 
 
 def parts(study: str, folder: Path) -> list[Job]:
-    """Cut a study into processes: the grid is one, others one a task, methods that train whole layers by themselves."""
+    """Cut a study into processes: the grid is one, of others each task of each kind of method."""
     whole = yaml.safe_load((CONFIGS / f"{study}.yaml").read_text(encoding="utf-8"))
     if study.startswith("glue-grid"):
         return [_job(study, "all", whole, folder)]
     found = []
     for task in _tasks(whole):
         mine = _of_task(whole, task)
-        for kind, chosen in _KINDS.items():
-            blocks = [block for block in mine["blocks"] if chosen(block)]
+        for kind, methods in _KINDS.items():
+            blocks = [part for part in (_of_kind(block, methods) for block in mine["blocks"]) if part["method"]]
             if blocks:
                 found.append(_job(study, f"{task.split('/')[1]}-{kind}", {**mine, "blocks": blocks}, folder))
     return found
 
 
-def _method(block: Mapping[str, Any]) -> list[str]:
-    value = block.get("method", "adapter")
-    return list(value) if isinstance(value, list) else [value]
+def _of_kind(block: Mapping[str, Any], methods: set[str]) -> dict[str, Any]:
+    mine = [method for method in _listed(block.get("method", "adapter")) if method in methods]
+    return {**{key: value for key, value in block.items() if key != "top" or "top" in mine}, "method": mine}
 
 
-_KINDS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
-    "slots": lambda block: not {*_WHOLE, "automl"} & {*_method(block)},
-    "whole": lambda block: bool({*_WHOLE} & {*_method(block)}),
-    "automl": lambda block: "automl" in _method(block),
+_KINDS = {
+    "full": {"full"},
+    "adapters": {"adapter"},
+    "top": {"top"},
+    "small": {"layernorm", "lora", "bitfit", "feature"},
+    "automl": {"automl"},
 }
+"""Kind of process -> the methods that it runs; what takes longest starts first."""
 
 
 def _listed(value: Any) -> list[Any]:

@@ -35,6 +35,15 @@ def test_the_best_size_is_chosen_by_task_on_dev(tmp_path):
     assert cells(table, "ours: adapters 64, dev")["RTE"] == "60.0"
 
 
+def test_the_best_size_within_the_papers_share_leaves_larger_ones_out(tmp_path):
+    made = [record("glue-rte", dev=dev, size=size, trained=trained)
+            for size, dev, trained in ((8, 0.6, 4_000), (64, 0.7, 36_000), (256, 0.8, 36_001))]  # fmt: skip
+    table = tables.glue(load([write(tmp_path, *made)]))
+    within = cells(table, "ours: adapters, best size up to 3.6 %, dev")
+    assert (within["RTE"], within["trained"]) == ("70.0", "3.60 %")
+    assert cells(table, "ours: adapters, best size, dev")["RTE"] == "80.0"
+
+
 def test_a_share_that_is_small_is_not_told_as_nothing(tmp_path):
     made = [record("glue-rte", "feature", trained=30), record("glue-rte", "layernorm", trained=500)]
     table = tables.glue(load([write(tmp_path, *made)]))
