@@ -4,11 +4,13 @@
     python bench/serving.py start --tasks 1000 --out bench/results/serving_start.json
     python bench/serving.py soak --minutes 60 --out bench/results/serving_soak.json
     python bench/serving.py inside --device cuda --shape base --tasks 1000 --texts 32 --clients 64
+    python bench/serving.py inside --pretend 4 --shape tiny --tasks 1000 --texts 32 --clients 64
 
 `load`: clients over HTTP, as fast as they are answered, with 8 texts a request and with one; then at half of that rate.
 `start`: time from the start of the process to ready, and memory with every task resident. `soak`: 80 % load for long,
-every answer compared with the engine's own. `inside`: batching and engine without HTTP. Banks of random tasks are made
-in --folder and kept for the next time.
+every answer compared with the engine's own. `inside`: batching and engine without HTTP; with --pretend and a tiny
+shape, what the host makes of a GPU that is not there. Banks of random tasks are made in --folder and kept for the next
+time.
 """
 
 from __future__ import annotations
@@ -25,16 +27,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import random_bank
+import torch
 import wire
 
 from adapterbank.encoder.checkpoint import Backbone, load
+from adapterbank.encoder.packed import Tokens
 from adapterbank.engine import Engine
+from adapterbank.residency import Known
 from adapterbank.tasks.spec import Examples
 
 TOKENS = 16
@@ -50,6 +56,7 @@ def parse() -> argparse.Namespace:
     options.add_argument("--backbone", default="minilm")
     options.add_argument("--shape", default="", help="inside: a random encoder of this shape (base) instead")
     options.add_argument("--device", default="cpu")
+    options.add_argument("--pretend", type=float, default=0, help="inside: ms of a pretended GPU for 256 rows")
     options.add_argument("--tasks", type=int, default=50)
     options.add_argument("--size", type=int, default=64)
     options.add_argument("--clients", type=int, default=64)
@@ -110,15 +117,16 @@ def asks(texts: list[str], tasks: int, each: int, seed: int = 0) -> Callable[[in
     return lambda number: made[number % len(made)]
 
 
-def direct(engine: Engine, texts: list[str], tasks: int, seconds: float) -> float:
-    """Call the engine with full batches of all tasks; gives texts a second."""
+def direct(engine: Engine, texts: list[str], tasks: int, seconds: float, each: int = 1) -> float:
+    """Call the engine with full batches, so many texts of each of their tasks at least; gives texts a second."""
     rows = engine.tokens_at_once // TOKENS
     drawn = random.Random(1)
     calls = []
     for _ in range(16):
         requests: dict[str, list[str]] = {}
+        named = drawn.sample(range(tasks), min(tasks, rows // each))
         for i in range(rows):
-            requests.setdefault(random_bank.name(i % tasks), []).append(drawn.choice(texts))
+            requests.setdefault(random_bank.name(named[i % len(named)]), []).append(drawn.choice(texts))
         calls.append([(task, Examples(mine)) for task, mine in requests.items()])
     for call in calls[:2]:
         engine.predict(call)
@@ -131,9 +139,38 @@ def direct(engine: Engine, texts: list[str], tasks: int, seconds: float) -> floa
     raise AssertionError
 
 
+class Pretended(Engine):
+    """The host's side of a GPU: for every 256 rows as many small copies, then a wait; the answers are made up."""
+
+    milliseconds = 0.0
+
+    @property
+    def tokens_at_once(self) -> int:
+        """As of a GPU."""
+        return 16384
+
+    @property
+    def lanes(self) -> int:
+        """As of a GPU."""
+        return 1
+
+    def compute(self, tokens: Sequence[Tokens], tasks: Sequence[Known | None]) -> list[np.ndarray]:
+        """Compute nothing, in the time that is said."""
+        source, target = torch.ones(64), torch.zeros(64)
+        with self.slots.using([known for known in dict.fromkeys(tasks) if known]):
+            for start in range(0, len(tokens), 256):
+                rows = min(256, len(tokens) - start)
+                for _ in range(rows):
+                    target.copy_(source)
+                time.sleep(self.milliseconds / 1000 * rows / 256)
+        return [np.array([0.3, -0.2], np.float32)] * len(tokens)
+
+
 def filled(backbone: Backbone, options: argparse.Namespace, **more: Any) -> Engine:
     """Give an engine that holds all tasks."""
-    engine = Engine(backbone, device=options.device, **more)
+    engine = (Pretended if options.pretend else Engine)(backbone, device=options.device, **more)
+    if isinstance(engine, Pretended):
+        engine.milliseconds = options.pretend
     spec = random_bank.plan(backbone, options.size)
     from adapterbank.tasks.spec import Task
 
@@ -311,7 +348,7 @@ def measure_inside(options: argparse.Namespace) -> dict[str, Any]:
             await press(options.seconds)
             rounds = []
             for _ in range(options.rounds):
-                bare = await asyncio.to_thread(direct, engine, texts, options.tasks, options.seconds)
+                bare = await asyncio.to_thread(direct, engine, texts, options.tasks, options.seconds, options.texts)
                 rounds.append(
                     {"engine_texts_per_second": bare, "service_texts_per_second": await press(options.seconds)}
                 )
@@ -325,7 +362,6 @@ def measure_inside(options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, and write what was found."""
-    import torch
     from machine import machine
 
     options = parse()

@@ -258,7 +258,7 @@ class Engine:
         if task.kind == "span":
             listed = readings(prepared.examples, prepared.rows, given, max(1, best))
             return [_answered(task, one, best) for one in listed]
-        return [_decided(task, out) for out in given]
+        return _decided(task, given)
 
     def decide(self, requests: Sequence[tuple[str, Examples]], keep: bool = False) -> list[list[Any]]:
         """Give what a metric compares: class numbers, sets of them, numbers, or answer texts; as `predict` does."""
@@ -321,7 +321,7 @@ def decide(task: Task, examples: Examples, rows: Rows, given: Sequence[np.ndarra
     """Turn the outputs of a task's rows into what a metric compares, one for each example."""
     if task.kind == "span":
         return [one.choose(task.threshold).text for one in readings(examples, rows, given)]
-    return [heads.DECIDE[task.kind](out) for out in given]
+    return heads.DECIDE[task.kind](np.stack(given)) if given else []
 
 
 def readings(examples: Examples, rows: Rows, given: Sequence[np.ndarray], count: int = 1) -> list[spans.Reading]:
@@ -340,21 +340,34 @@ def _answered(task: Task, one: spans.Reading, best: int) -> Prediction:
     return Prediction(answer=answer.text, start=answer.start, end=answer.end, null_odds=odds, best=listed)
 
 
-def _decided(task: Task, out: np.ndarray) -> Prediction:
-    decision = heads.DECIDE[task.kind](out)
+def _decided(task: Task, given: Sequence[np.ndarray]) -> list[Prediction]:
+    """Turn the outputs of a task's rows into predictions, all of them in one go."""
+    if not given:
+        return []
+    out = np.stack(given)
+    decisions = heads.DECIDE[task.kind](out)
+    if task.kind == "regression":
+        return [Prediction(value=value) for value in decisions]
+    likely = _named(task, _LIKELY[task.kind](out.astype(np.float64)))
     if task.kind == "classification":
-        return Prediction(label=task.labels[decision], probabilities=_named(task, _softmax(out)))
-    if task.kind == "multilabel":
-        chosen = tuple(task.labels[k] for k in decision)
-        likely = 0.5 * (1 + np.tanh(0.5 * out.astype(np.float64)))  # the sigmoid, without overflow
-        return Prediction(labels=chosen, probabilities=_named(task, likely))
-    return Prediction(value=decision)
+        return [Prediction(label=task.labels[k], probabilities=mine) for k, mine in zip(decisions, likely, strict=True)]
+    return [
+        Prediction(labels=tuple(task.labels[k] for k in chosen), probabilities=mine)
+        for chosen, mine in zip(decisions, likely, strict=True)
+    ]
 
 
 def _softmax(out: np.ndarray) -> np.ndarray:
-    shifted = np.exp(out.astype(np.float64) - out.max())
-    return np.asarray(shifted / shifted.sum())
+    shifted = np.exp(out - out.max(1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(1, keepdims=True))
 
 
-def _named(task: Task, probabilities: np.ndarray) -> dict[str, float]:
-    return dict(zip(task.labels, probabilities.tolist(), strict=True))
+_LIKELY: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "classification": _softmax,
+    "multilabel": lambda out: 0.5 * (1 + np.tanh(0.5 * out)),  # the sigmoid, without overflow
+}
+"""Outputs of rows -> how likely each label is."""
+
+
+def _named(task: Task, likely: np.ndarray) -> list[dict[str, float]]:
+    return [dict(zip(task.labels, row, strict=True)) for row in likely.tolist()]

@@ -237,7 +237,6 @@ def test_span_loss_is_the_mean_cross_entropy_of_start_and_end_within_each_row_al
 
 
 def test_decisions_are_the_likeliest_class_the_likely_labels_and_the_number():
-    assert heads.DECIDE["classification"](np.array([0.1, 3.0, -1.0])) == 1
-    assert heads.DECIDE["multilabel"](np.array([0.1, -3.0, 2.0])) == (0, 2)
-    assert heads.DECIDE["multilabel"](np.array([-0.1, -3.0])) == ()
-    assert heads.DECIDE["regression"](np.array([2.5])) == 2.5
+    assert heads.DECIDE["classification"](np.array([[0.1, 3.0, -1.0], [5.0, 3.0, -1.0]])) == [1, 0]
+    assert heads.DECIDE["multilabel"](np.array([[0.1, -3.0, 2.0], [-0.1, -3.0, 0.0]])) == [(0, 2), ()]
+    assert heads.DECIDE["regression"](np.array([[2.5], [-1.0]])) == [2.5, -1.0]

@@ -15,7 +15,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 LONGEST_WAIT = 60
 """Seconds after which a refused caller is asked to come again, at most."""
@@ -50,8 +50,7 @@ class Parcel:
     """Whether it has come, and has not been cancelled."""
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One row of a parcel, taken for a batch."""
 
     parcel: Parcel

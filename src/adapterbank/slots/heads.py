@@ -146,9 +146,9 @@ KINDS: Mapping[str, Kind] = {
     "span": Kind(_whole_numbers, _span_loss),
 }
 
-DECIDE: Mapping[str, Callable[[np.ndarray], Any]] = {
-    "classification": lambda x: int(x.argmax()),
-    "multilabel": lambda x: tuple(int(i) for i in np.flatnonzero(x > 0)),
-    "regression": lambda x: float(x[0]),
+DECIDE: Mapping[str, Callable[[np.ndarray], list[Any]]] = {
+    "classification": lambda x: x.argmax(1).tolist(),
+    "multilabel": lambda x: [tuple(np.flatnonzero(row).tolist()) for row in x > 0],
+    "regression": lambda x: x[:, 0].tolist(),
 }
-"""One row's outputs -> what the metric compares. Answers are read off all windows of a document: see `spans`."""
+"""Rows' outputs -> what the metric compares. Answers are read off all windows of a document: see `spans`."""
