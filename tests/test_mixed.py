@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -156,6 +157,38 @@ def test_one_slot_for_all_rows_is_staged_once(method, kind, bench):
     assert {places for _, places in bench.mixed._stages} == {1}
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_of_a_few_slots_share_their_places(method, bench):
+    slots = family_of_slots(bench, METHODS[method], READS["mean"])[:4]
+    for seed, (counts, places) in enumerate(
+        [
+            ((8, 8), 2),
+            ((1, 9), 16),  # three places of eight would be more rows than there are
+            ((9, 8, 5), 4),
+            ((16, 1, 1, 8), 32),  # 26 rows are filled up to 32, but five places of eight are more
+            ((24, 1, 1, 24), 8),
+        ]
+    ):
+        chosen = [slot for slot, count in zip(slots, counts, strict=False) for _ in range(count)]
+        random.Random(seed).shuffle(chosen)
+        for _ in range(2):
+            bench.check(rows_of(len(chosen), seed=seed), chosen)
+        assert next(reversed(bench.mixed._stages))[1] == places
+
+
+def test_a_slot_that_lies_in_a_shared_place_is_not_copied_again(bench, monkeypatch):
+    slots = [bench.put(Head("classification", 3), size=3) for _ in range(5)]
+    copied, copy = [], torch._foreach_copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda into, rows: copied.append(len(rows)) or copy(into, rows))
+    tokens = rows_of(32, seed=1)
+    bench.check(tokens, [slots[i % 4] for i in range(32)])
+    each = sum(copied) // 4
+    bench.check(tokens, [slots[i % 4] for i in reversed(range(32))])
+    assert sum(copied) == 4 * each
+    bench.check(tokens, [slots[1 + i % 4] for i in range(32)])
+    assert sum(copied) == 5 * each
+
+
 def test_rows_of_no_slot_give_their_mean_hidden_state(bench):
     for count in (1, 3, 8):
         tokens = rows_of(count, seed=count)
@@ -286,9 +319,17 @@ STEPS = st.one_of(
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(first=st.lists(st.sampled_from(OFFERED), max_size=4), steps=st.lists(STEPS, min_size=2, max_size=8))
-def test_any_sequence_of_calls_puts_and_removals(bert, new_slot, first, steps):
-    bench = Bench(bert, new_slot)
+@given(
+    first=st.lists(st.sampled_from(OFFERED), max_size=4),
+    steps=st.lists(STEPS, min_size=2, max_size=8),
+    together=st.sampled_from([1, 2, 4]),
+)
+def test_any_sequence_of_calls_puts_and_removals(bert, new_slot, first, steps, together):
+    with mock.patch.object(mixed, "_TOGETHER", together):
+        run_steps(Bench(bert, new_slot), first, steps)
+
+
+def run_steps(bench, first, steps):
     slots = [None, *(bench.put(Head(**kind), **options) for kind, options in first)]
     for step, what in steps:
         if step == "put":

@@ -56,7 +56,7 @@ def outputs(
     groups = _groups(stacks, slots, mixed)
     limit = tokens_at_once(stacks.device)
     with torch.inference_mode():
-        for chosen in by_length(tokens, limit, groups, ROWS if mixed else None):
+        for chosen in by_length(tokens, limit, groups, *((ROWS, mixed.filled) if mixed else ())):
             order = sorted(chosen, key=lambda i: _number(slots[i]))
             mine, theirs = [tokens[i] for i in order], [slots[i] for i in order]
             if mixed and not prefix and not _alone(stacks, theirs[0]):
@@ -92,15 +92,16 @@ def _groups(stacks: Stacks, slots: Sequence[int | None], mixed: Mixed | None) ->
     Rows of a slot that changes most of the encoder are by themselves; all others may mix, in a program those of one
     family.
     """
-    found = []
-    for slot in slots:
-        if slot is None:
-            found.append(-1)
-        elif _alone(stacks, slot):
-            found.append(-2 - slot)
-        else:
-            found.append(stacks.slot(slot).family if mixed else -1)
-    return found
+    found = {slot: _group(stacks, slot, mixed) for slot in dict.fromkeys(slots)}
+    return [found[slot] for slot in slots]
+
+
+def _group(stacks: Stacks, slot: int | None, mixed: Mixed | None) -> int:
+    if slot is None:
+        return -1
+    if _alone(stacks, slot):
+        return -2 - slot
+    return stacks.slot(slot).family if mixed else -1
 
 
 def by_row(

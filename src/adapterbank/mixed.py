@@ -2,12 +2,13 @@
 
 Each row brings its own slot: before the program runs, the slots of a batch are copied side by side into its *stage*,
 one row of a block each, so the program never learns which they were. Slots of other sizes or label counts are widened
-with zeros on the way. A batch of one slot has a stage of one. Counts of rows and lengths are rounded up to a few.
+with zeros on the way. Rows of one slot share its place where enough of them came together; a batch of one slot has a
+stage of one. Counts of rows and lengths are rounded up to a few.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,6 +31,8 @@ _LARGE = 1 << 18
 """Numbers of a row from which on it is copied by itself, at the speed of the memory; smaller ones share a kernel."""
 ROWS = 256
 """Rows of one batch at most: each may need a place in the stage."""
+_TOGETHER = 8
+"""Rows of one slot that share a place: fewer copies, and products of more than one row's tokens."""
 
 
 class _Stage:
@@ -62,7 +65,7 @@ class _Shape:
     family: int | None
     layouts: tuple[Layout, ...]
     places: int
-    """Slots: one for the whole batch or one a row; none for the bare encoder."""
+    """Slots, each with an equal share of the rows: one for all, for a few or for each; none for the bare encoder."""
     rows: int
     longest: int
 
@@ -78,16 +81,20 @@ class Mixed:
         self._stages: OrderedDict[tuple[tuple[Layout, ...], int], _Stage] = OrderedDict()
         self._maps: dict[tuple[Layout, Layout], Tensor] = {}
 
+    def filled(self, length: int) -> int:
+        """Give the length that a row is filled up to, if it is the longest of its batch."""
+        return room(length, self._anatomy.max_length)
+
     def outputs(self, tokens: Sequence[Tokens], slots: Sequence[int | None]) -> list[np.ndarray]:
         """Give the head outputs of rows whose slots are of one family; see `evaluate.outputs`."""
         held = [self._stacks.slot(slot) if slot is not None else None for slot in slots]
         rows = 1 << (len(tokens) - 1).bit_length()
-        longest = room(max(len(row) for row in tokens), self._anatomy.max_length)
+        longest = self.filled(max(map(len, tokens)))
         layouts = _widest([mine for mine in held if mine])
-        places = (1 if len(set(slots)) == 1 else rows) if layouts else 0
+        places = _places(slots, rows) if layouts else 0
         shape = _Shape(held[0].family if held[0] else None, layouts, places, rows, longest)
         stage = self._stage(layouts, places)
-        seats = self._fill(stage, slots)  # the device copies while the host lays out the tokens
+        seats = self._fill(stage, slots, rows)  # the device copies while the host lays out the tokens
         program = stage.programs.get(shape) or self._program(stage, shape)
         _write(program.host.numpy(), tokens, seats, shape)
         program.rows.copy_(program.host, non_blocking=True)
@@ -113,19 +120,25 @@ class Mixed:
         host = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
         return stage.programs.setdefault(shape, _Program(host, host.to(device, copy=True)))
 
-    def _fill(self, stage: _Stage, slots: Sequence[int | None]) -> list[int]:
+    def _fill(self, stage: _Stage, slots: Sequence[int | None], rows: int) -> list[int]:
         """Give each row a seat, where its slot lies in the stage already if it does, and copy in what is missing."""
         if len(stage.holds) <= 1:  # one slot for all rows, or none
             self._copy(stage, [(0, number) for number in slots[: len(stage.holds)] if number is not None])
             return list(range(len(slots)))
+        share = rows // len(stage.holds)
+        wanted = [number for number, count in Counter(slots).items() for _ in range(-(-count // share))]
         free: dict[int | None, list[int]] = {}
         for place, number in enumerate(stage.holds):
             free.setdefault(number, []).append(place)
-        seats = [free[number].pop() if free.get(number) else -1 for number in slots]
-        left = iter(sorted(set(range(len(stage.holds))).difference(seats)))
-        seats = [seat if seat >= 0 else next(left) for seat in seats]
-        self._copy(stage, [(seat, number) for seat, number in zip(seats, slots, strict=True) if number is not None])
-        return seats
+        places = [free[number].pop() if free.get(number) else -1 for number in wanted]
+        left = iter(sorted(set(range(len(stage.holds))).difference(places)))
+        places = [place if place >= 0 else next(left) for place in places]
+        self._copy(stage, [(place, n) for place, n in zip(places, wanted, strict=True) if n is not None])
+        seats: dict[int | None, list[int]] = {}
+        for place, number in zip(places, wanted, strict=True):
+            seats.setdefault(number, []).extend(range(place * share, (place + 1) * share))
+        taken = {number: iter(mine) for number, mine in seats.items()}
+        return [next(taken[number]) for number in slots]
 
     def _copy(self, stage: _Stage, wanted: Sequence[tuple[int, int]]) -> None:
         pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
@@ -182,13 +195,23 @@ class Mixed:
 def _write(into: np.ndarray, tokens: Sequence[Tokens], seats: Sequence[int], shape: _Shape) -> None:
     """Lay rows out side by side, ids, then types, then lengths; rows that are not there have one token."""
     cells = shape.rows * shape.longest
-    ids, types = into[: 2 * cells].reshape(2, shape.rows, shape.longest)
-    lengths = into[2 * cells :]
     into[: 2 * cells] = 0
-    lengths[:] = 1
-    for i, row in zip(seats, tokens, strict=True):
-        size = len(row.ids)
-        ids[i, :size], types[i, :size], lengths[i] = row.ids, row.types, size
+    into[2 * cells :] = 1
+    sizes, places = np.fromiter(map(len, tokens), np.int64), np.asarray(seats)
+    ends = sizes.cumsum()
+    where = np.repeat(places * shape.longest - ends + sizes, sizes) + np.arange(ends[-1])  # of each token
+    into[where] = np.concatenate([row.ids for row in tokens])
+    into[cells + where] = np.concatenate([row.types for row in tokens])
+    into[2 * cells + places] = sizes
+
+
+def _places(slots: Sequence[int | None], rows: int) -> int:
+    """Count the places that a batch of so many rows needs: one for each slot's few rows if that pads nothing more."""
+    counts = Counter(slots)
+    if len(counts) == 1:
+        return 1
+    shared = sum(-(-count // _TOGETHER) for count in counts.values())
+    return rows // _TOGETHER if shared * _TOGETHER <= rows else rows
 
 
 def _part(layout: Layout) -> tuple[bool, bool]:

@@ -121,6 +121,15 @@ def test_no_batch_mixes_groups(rows: list[tuple[int, int]], budget: int) -> None
     assert all(len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= budget for batch in batches)
 
 
+@given(st.lists(st.integers(1, 60), max_size=40), st.integers(1, 200), st.integers(1, 16))
+def test_rows_that_are_filled_up_to_one_length_keep_their_order(lengths: list[int], budget: int, unit: int) -> None:
+    filled = [-(-length // unit) * unit for length in lengths]
+    batches = list(by_length(rows_of(lengths), budget, filled=lambda length: -(-length // unit) * unit))
+    order = [i for batch in batches for i in batch]
+    assert order == sorted(range(len(lengths)), key=lambda i: -filled[i])
+    assert all(len(batch) == 1 or len(batch) * filled[batch[0]] <= budget for batch in batches)
+
+
 def test_no_rows_are_no_batches() -> None:
     assert list(by_length([], 8)) == []
 

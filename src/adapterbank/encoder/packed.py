@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -195,6 +196,7 @@ _STEPS = ((64, 8), (128, 16), (256, 32))
 """Rows are filled up to a multiple of 8 tokens as long as they have at most 64, and so on; beyond, of 64."""
 
 
+@cache
 def room(length: int, largest: int) -> int:
     """Give the length that rows are filled up to: few different ones, little padding."""
     unit = next((unit for limit, unit in _STEPS if length <= limit), 64)
@@ -282,16 +284,22 @@ def pack(rows: Sequence[Tokens], device: torch.device | None = None) -> Packed:
 
 
 def by_length(
-    rows: Sequence[Tokens], budget: int, groups: Sequence[Any] | None = None, most: int | None = None
+    rows: Sequence[Tokens],
+    budget: int,
+    groups: Sequence[Any] | None = None,
+    most: int | None = None,
+    filled: Callable[[int], int] = lambda length: length,
 ) -> Iterator[list[int]]:
     """Cut rows into batches of one group and near lengths, at most `budget` padded tokens each; gives row numbers.
 
-    A batch has at most `most` rows.
+    A batch has at most `most` rows. `filled` gives the length that rows will be filled up to, if not to the longest of
+    the batch: those of one such length stay beside those that they came with.
     """
     group = groups if groups is not None else [0] * len(rows)
+    lengths = [filled(len(row)) for row in rows]
     chosen: list[int] = []
-    for i in sorted(range(len(rows)), key=lambda i: (group[i], -len(rows[i]), i)):
-        full = chosen and ((len(chosen) + 1) * len(rows[chosen[0]]) > budget or len(chosen) == most)
+    for i in sorted(range(len(rows)), key=lambda i: (group[i], -lengths[i], i)):
+        full = chosen and ((len(chosen) + 1) * lengths[chosen[0]] > budget or len(chosen) == most)
         if chosen and (full or group[i] != group[chosen[0]]):
             yield chosen
             chosen = []
