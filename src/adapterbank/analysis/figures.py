@@ -1,67 +1,46 @@
 """Figures: columns of numbers to matplotlib drawings with their CSV. Knows `series`, never records; needs extra `plot`.
 
-Made for print: one colour, marker and line a method, of a palette that the colour-blind tell apart (Okabe and Ito).
+Made for print; what they are made of is in `panels`.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapterbank import storage
 from adapterbank.analysis import series
+from adapterbank.analysis.panels import (
+    LOOKS,
+    STYLE,
+    by_form,
+    draw_level,
+    draw_line,
+    floats,
+    form_name,
+    look,
+    make_panels,
+    metric_name,
+    ordered,
+    plotting,
+    points,
+    rank,
+    split,
+    with_legend,
+)
 from adapterbank.analysis.rows import Study
 from adapterbank.analysis.series import Data
-from adapterbank.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LOOKS: Mapping[str, tuple[str, str, str]] = {
-    "adapter": ("#0072B2", "o", "adapters"),
-    "full": ("#000000", "s", "full fine-tuning"),
-    "top": ("#D55E00", "^", "top layers (variable)"),
-    "layernorm": ("#009E73", "D", "LayerNorm only"),
-    "lora": ("#CC79A7", "v", "LoRA"),
-    "bitfit": ("#E69F00", "P", "BitFit"),
-    "feature": ("#56B4E9", "X", "feature (head only)"),
-    "automl": ("#777777", "p", "AutoML, no encoder"),
-}
-"""Method -> colour, marker, name."""
-_STYLE = {
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "legend.fontsize": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.6,
-    "lines.markersize": 4.5,
-    "lines.linewidth": 1.4,
-    "svg.hashsalt": "adapterbank",
-    "figure.constrained_layout.use": True,
-    "figure.constrained_layout.h_pad": 0.1,
-}
-_METRICS = {
-    "accuracy_f1": "accuracy and F1",
-    "f1": "F1",
-    "macro_f1": "macro F1",
-    "matthews": "Matthews",
-    "pearson_spearman": "Pearson, Spearman",
-    "span_f1": "F1",
-    "spearman": "Spearman",
-}
-"""Metric -> its name on an axis, where that is not its own."""
 _PANELS = 6
 """Tasks drawn side by side at most; the CSV has all."""
-_FIRST = ("glue-mnli", "glue-cola")
-"""Tasks that the paper drew come first."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +71,7 @@ class Drawing:
 
     def _bytes(self, format: str, **options: Any) -> bytes:
         assert self.figure is not None
-        with _plotting().rc_context(_STYLE):
+        with plotting().rc_context(STYLE):
             found = io.BytesIO()
             self.figure.savefig(found, format=format, **options)
         return found.getvalue()
@@ -115,29 +94,11 @@ def draw_all(study: Study) -> list[Drawing]:
         title = f" ({Path(backbone).name})" if backbone else ""
         for sort in _FIGURES:
             data = sort.numbers(mine)
-            with _plotting().rc_context(_STYLE):
+            with plotting().rc_context(STYLE):
                 figure = sort.draw(data, mine) if data else None
             missing = "" if data else f"needs {sort.need}"
             found.append(Drawing(sort.name + suffix, sort.title + title, data, figure, missing, sort.caption))
     return found
-
-
-def _plotting() -> Any:
-    try:
-        import matplotlib
-    except ImportError:
-        raise InputError("Figures need matplotlib: pip install 'adapterbank[plot]'.") from None
-    return matplotlib
-
-
-def _panels(count: int, width: float = 3.3, height: float = 2.9) -> tuple[Figure, list[Axes]]:
-    from matplotlib.figure import Figure
-
-    columns = min(3, count) if count != 4 else 2
-    rows = -(-count // columns)
-    figure = Figure(figsize=(max(4.2, width * columns), height * rows))
-    axes = [figure.add_subplot(rows, columns, k + 1) for k in range(count)]
-    return figure, axes
 
 
 # --- the figures --------------------------------------------------------------------------------------------
@@ -145,14 +106,14 @@ def _panels(count: int, width: float = 3.3, height: float = 2.9) -> tuple[Figure
 
 def _tradeoff(data: Data, suites: Sequence[tuple[str, str]]) -> Figure:
     here = [(suite, title) for suite, title in suites if any(line["suite"] == suite for line in data)]
-    figure, axes = _panels(len(here), width=4.2, height=3.3)
+    figure, axes = make_panels(len(here), width=4.2, height=3.3)
     for axis, (suite, title) in zip(axes, here, strict=True):
         mine = [line for line in data if line["suite"] == suite]
-        for method, lines in _split(mine, "method"):
-            colour, marker, name = _look(method)
-            x, low, middle, high = (_floats(lines, key) for key in ("trained", "p20", "p50", "p80"))
+        for method, lines in split(mine, "method"):
+            colour, marker, name = look(method)
+            x, low, middle, high = (floats(lines, key) for key in ("trained", "p20", "p50", "p80"))
             if not any(x):
-                _level(axis, method, middle)
+                draw_level(axis, method, middle)
                 continue
             axis.plot(x, middle, color=colour, marker=marker, label=name)
             if len(x) > 1:
@@ -163,7 +124,7 @@ def _tradeoff(data: Data, suites: Sequence[tuple[str, str]]) -> Figure:
         axis.axhline(0, color="black", linewidth=0.8, linestyle=":")
         axis.set(xscale="log", xlabel="trained parameters per task", title=f"{title}: {_counted_tasks(mine)}")
         axis.set_ylabel("score − full fine-tuning (points)")
-    return _with_legend(figure, axes)
+    return with_legend(figure, axes)
 
 
 def _counted_tasks(lines: Data) -> str:
@@ -193,24 +154,24 @@ def _power(value: float) -> str:
 
 
 def _by_task(data: Data, place: str, label: str) -> Figure:
-    tasks = _ordered({str(line["task"]) for line in data})[:_PANELS]
-    figure, axes = _panels(len(tasks))
+    tasks = ordered({str(line["task"]) for line in data})[:_PANELS]
+    figure, axes = make_panels(len(tasks))
     for axis, task in zip(axes, tasks, strict=True):
         mine = [line for line in data if line["task"] == task]
-        for method, lines in _split(mine, "method"):
+        for method, lines in split(mine, "method"):
             lines = sorted(lines, key=lambda line: float(line[place] or 0))
-            if any(_floats(lines, place)):
-                _errorbar(axis, method, lines, place, _form(method, lines))
+            if any(floats(lines, place)):
+                draw_line(axis, method, lines, place, form_name(method, lines))
             else:
-                _level(axis, method, _floats(lines, "dev"))
-        axis.set(xscale="log", xlabel=label, ylabel=f"{_metric(mine[0]['metric'])}, dev", title=task)
-    return _with_legend(figure, axes)
+                draw_level(axis, method, floats(lines, "dev"))
+        axis.set(xscale="log", xlabel=label, ylabel=f"{metric_name(mine[0]['metric'])}, dev", title=task)
+    return with_legend(figure, axes)
 
 
 def _ablation(data: Data, study: Study) -> Figure:
-    found = sorted(study.ablations, key=lambda one: _rank(one["task"]["name"]))[:_PANELS]
+    found = sorted(study.ablations, key=lambda one: rank(one["task"]["name"]))[:_PANELS]
     many = max(len(one["layers"]) for one in found) > 6
-    figure, axes = _panels(len(found), width=5.0 if many else 3.9, height=4.3 if many else 3.4)
+    figure, axes = make_panels(len(found), width=5.0 if many else 3.9, height=4.3 if many else 3.4)
     for axis, one in zip(axes, found, strict=True):
         metric = "accuracy" if "accuracy" in one["whole"] else one["metric"]
         drawn = _heatmap(axis, one, metric)
@@ -239,13 +200,19 @@ def _heatmap(axis: Axes, one: Mapping[str, Any], metric: str) -> Any:
 
 
 def _sigmas(data: Data, _: Study) -> Figure:
-    figure, (axis,) = _panels(1, width=6, height=3.2)
-    for k, (task, lines) in enumerate(_split(data, "task")):
-        colour, marker = list(_LOOKS.values())[k % len(_LOOKS)][:2]
+    figure, (axis,) = make_panels(1, width=6, height=3.2)
+    for k, (task, lines) in enumerate(split(data, "task")):
+        colour, marker = list(LOOKS.values())[k % len(LOOKS)][:2]
         lines = sorted(lines, key=lambda line: float(line["sigma"] or 0))
-        x, y, error = _points(lines, "sigma")
+        x, y, error = points(lines, "sigma")
         axis.errorbar(
-            x, y, yerr=error, color=colour, marker=marker, capsize=2, label=f"{task} ({_metric(lines[0]['metric'])})"
+            x,
+            y,
+            yerr=error,
+            color=colour,
+            marker=marker,
+            capsize=2,
+            label=f"{task} ({metric_name(lines[0]['metric'])})",
         )
     axis.set(xscale="log", xlabel="σ of the initial adapter weights", ylabel="score on dev")
     figure.legend(loc="outside right upper", frameon=False)
@@ -253,12 +220,12 @@ def _sigmas(data: Data, _: Study) -> Figure:
 
 
 def _totals(data: Data, _: Study) -> Figure:
-    figure, (axis,) = _panels(1, width=6, height=3.2)
-    for (method, form), lines in _by_form(data):
-        colour, marker, name = _look(method)
+    figure, (axis,) = make_panels(1, width=6, height=3.2)
+    for (method, form), lines in by_form(data):
+        colour, marker, name = look(method)
         dash = "--" if (method, form) == ("adapter", "best") else "-"
         label = f"{name}, {form}" if form == "best" else f"{name} {form}".strip()
-        x, y = _floats(lines, "tasks"), _floats(lines, "encoders")
+        x, y = floats(lines, "tasks"), floats(lines, "encoders")
         axis.plot(x, y, color=colour, marker=marker, markevery=3, linestyle=dash, label=label)
     axis.set(xlabel="tasks", ylabel="parameters of all tasks (× encoder)", yscale="log", xlim=(1, series.SHARED_TASKS))
     low, high = axis.get_ylim()
@@ -347,74 +314,3 @@ _FIGURES = (
         "Best: the size, rank or number of layers that is best on dev for each task. AutoML needs no encoder.",
     ),
 )
-
-
-# --- parts of a drawing -------------------------------------------------------------------------------------
-
-
-def _errorbar(axis: Axes, method: str, lines: Data, place: str, name: str) -> None:
-    colour, marker = _look(method)[:2]
-    x, y, error = _points(lines, place)
-    axis.errorbar(x, y, yerr=error, color=colour, marker=marker, capsize=2, label=name)
-
-
-def _level(axis: Axes, method: str, scores: Sequence[float]) -> None:
-    """Draw a method that trains nothing of an encoder as a line: it has no place on a logarithmic axis."""
-    colour, _, name = _look(method)
-    axis.axhline(max(scores), color=colour, linestyle="--", linewidth=1.2, label=name)
-
-
-def _with_legend(figure: Figure, axes: Sequence[Axes]) -> Figure:
-    """Put one legend below all panels, where it hides no point."""
-    found = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    names = [look[2] for look in _LOOKS.values()]
-    order = sorted(found, key=lambda label: next((k for k, name in enumerate(names) if label.startswith(name)), 99))
-    columns = max(1, min(len(found), int(figure.get_figwidth() / 1.9)))  # inches of the longest name
-    width, height = figure.get_size_inches()
-    figure.set_size_inches(width, height + 0.17 * -(-len(found) // columns))  # its lines take nothing from the panels
-    figure.legend([found[label] for label in order], order, loc="outside lower center", ncols=columns, frameon=False)
-    return figure
-
-
-def _metric(name: Any) -> str:
-    """Name a metric for a reader; a score is in points, hundredths."""
-    return f"{_METRICS.get(str(name), str(name))} × 100"
-
-
-def _points(lines: Data, place: str) -> tuple[list[float], list[float], list[float]]:
-    """Give x, y and the standard error; a point of one seed has none."""
-    return _floats(lines, place), _floats(lines, "dev"), _floats(lines, "sem")
-
-
-def _floats(lines: Data, key: str) -> list[float]:
-    return [float(line[key] or 0) for line in lines]
-
-
-def _form(method: str, lines: Data) -> str:
-    options = {line["option"] for line in lines}
-    return _look(method)[2] + (f" {options.pop()}" if len(options) == 1 and None not in options else "")
-
-
-def _look(method: str) -> tuple[str, str, str]:
-    return _LOOKS.get(method, ("#999999", "h", method))
-
-
-def _split(data: Data, key: str) -> list[tuple[str, Data]]:
-    names = _ordered(dict.fromkeys(str(line[key]) for line in data))
-    if key == "method":
-        names.sort(key=lambda name: list(_LOOKS).index(name) if name in _LOOKS else len(_LOOKS))
-    return [(name, [line for line in data if str(line[key]) == name]) for name in names]
-
-
-def _by_form(data: Data) -> list[tuple[tuple[str, str], Data]]:
-    forms = dict.fromkeys((str(line["method"]), str(line["form"])) for line in data)
-    found = [(form, [line for line in data if (line["method"], line["form"]) == form]) for form in forms]
-    return sorted(found, key=lambda item: list(_LOOKS).index(item[0][0]) if item[0][0] in _LOOKS else len(_LOOKS))
-
-
-def _ordered(tasks: Iterable[str]) -> list[str]:
-    return sorted(tasks, key=_rank)
-
-
-def _rank(task: str) -> tuple[int, str]:
-    return _FIRST.index(task) if task in _FIRST else len(_FIRST), task
