@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 
 import pytest
@@ -20,6 +21,17 @@ def test_on_a_cpu_each_core_has_a_lane_with_one_thread_of_its_own(small, monkeyp
     assert (service.lanes, service.batching.lanes, service.batching.budget) == (3, 3, 1024)
     one = BankService(small.bank, small.engine(), lanes=1)
     assert (one.lanes, one.batching.budget) == (1, one.engine.tokens_at_once)
+
+
+def test_threads_take_shorter_turns_while_it_runs(small):
+    before = sys.getswitchinterval()
+
+    async def run():
+        async with running(small):
+            return sys.getswitchinterval()
+
+    assert asyncio.run(run()) == pytest.approx(min(before, 0.001))
+    assert sys.getswitchinterval() == before
 
 
 def test_lanes_compute_at_the_same_time(small):

@@ -80,6 +80,7 @@ class BankService:
         self._hears: list[Callable[[int, int, float, float], None]] = []
         self._counts = {"batches": 0, "rows": 0, "tokens": 0}
         self._open = True
+        self._turns = sys.getswitchinterval()
 
     # --- the face ---------------------------------------------------------------------------------------
 
@@ -99,7 +100,8 @@ class BankService:
             raise RuntimeError("a service that has stopped stays so; make another")
         if self._threads:
             return
-        sys.setswitchinterval(min(_TURN, sys.getswitchinterval()))
+        self._turns = sys.getswitchinterval()
+        sys.setswitchinterval(min(_TURN, self._turns))
         for i in range(self.lanes):
             self._threads.append(threading.Thread(target=self._compute_all, name=f"compute {i}", daemon=True))
             self._threads[i].start()
@@ -119,6 +121,7 @@ class BankService:
             await asyncio.to_thread(self.mirror.close)
         for pool in (self._loader, self._pool):
             await asyncio.to_thread(pool.shutdown)
+        sys.setswitchinterval(self._turns)
 
     async def predict(self, asks: Sequence[Ask]) -> list[Answer]:
         """See `terms.Service`."""
