@@ -1,4 +1,4 @@
-"""The studies of docs/results.md side by side on one machine: each process takes one task of a study.
+"""The studies of docs/results.md side by side on one machine: a process takes one task and one kind of method.
 
     python bench/reproduce.py --records results/records --data-root data --at-once 7 --dry-run
     python bench/reproduce.py --records results/records --data-root data --at-once 7

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,18 @@ def test_its_tasks_are_in_the_catalog_and_no_run_is_named_twice(path):
     differs = grid.differing(study.runs)
     named = [grid.describe(run, differs) for run in study.runs]
     assert len(set(named)) == len(named)
+
+
+def test_the_processes_of_a_reproduction_have_the_runs_of_the_studies(tmp_path, monkeypatch):
+    place = importlib.util.spec_from_file_location("reproduce", ROOT / "bench" / "reproduce.py")
+    reproduce = importlib.util.module_from_spec(place)
+    monkeypatch.setitem(sys.modules, "reproduce", reproduce)
+    place.loader.exec_module(reproduce)
+    for name in reproduce.STUDIES:
+        whole = grid.read(ROOT / "configs" / f"{name}.yaml")
+        parts = [grid.read(job.path) for job in reproduce.parts(name, tmp_path)]
+        assert sorted(map(repr, whole.runs)) == sorted(repr(run) for part in parts for run in part.runs)
+        assert whole.further == sum(part.further for part in parts)
 
 
 def test_the_runs_of_figure_3_are_among_those_of_table_2():

@@ -43,6 +43,12 @@ def test_a_block_takes_from_above_what_its_method_has_a_use_for_and_its_own_must
         grid.make({"task": "mr", "blocks": [{"method": "full", "size": 8}]})
 
 
+def test_a_list_of_one_method_takes_from_above_what_that_method_alone_would():
+    above = {"task": [{"task": "glue/cola", "epochs": 3}], "epochs": 5, "lr": 1e-3}
+    made = [grid.make({**above, "blocks": [{"method": method}]}).runs for method in ("automl", ["automl"])]
+    assert made[0] == made[1]
+
+
 def test_blocks_add_to_what_is_common_and_what_two_ask_for_is_run_once():
     study = grid.make({"task": "mr", "blocks": [{"size": [8, 64]}, {"name": "one", "size": 64}, {"method": "full"}]})
     assert [len(block.runs) for block in study.blocks] == [2, 1, 1]

@@ -206,6 +206,7 @@ def test_options_that_do_not_fit_and_data_that_is_not_there_fail_their_own_runs_
     assert sum("gone.csv" in one for one in said) == 2
     again = bank.sweep(grid).tally
     assert (again.known, again.failed) == (4, 0)
+    assert sorted(failure for _, failure in again.failures) == said
     write(here / "gone.csv", reviews())
     tally = bank.sweep(grid).tally
     assert (tally.known, tally.done, tally.failed) == (3, 1, 0)

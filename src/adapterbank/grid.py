@@ -118,6 +118,8 @@ def make(values: Any, overrides: Mapping[str, Any] | None = None, base: Mapping[
 def _of_use(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Give what a block takes from above it: not what its own method has no use for."""
     method = own.get("method")
+    if isinstance(method, list) and len(method) == 1:
+        method = method[0]
     idle = unused_options(method) if isinstance(method, str) and method in METHODS else set()
 
     def used(value: Any) -> Any:

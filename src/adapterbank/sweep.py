@@ -279,7 +279,7 @@ def _prepared(unit: Unit, workshop: Workshop, means: Means, known: Mapping[str, 
         try:
             prospect = workshop.look(config)
             if prospect.hash in known:
-                means.hear(News(config, "known", score=selection.score(known[prospect.hash])))
+                means.hear(_known(config, known[prospect.hash]))
                 continue
             yield workshop.ready(prospect)
         except InputError as error:
@@ -293,7 +293,7 @@ def _search(config: Config, workshop: Workshop, means: Means, known: Mapping[str
         data = workshop.read(config)
         hash = records.config_hash(identity(config, backbone, data.about()))
         if hash in known:
-            means.hear(News(config, "known", score=selection.score(known[hash])))
+            means.hear(_known(config, known[hash]))
             return
         record = search_record(config, backbone, data, means.stage)
     except (InputError, TrainingError) as error:
@@ -303,6 +303,10 @@ def _search(config: Config, workshop: Workshop, means: Means, known: Mapping[str
         raise KeyboardInterrupt
     means.ledger.add(record)
     means.hear(News(config, "done", score=selection.score(record)))
+
+
+def _known(config: Config, record: Mapping[str, Any]) -> News:
+    return News(config, "known", score=selection.score(record), failure=str(record.get("failure", "")))
 
 
 def _refuse(config: Config, backbone: Backbone, error: Exception, means: Means) -> None:

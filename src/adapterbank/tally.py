@@ -40,6 +40,7 @@ class Tally:
     best: dict[str, tuple[float, Config]] = field(default_factory=dict)
     """The best dev score of each task, and whose it is."""
     failures: list[tuple[Config, str]] = field(default_factory=list)
+    """Runs that failed and why, now or as the records say that they have."""
     last: News | None = None
     began: float = field(default_factory=time.perf_counter)
 
@@ -63,9 +64,10 @@ class Tally:
             self.known += 1
         elif news.kind == "failed":
             self.failed += 1
-            self.failures.append((news.config, news.failure))
         else:
             self.done += 1
+        if news.failure:
+            self.failures.append((news.config, news.failure))
         if news.score is not None and self.better(news.config.task, news.score):
             self.best[news.config.task] = news.score, news.config
 

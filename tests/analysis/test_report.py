@@ -11,6 +11,7 @@ import re
 import sys
 from html import unescape
 from html.parser import HTMLParser
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -38,6 +39,17 @@ NAMES = {"fig1", "fig3", "fig4", "fig5", "fig6-ablation", "fig6-sigma", "fig7", 
 @pytest.fixture
 def folder(tmp_path):
     return write(tmp_path / "records", *RICH, ablations=(ablation(layers=12), ablation("glue-mnli@1", 3)))
+
+
+def test_the_documentations_lines_of_python_give_all_of_it(tmp_path, monkeypatch):
+    write(tmp_path / "bank" / "records", *RICH)
+    monkeypatch.chdir(tmp_path)
+    told = (Path(__file__).parents[2] / "docs" / "analysis.md").read_text(encoding="utf-8")
+    (code,) = (code for code in re.findall(r"```python\n(.*?)```", told, re.DOTALL) if "draw_all" in code)
+    found = {}
+    exec(code, found)
+    assert {drawing.name for drawing in found["drawings"]} == NAMES
+    assert found["page"].startswith("<!doctype html>")
 
 
 class Page(HTMLParser):

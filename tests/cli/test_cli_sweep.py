@@ -39,7 +39,7 @@ def test_a_dry_run_lists_the_runs_and_which_have_records(here):
     assert not (here / "bank").exists()
     assert shell("sweep", "study.yaml", "--bank", "bank", "--limit-runs", 1).code == 0
     study(here, layers=["all", "9"])
-    assert shell("sweep", "study.yaml", "--bank", "bank", "--limit-runs", 6).code == 0
+    assert shell("sweep", "study.yaml", "--bank", "bank", "--limit-runs", 6).code == 1
     study(here, seeds=3)
     found = shell("sweep", "study.yaml", "--bank", "bank", "--dry-run")
     assert re.fullmatch(r"12 runs: \d done, [1-4] failed, 5 to run", found.out.splitlines()[-1])
@@ -69,7 +69,7 @@ def test_each_run_that_ends_is_a_line_and_the_end_is_a_sum(here):
 def test_json_is_the_outcome_and_nothing_else(here):
     study(here, layers=["all", "9"], select={"per": ["task"]})
     found = shell("sweep", "study.yaml", "--records", "mine", "--json")
-    assert (found.code, found.err) == (0, "")
+    assert (found.code, found.err) == (1, "")
     assert {name: found.json[name] for name in ("total", "done", "failed", "left", "known")} == {
         "total": 8, "done": 4, "failed": 4, "left": 0, "known": 0
     }  # fmt: skip
@@ -79,11 +79,15 @@ def test_json_is_the_outcome_and_nothing_else(here):
     assert not (here / "bank").exists()
 
 
-def test_failures_are_told_and_are_not_the_sweeps(here):
+def test_failures_are_told_each_time_with_exit_1_and_are_recorded(here):
     study(here, layers="9")
-    found = shell("sweep", "study.yaml", "--bank", "bank")
-    assert found.code == 0
-    assert found.err.splitlines()[-1].startswith("failed: a adapter size 8 lr 0.01 epochs 2 seed 1: layers is '9', but")
+    for counts in ("0 had records, 0 done, 4 failed", "4 had records (4 of a failure; --retry-failed"):
+        found = shell("sweep", "study.yaml", "--bank", "bank")
+        assert found.code == 1
+        assert f"4 runs: {counts}" in found.out
+        assert len(records.read_all(here / "bank" / "records")) == 4
+        told = found.err.splitlines()[-1]
+        assert told.startswith("failed: a adapter size 8 lr 0.01 epochs 2 seed 1: layers is '9', but")
 
 
 def test_the_best_goes_into_the_bank_when_asked(here):

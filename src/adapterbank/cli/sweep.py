@@ -20,8 +20,9 @@ from adapterbank.ledger import open_ledger
 
 HELP = """Run a study: a YAML file of options in which lists multiply. What has a record is not run again.
 
-Runs on the same data train together. A run that fails is recorded with the reason, and the others go on. Stopped or
-killed, the same command goes on where it was. Files for the tables and figures of the paper lie in configs/.
+Runs on the same data train together. A run that fails is recorded with the reason, and the others go on; the exit
+status is 1 then. Stopped or killed, the same command goes on where it was. Files for the tables and figures of the
+paper lie in configs/.
 
 Example: adapterbank sweep configs/table1.yaml --bank bank --data-root data --dry-run
 
@@ -94,6 +95,8 @@ def command(
         print_json(outcome.to_json())
     else:
         _summary(outcome, made)
+    if outcome.tally.failures:
+        raise typer.Exit(1)
 
 
 def _again() -> str:
@@ -129,8 +132,10 @@ def _summary(outcome: Any, study: grid.Study) -> None:
     if rows:
         print_table(["block", "task", "chosen", "dev", "test"], rows)
         typer.echo("")
+    before = len(tally.failures) - tally.failed
+    again = f" ({before} of a failure; --retry-failed runs those again)" if before else ""
     typer.echo(
-        f"{counted(tally.total, 'run')}: {tally.known} had records, {tally.done} done, {tally.failed} failed, "
+        f"{counted(tally.total, 'run')}: {tally.known} had records{again}, {tally.done} done, {tally.failed} failed, "
         f"{tally.left} left"
     )
 
