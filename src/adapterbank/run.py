@@ -273,7 +273,7 @@ def _scores(
     said, targets = decide(task, examples, rows, given), examples.targets or []
     if notes is not None and task.kind == "classification" and len(set(said)) == 1 < len(set(targets)):
         notes.append(
-            f"The model says {task.labels[said[0]]!r} to every dev row: it has learned the commonest answer only. "
+            f"The model says {task.labels[said[0]]!r} to every dev row: it has learned one answer only. "
             "Most often the learning rate is too high (try a tenth of it) or the epochs are too few."
         )
     return metrics.report(task.kind, said, targets, task.labels, task.metric)

@@ -90,6 +90,16 @@ def test_failures_are_told_each_time_with_exit_1_and_are_recorded(here):
         assert told.startswith("failed: a adapter size 8 lr 0.01 epochs 2 seed 1: layers is '9', but")
 
 
+def test_stopped_before_the_first_run_has_begun_all_are_left(here, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("adapterbank.sweep.load", stop)
+    found = shell("sweep", "study.yaml", "--bank", "bank")
+    assert found.code == 130
+    assert "stopped; 0 done, 0 running, 0 failed, 4 left." in found.err
+
+
 def test_the_best_goes_into_the_bank_when_asked(here):
     assert shell("sweep", "study.yaml", "--bank", "bank", "--keep", "best").code == 0
     assert [task["name"] for task in shell("tasks", "--bank", "bank", "--json").json] == ["a"]

@@ -25,6 +25,7 @@ class Board:
 
     def __init__(self, runs: Sequence[Config], *, quiet: bool = False) -> None:
         """Take all runs, to name each by what it differs in; `quiet` draws nothing."""
+        self._count = len(runs)
         self._differs, self._quiet = differing(runs), quiet
         self._console = Console(stderr=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
@@ -65,7 +66,8 @@ class Board:
         """Tell the counts in words."""
         tally = self._tally
         counts = {"done": tally.known + tally.done, "running": len(tally.running), "failed": tally.failed}
-        return ", ".join(f"{count} {name}" for name, count in {**counts, "left": tally.left}.items())
+        left = tally.left if tally.total else self._count  # nothing was heard yet: none is known, none has begun
+        return ", ".join(f"{count} {name}" for name, count in {**counts, "left": left}.items())
 
     def _line(self, tally: Tally) -> None:
         """Print a line for each run that has ended."""
