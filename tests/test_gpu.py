@@ -241,10 +241,16 @@ def rows_of(count, seed):
 
 
 def assert_same_outputs(engine, plain, seed, tolerance):
-    """Ask both engines for rows of any tasks, of a few, and of one."""
+    """Ask both engines for rows of any tasks, of a few, of a few with many rows each, and of one."""
     chance = random.Random(seed)
     names = [*plain.residents, None]
-    for count, choice in ((37, names), (13, chance.sample(names, 3)), (5, chance.sample(names, 1))):
+    asked_of = (
+        (37, names),
+        (13, chance.sample(names, 3)),
+        (120, chance.sample(names, 3)),
+        (5, chance.sample(names, 1)),
+    )
+    for count, choice in asked_of:
         tokens, asked = rows_of(count, seed), chance.choices(choice, k=count)
         for mine, wanted, name in zip(engine.outputs(tokens, asked), plain.outputs(tokens, asked), asked, strict=True):
             scale = plain.residents[name].plan.head.scale if name else 1.0

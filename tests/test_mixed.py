@@ -140,6 +140,7 @@ def test_large_rows_are_copied_one_by_one_to_the_same_effect(bench, monkeypatch)
 @pytest.mark.parametrize("method", METHODS)
 def test_spans_share_a_batch_and_each_row_has_as_many_outputs_as_tokens(method, hidden, bench):
     slots = [bench.put(Head("span", 2, hidden=hidden), **METHODS[method], size=size) for size in SIZES]
+    bench.check(rows_of(32, seed=4), [slots[i % 4 % 3] for i in range(32)])  # by eights
     tokens = rows_of(7, seed=3)
     chosen = [slots[i % 3] for i in range(7)]
     bench.check(tokens, chosen)
@@ -157,9 +158,10 @@ def test_one_slot_for_all_rows_is_staged_once(method, kind, bench):
     assert {places for _, places in bench.mixed._stages} == {1}
 
 
+@pytest.mark.parametrize("reads", READS)
 @pytest.mark.parametrize("method", METHODS)
-def test_rows_of_a_few_slots_share_their_places(method, bench):
-    slots = family_of_slots(bench, METHODS[method], READS["mean"])[:4]
+def test_rows_of_a_few_slots_share_their_places(method, reads, bench):
+    slots = family_of_slots(bench, METHODS[method], READS[reads])[:4]
     for seed, (counts, places) in enumerate(
         [
             ((8, 8), 2),
