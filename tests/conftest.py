@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,25 @@ from packages import BACKBONE
 # No test asserts a time: an example that takes long, or long to draw, says that the machine is busy.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have several workers take files in the order that is made here; by themselves they would count tests."""
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with files of slow tests and of many: nothing long is left for the end, when the other workers idle.
+
+    Other files stand between two slow ones, so that two clusters do not start at once on a machine of two cores.
+    """
+    counts = Counter(item.path for item in items)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    order = sorted(counts, key=lambda path: (path in slow, -counts[path]))
+    for place in range(len(slow)):
+        order.insert(8 * place, order.pop(len(counts) - len(slow) + place))
+    places = {path: place for place, path in enumerate(order)}
+    items.sort(key=lambda item: places[item.path])
 
 
 @pytest.fixture(scope="session")

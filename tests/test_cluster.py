@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import textwrap
 from types import SimpleNamespace
 
 import pytest
 
+import clusters
 from adapterbank import cluster, records
 from adapterbank.cluster import ray_engine
 from adapterbank.errors import ConfigError, InputError
@@ -30,7 +29,7 @@ from adapterbank import grid, sweep
 from adapterbank.cluster import ray_engine
 
 study, folder = grid.read("study.yaml"), Path("records")
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
 doomed = cluster.add_node(num_cpus=1)
 ray.init(address=cluster.address, log_to_driver=False)
 cluster.wait_for_nodes(600)
@@ -66,13 +65,7 @@ def here(tmp_path, monkeypatch, checkpoint):
 @pytest.mark.slow
 def test_a_node_that_is_killed_loses_nothing_and_nothing_is_recorded_twice(here):
     pytest.importorskip("ray")
-    (here / "sweep.py").write_text(textwrap.dedent(SWEEP))
-    quiet = {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
-    found = subprocess.run(
-        [sys.executable, "sweep.py"], capture_output=True, text=True, timeout=1800, env={**os.environ, **quiet}
-    )
-    assert found.returncode == 0, found.stderr[-3000:]
-    said = json.loads(found.stdout.splitlines()[-1])
+    said = json.loads(clusters.run(SWEEP, here))
     assert 2 <= said["killed"][0] < 8
     assert (said["total"], said["known"] + said["done"], said["failed"]) == (8, 8, 0)
     held = records.read_all(here / "records")

@@ -246,7 +246,7 @@ def test_one_task_that_cannot_be_fetched_does_not_keep_the_others(bank, mirror, 
     get = mirror._fs.get_file
 
     def fetch(self, path, *rest):
-        if "/b/" in path:
+        if "/tasks/b/" in path:
             raise OSError("this object is not for you")
         get(path, *rest)
 
