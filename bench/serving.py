@@ -28,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,6 +41,8 @@ import wire
 from adapterbank.encoder.checkpoint import Backbone, load
 from adapterbank.encoder.packed import Tokens
 from adapterbank.engine import Engine
+from adapterbank.evaluate import tokens_at_once
+from adapterbank.mixed import ROWS
 from adapterbank.residency import Known
 from adapterbank.tasks.spec import Examples
 
@@ -140,14 +143,17 @@ def direct(engine: Engine, texts: list[str], tasks: int, seconds: float, each: i
 
 
 class Pretended(Engine):
-    """The host's side of a GPU: for every 256 rows as many small copies, then a wait; the answers are made up."""
+    """The host's side of a GPU: for every batch as many small copies as rows, then a wait; the answers are made up."""
 
-    milliseconds = 0.0
+    def __init__(self, backbone: Backbone, milliseconds: float, **options: Any) -> None:
+        """Take so long for a whole batch."""
+        super().__init__(backbone, **options)
+        self._milliseconds = milliseconds
 
     @property
     def tokens_at_once(self) -> int:
         """As of a GPU."""
-        return 16384
+        return tokens_at_once(torch.device("cuda"))
 
     @property
     def lanes(self) -> int:
@@ -158,19 +164,18 @@ class Pretended(Engine):
         """Compute nothing, in the time that is said."""
         source, target = torch.ones(64), torch.zeros(64)
         with self.slots.using([known for known in dict.fromkeys(tasks) if known]):
-            for start in range(0, len(tokens), 256):
-                rows = min(256, len(tokens) - start)
+            for start in range(0, len(tokens), ROWS):
+                rows = min(ROWS, len(tokens) - start)
                 for _ in range(rows):
                     target.copy_(source)
-                time.sleep(self.milliseconds / 1000 * rows / 256)
+                time.sleep(self._milliseconds / 1000 * rows / ROWS)
         return [np.array([0.3, -0.2], np.float32)] * len(tokens)
 
 
 def filled(backbone: Backbone, options: argparse.Namespace, **more: Any) -> Engine:
     """Give an engine that holds all tasks."""
-    engine = (Pretended if options.pretend else Engine)(backbone, device=options.device, **more)
-    if isinstance(engine, Pretended):
-        engine.milliseconds = options.pretend
+    make = partial(Pretended, milliseconds=options.pretend) if options.pretend else Engine
+    engine = make(backbone, device=options.device, **more)
     spec = random_bank.plan(backbone, options.size)
     from adapterbank.tasks.spec import Task
 

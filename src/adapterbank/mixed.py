@@ -18,7 +18,7 @@ from torch import Tensor
 
 from adapterbank.encoder.anatomy import Anatomy
 from adapterbank.encoder.forward import compiled_runs, forward, fused_attention
-from adapterbank.encoder.packed import Padded, Tokens, room
+from adapterbank.encoder.packed import Padded, Tokens, laid_at, room
 from adapterbank.methods import Plan
 from adapterbank.program import Programs
 from adapterbank.slots import heads
@@ -198,8 +198,7 @@ def _write(into: np.ndarray, tokens: Sequence[Tokens], seats: Sequence[int], sha
     into[: 2 * cells] = 0
     into[2 * cells :] = 1
     sizes, places = np.fromiter(map(len, tokens), np.int64), np.asarray(seats)
-    ends = sizes.cumsum()
-    where = np.repeat(places * shape.longest - ends + sizes, sizes) + np.arange(ends[-1])  # of each token
+    where = laid_at(sizes, places * shape.longest)
     into[where] = np.concatenate([row.ids for row in tokens])
     into[cells + where] = np.concatenate([row.types for row in tokens])
     into[2 * cells + places] = sizes

@@ -25,12 +25,11 @@ class Board:
 
     def __init__(self, runs: Sequence[Config], *, quiet: bool = False) -> None:
         """Take all runs, to name each by what it differs in; `quiet` draws nothing."""
-        self._count = len(runs)
         self._differs, self._quiet = differing(runs), quiet
         self._console = Console(stderr=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._shown = sys.stderr.isatty() and not quiet
-        self._tally, self._drawn, self._stage = Tally(), 0.0, ""
+        self._tally, self._drawn, self._stage = Tally(total=len(runs)), 0.0, ""  # until another is heard of
 
     def __enter__(self) -> Board:
         """Start drawing."""
@@ -66,8 +65,7 @@ class Board:
         """Tell the counts in words."""
         tally = self._tally
         counts = {"done": tally.known + tally.done, "running": len(tally.running), "failed": tally.failed}
-        left = tally.left if tally.total else self._count  # nothing was heard yet: none is known, none has begun
-        return ", ".join(f"{count} {name}" for name, count in {**counts, "left": left}.items())
+        return ", ".join(f"{count} {name}" for name, count in {**counts, "left": tally.left}.items())
 
     def _line(self, tally: Tally) -> None:
         """Print a line for each run that has ended."""

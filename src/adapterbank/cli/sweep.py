@@ -78,11 +78,7 @@ def command(
     from adapterbank.sweep import make_means, sweep
 
     means = make_means(bank, records, keep=keep, at_once=jobs)
-    runner: Any = None
-    if engine == "ray":
-        from adapterbank.cluster import ray_engine
-
-        runner = ray_engine(ray_address, cpus=cpus_per_worker)
+    runner = _on_ray(ray_address, cpus_per_worker) if engine == "ray" else None
     board = Board(made.runs, quiet=json)
     means = replace(means, stage=board.stage)
     try:
@@ -97,6 +93,12 @@ def command(
         _summary(outcome, made)
     if outcome.tally.failures:
         raise typer.Exit(1)
+
+
+def _on_ray(address: str | None, cpus: int) -> Any:
+    from adapterbank.cluster import ray_engine
+
+    return ray_engine(address, cpus=cpus)
 
 
 def _again() -> str:

@@ -50,9 +50,7 @@ class Grid:
         longest = int(lengths.max())
         if (lengths == longest).all():
             return cls(len(lengths), longest, None)
-        starts = np.cumsum(lengths) - lengths
-        shift = np.arange(len(lengths)) * longest - starts
-        cells = np.arange(int(lengths.sum())) + np.repeat(shift, lengths)
+        cells = laid_at(lengths, np.arange(len(lengths)) * longest)
         return cls(len(lengths), longest, torch.from_numpy(cells).to(device))
 
     def to_grid(self, x: Tensor) -> Tensor:
@@ -194,6 +192,12 @@ class Padded:
 
 _STEPS = ((64, 8), (128, 16), (256, 32))
 """Rows are filled up to a multiple of 8 tokens as long as they have at most 64, and so on; beyond, of 64."""
+
+
+def laid_at(lengths: np.ndarray, firsts: np.ndarray) -> np.ndarray:
+    """Say where each token of runs that stand end to end goes, if the first of each run goes to `firsts`."""
+    ends = lengths.cumsum()
+    return np.repeat(firsts - ends + lengths, lengths) + np.arange(int(ends[-1]))
 
 
 @cache

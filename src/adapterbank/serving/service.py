@@ -100,7 +100,6 @@ class BankService:
             raise RuntimeError("a service that has stopped stays so; make another")
         if self._threads:
             return
-        self._turns = sys.getswitchinterval()
         sys.setswitchinterval(min(_TURN, self._turns))
         for i in range(self.lanes):
             self._threads.append(threading.Thread(target=self._compute_all, name=f"compute {i}", daemon=True))
