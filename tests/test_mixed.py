@@ -129,13 +129,6 @@ def test_slots_of_any_size_kind_and_number_of_labels_share_a_batch(method, reads
         bench.check(tokens, [chance.choice(slots) for _ in tokens] if count == 6 else slots)
 
 
-def test_large_rows_are_copied_one_by_one_to_the_same_effect(bench, monkeypatch):
-    monkeypatch.setattr(mixed, "_LARGE", 0)
-    slots = family_of_slots(bench, METHODS["adapter"], READS[next(iter(READS))])
-    for seed in range(3):
-        bench.check(rows_of(6, seed=seed), random.Random(seed).sample(slots, 6))
-
-
 @pytest.mark.parametrize("hidden", [0, 5])
 @pytest.mark.parametrize("method", METHODS)
 def test_spans_share_a_batch_and_each_row_has_as_many_outputs_as_tokens(method, hidden, bench):
@@ -389,6 +382,20 @@ def crowd(bench):
     return [*found, None]
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_batches_that_are_launched_before_the_last_was_waited_for_keep_apart(order, bench):
+    slots = family_of_slots(bench, METHODS["adapter"], READS["mean"])
+    batches = [(rows_of(8, seed=seed), random.Random(seed).choices(slots, k=8)) for seed in range(3)]
+    for _ in range(2):  # then with what the first ones have left
+        with torch.inference_mode():
+            waits = [bench.mixed.launch(*batch) for batch in batches]
+        found = {k: waits[k]() for k in order}
+        for k, batch in enumerate(batches):
+            bench.compare(found[k], *batch)
+    programs = [program for stage in bench.mixed._stages.values() for program in stage.programs.values()]
+    assert sum(len(program.free) for program in programs) == 3  # and no more
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_of_any_slots_of_every_family(family, tiny, new_slot):
     bench = Bench(tiny(family), new_slot)
@@ -401,8 +408,8 @@ def test_rows_of_any_slots_of_every_family(family, tiny, new_slot):
 
 def test_slots_that_change_most_of_the_encoder_go_the_eager_way(bench, monkeypatch):
     slots, seen = crowd(bench), []
-    original = bench.mixed.outputs
-    monkeypatch.setattr(bench.mixed, "outputs", lambda tokens, mine: seen.append(mine) or original(tokens, mine))
+    original = bench.mixed.launch
+    monkeypatch.setattr(bench.mixed, "launch", lambda tokens, mine: seen.append(mine) or original(tokens, mine))
     bench.check_any(rows_of(len(slots)), slots)
     ran = {slot for mine in seen for slot in mine}
     assert ran == {slot for slot in slots if slot is None or not bench.stacks.plan(slot).alone}

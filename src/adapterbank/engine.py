@@ -17,7 +17,7 @@ from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.encoder.packed import Tokens
 from adapterbank.encoder.windows import STRIDE
 from adapterbank.errors import BackboneMismatch, InputError, PackageDamaged, UnknownName
-from adapterbank.evaluate import outputs, place, tokens_at_once
+from adapterbank.evaluate import launch, place, tokens_at_once
 from adapterbank.methods import ACTIVATIONS, POOLINGS, Plan, trained
 from adapterbank.mixed import Mixed
 from adapterbank.package import RESTORE, Package
@@ -30,9 +30,11 @@ from adapterbank.tasks.spec import Examples, Task
 
 _WORTH = 32
 """Calls from which on an engine on a GPU runs programs: a few rows are answered sooner than one is compiled."""
+AHEAD = 3
+"""Batches that a GPU has before it while the host turns to texts: they take it longer than the host takes for one."""
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: those take four times as long to make, and a service makes tens of thousands a second
 class Prediction:
     """What a task says of one row; the fields that its kind has are set."""
 
@@ -58,8 +60,10 @@ class Prediction:
         """Give the fields that are set."""
         found: dict[str, Any] = {name: value for name, value in vars(self).items() if value is not None}
         if self.probabilities is not None:  # more digits than these are rounding, and differ between machines
-            found["probabilities"] = {name: round(p, 6) for name, p in self.probabilities.items()}
-        return found | ({"embedding": self.embedding.tolist()} if self.embedding is not None else {})
+            found["probabilities"] = {name: int(p * 1e6 + 0.5) / 1e6 for name, p in self.probabilities.items()}
+        if self.embedding is not None:
+            found["embedding"] = self.embedding.tolist()
+        return found
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,14 @@ class Engine:
     def lanes(self) -> int:
         """How many batches may be computed at once to the use of all: on a CPU one for each of its cores."""
         return 1 if self.device.type == "cuda" else torch.get_num_threads()
+
+    @property
+    def ahead(self) -> int:
+        """How many batches may be launched to the use of all before the first is waited for.
+
+        A GPU works by itself meanwhile; on a CPU to launch is to compute.
+        """
+        return AHEAD if self.device.type == "cuda" else 0
 
     def run_programs(self) -> None:
         """Run programs from the next call on: for an engine that is going to answer many."""
@@ -234,21 +246,35 @@ class Engine:
 
     def compute(self, tokens: Sequence[Tokens], tasks: Sequence[Known | None]) -> list[np.ndarray]:
         """Send rows of any tasks through the encoder together; gives each one's head outputs."""
+        return self.launch(tokens, tasks)()
+
+    def launch(self, tokens: Sequence[Tokens], tasks: Sequence[Known | None]) -> Callable[[], list[np.ndarray]]:
+        """Begin to compute; what is given waits for the outputs. See `ahead` for what is gained by it.
+
+        Tasks may come and go meanwhile: a device does in turn what it is asked, so it has read a slot's numbers before
+        it writes another's over them.
+        """
         with self.slots.lock:
             if self._calls_left is not None:
                 self._calls_left -= 1
                 if self._calls_left < 0:
                     self.run_programs()
-        found: dict[int, np.ndarray] = {}
+        launched: list[tuple[list[int], Callable[[], list[np.ndarray]]]] = []
+        left = list(range(len(tasks)))
         for part in self.slots.within_budget(dict.fromkeys(known for known in tasks if known)) if any(tasks) else [[]]:
             here = {*part, None}  # rows of no task go with the first part
-            mine = [i for i, known in enumerate(tasks) if known in here and i not in found]
+            mine = [i for i in left if tasks[i] in here]
+            left = [i for i in left if tasks[i] not in here]
             with self.slots.using(part) as numbers, self._alone():
                 slots = [numbers[known] if known else None for known in (tasks[i] for i in mine)]
                 rows = [tokens[i] for i in mine]
-                given = outputs(self.backbone.anatomy, self.stacks, rows, slots, mixed=self._mixed)
-            found |= zip(mine, given, strict=True)
-        return [found[i] for i in range(len(tokens))]
+                launched.append((mine, launch(self.backbone.anatomy, self.stacks, rows, slots, mixed=self._mixed)))
+
+        def wait() -> list[np.ndarray]:
+            found = {i: out for mine, land in launched for i, out in zip(mine, land(), strict=True)}
+            return [found[i] for i in range(len(tokens))]
+
+        return wait
 
     def finish(self, prepared: Prepared, given: Sequence[np.ndarray], best: int = 0) -> list[Prediction]:
         """Turn the outputs of a request's rows into what its task says of them."""
@@ -344,7 +370,7 @@ def _decided(task: Task, given: Sequence[np.ndarray]) -> list[Prediction]:
     """Turn the outputs of a task's rows into predictions, all of them in one go."""
     if not given:
         return []
-    out = np.stack(given)
+    out = np.array(given)
     decisions = heads.DECIDE[task.kind](out)
     if task.kind == "regression":
         return [Prediction(value=value) for value in decisions]

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -27,6 +28,8 @@ TOKENS_AT_ONCE = 4096
 """Padded tokens of one batch: fills two CPU cores, and fits any memory."""
 _GPU_TOKENS = 16384
 """The same for a GPU, which has to be asked for each kernel."""
+_LAUNCHED = 8
+"""Batches that wait for a device, or in its memory for the host, at most."""
 
 
 def tokens_at_once(device: torch.device) -> int:
@@ -52,7 +55,25 @@ def outputs(
     `[outputs]` a row, `[tokens, 2]` for spans, and the mean hidden state `[hidden]` for rows of no slot (None). With
     `mixed`, batches run as programs, but for those of a slot that changes most of the encoder.
     """
+    return launch(anatomy, stacks, tokens, slots, prefix, mixed)()
+
+
+def launch(
+    anatomy: Anatomy,
+    stacks: Stacks,
+    tokens: Sequence[Tokens],
+    slots: Sequence[int | None],
+    prefix: Prefix | None = None,
+    mixed: Mixed | None = None,
+) -> Callable[[], list[np.ndarray]]:
+    """Set a device to work on what `outputs` gives; what is given waits for it. Without programs all is done here."""
     found: dict[int, np.ndarray] = {}
+    launched: deque[tuple[list[int], Callable[[], list[np.ndarray]]]] = deque()
+
+    def land() -> None:
+        order, wait = launched.popleft()
+        found.update(zip(order, wait(), strict=True))
+
     groups = _groups(stacks, slots, mixed)
     limit = tokens_at_once(stacks.device)
     with torch.inference_mode():
@@ -61,15 +82,23 @@ def outputs(
             mine, theirs = [tokens[i] for i in order], [slots[i] for i in order]
             if mixed and not prefix and not _alone(stacks, theirs[0]):
                 with contextlib.suppress(torch.OutOfMemoryError):  # then as any other batch
-                    found |= zip(order, mixed.outputs(mine, theirs), strict=True)
+                    launched.append((order, mixed.launch(mine, theirs)))
+                    if len(launched) > _LAUNCHED:
+                        land()
                     continue
             batch = pack(mine, stacks.device)
             route = Route(stacks, segments([(slots[i], len(tokens[i])) for i in order]))
             known = prefix.rows(order, batch) if prefix else None
             hidden = forward(anatomy, route, batch, first=prefix.first if prefix else 0, prefix=known)
             given = heads.outputs(hidden, batch, route)
-            found |= zip(order, by_row(given, route.segments, stacks, batch.lengths), strict=True)
-    return [found[i] for i in range(len(tokens))]
+            found.update(zip(order, by_row(given, route.segments, stacks, batch.lengths), strict=True))
+
+    def wait() -> list[np.ndarray]:
+        while launched:
+            land()
+        return [found[i] for i in range(len(tokens))]
+
+    return wait
 
 
 def segments(rows: Sequence[tuple[int | None, int]]) -> list[Segment]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -27,8 +27,6 @@ from adapterbank.slots.uniform import Uniform
 
 _STAGED = 2 << 30
 """Bytes that all stages together may take; the one in use may be larger."""
-_LARGE = 1 << 18
-"""Numbers of a row from which on it is copied by itself, at the speed of the memory; smaller ones share a kernel."""
 ROWS = 256
 """Rows of one batch at most: each may need a place in the stage."""
 _TOGETHER = 8
@@ -43,19 +41,29 @@ class _Stage:
         rows = {layout: torch.zeros(places, layout.width, dtype=types[layout], device=device) for layout in layouts}
         self.own = {name: view for layout, found in rows.items() for name, view in layout.views(found).items()}
         self.rows = {_part(layout): (layout, found.unbind(0)) for layout, found in rows.items()}
+        self.words = {layout: found.view(torch.int32).unbind(0) for layout, found in rows.items()}  # see Block
         self.holds: list[int | None] = [None] * places  # the slot that lies in each row now
         self.bytes = sum(found.numel() * found.element_size() for found in rows.values())
         self.programs: dict[_Shape, _Program] = {}
 
 
 @dataclass
+class _Ferry:
+    """The host's side of one run: what goes over and what comes back."""
+
+    there: Tensor  # [B * (2 L + 1)] ids, types and lengths
+    cells: np.ndarray  # the same memory
+    back: Tensor | None = None  # the outputs
+
+
+@dataclass
 class _Program:
     """One shape of batch: where rows are written, what runs, where the outputs appear."""
 
-    host: Tensor  # [B * (2 L + 1)] ids, types and lengths; written by the host once the last run is over
-    rows: Tensor  # the same on the device
+    rows: Tensor  # as `_Ferry.there`
     out: Tensor | None = None
     run: Callable[[], None] | None = None
+    free: list[_Ferry] = field(default_factory=list)  # those of runs whose outputs were taken
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,7 @@ class Mixed:
         """Nothing is made before it is asked for."""
         self._anatomy, self._stacks, self._programs = anatomy, stacks, programs
         self._runs = compiled_runs(programs.compiled)
+        self._on_gpu = stacks.device.type == "cuda"
         self._fused = fused_attention(anatomy, stacks.device)
         self._stages: OrderedDict[tuple[tuple[Layout, ...], int], _Stage] = OrderedDict()
         self._maps: dict[tuple[Layout, Layout], Tensor] = {}
@@ -87,23 +96,56 @@ class Mixed:
 
     def outputs(self, tokens: Sequence[Tokens], slots: Sequence[int | None]) -> list[np.ndarray]:
         """Give the head outputs of rows whose slots are of one family; see `evaluate.outputs`."""
-        held = [self._stacks.slot(slot) if slot is not None else None for slot in slots]
+        return self.launch(tokens, slots)()
+
+    def launch(self, tokens: Sequence[Tokens], slots: Sequence[int | None]) -> Callable[[], list[np.ndarray]]:
+        """Set a device to work on rows whose slots are of one family; what is given waits for the head outputs.
+
+        Meanwhile the next ones can be launched: a device does one after the other.
+        """
+        known = {slot: self._stacks.slot(slot) if slot is not None else None for slot in dict.fromkeys(slots)}
+        held = [known[slot] for slot in slots]
         rows = 1 << (len(tokens) - 1).bit_length()
         longest = self.filled(max(map(len, tokens)))
-        layouts = _widest([mine for mine in held if mine])
+        layouts = _widest([mine for mine in known.values() if mine])
         places = _places(slots, rows) if layouts else 0
         shape = _Shape(held[0].family if held[0] else None, layouts, places, rows, longest)
         stage = self._stage(layouts, places)
         seats = self._fill(stage, slots, rows)  # the device copies while the host lays out the tokens
         program = stage.programs.get(shape) or self._program(stage, shape)
-        _write(program.host.numpy(), tokens, seats, shape)
-        program.rows.copy_(program.host, non_blocking=True)
+        ferry = program.free.pop() if program.free else self._ferry(program)
+        _write(ferry.cells, tokens, seats, shape)
+        program.rows.copy_(ferry.there, non_blocking=True)
         if program.run is None:
             plan = held[0].plan if held[0] else None
             program.run = self._programs.capture(lambda: self._body(program, stage, plan, shape))
         program.run()
+        over = self._send_back(program, ferry)
+
+        def wait() -> list[np.ndarray]:
+            out = over()[seats]
+            program.free.append(ferry)
+            return _split(out, tokens, held)
+
+        return wait
+
+    def _send_back(self, program: _Program, ferry: _Ferry) -> Callable[[], np.ndarray]:
+        """Let the outputs come over once they are there; what is given waits for that."""
         assert program.out is not None
-        return _split(program.out.to("cpu", copy=True).numpy()[seats], tokens, held)
+        if ferry.back is None:
+            ferry.back = self._on_host(torch.zeros_like(program.out, device="cpu"))
+        ferry.back.copy_(program.out, non_blocking=True)
+        done = torch.cuda.Event() if self._on_gpu else None
+        if done:
+            done.record()
+        back = ferry.back.numpy()
+
+        def wait() -> np.ndarray:
+            if done:
+                done.synchronize()
+            return back
+
+        return wait
 
     def _stage(self, layouts: tuple[Layout, ...], places: int) -> _Stage:
         """Give the stage for some layouts; the longest unused go, with their programs, when all take too much."""
@@ -112,13 +154,24 @@ class Mixed:
             self._stages[key] = _Stage(layouts, places, self._stacks.dtype, self._stacks.device)
         self._stages.move_to_end(key)
         while len(self._stages) > 1 and sum(stage.bytes for stage in self._stages.values()) > _STAGED:
+            if self._on_gpu:
+                torch.cuda.synchronize(self._stacks.device)  # it may be at work with one of its programs
             self._stages.popitem(last=False)
         return self._stages[key]
 
     def _program(self, stage: _Stage, shape: _Shape) -> _Program:
-        size, device = shape.rows * (2 * shape.longest + 1), self._stacks.device
-        host = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
-        return stage.programs.setdefault(shape, _Program(host, host.to(device, copy=True)))
+        size = shape.rows * (2 * shape.longest + 1)
+        return stage.programs.setdefault(
+            shape, _Program(torch.zeros(size, dtype=torch.int64, device=self._stacks.device))
+        )
+
+    def _ferry(self, program: _Program) -> _Ferry:
+        there = self._on_host(torch.zeros_like(program.rows, device="cpu"))
+        return _Ferry(there, there.numpy())
+
+    def _on_host(self, tensor: Tensor) -> Tensor:
+        """Give memory of the host that a GPU reads and writes by itself."""
+        return tensor.pin_memory() if self._on_gpu else tensor
 
     def _fill(self, stage: _Stage, slots: Sequence[int | None], rows: int) -> list[int]:
         """Give each row a seat, where its slot lies in the stage already if it does, and copy in what is missing."""
@@ -141,22 +194,20 @@ class Mixed:
         return [next(taken[number]) for number in slots]
 
     def _copy(self, stage: _Stage, wanted: Sequence[tuple[int, int]]) -> None:
-        pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        wide: list[Tensor] = []
+        mine: list[Tensor] = []
         for place, number in wanted:
             if stage.holds[place] == number:
                 continue
             stage.holds[place] = None  # until it is whole: a copy may fail for lack of memory
             for block, row in self._stacks.slot(number).rows:
                 layout, into = stage.rows[_part(block.layout)]
-                if layout is block.layout and layout.width > _LARGE:
-                    into[place].copy_(block.each[row])
-                elif layout is block.layout:
-                    wide, mine = pairs.setdefault(block.used.dtype, ([], []))
-                    wide.append(into[place])
-                    mine.append(block.each[row])
+                if layout is block.layout:
+                    wide.append(stage.words[layout][place])
+                    mine.append(block.words[row])
                 else:
                     torch.index_select(block.each[row], 0, self._map(block.layout, layout), out=into[place])
-        for wide, mine in pairs.values():
+        if wide:
             torch._foreach_copy_(wide, mine)
         for place, number in wanted:
             stage.holds[place] = number

@@ -92,14 +92,14 @@ def test_putting_a_task_in_does_not_wait_for_the_batch_under_way(bert, new_slot,
     first, second = Recipe(bert, new_slot, 0), Recipe(bert, new_slot, 1)
     first.put_into(engine, "first")
     begun, go = threading.Event(), threading.Event()
-    outputs = engine_module.outputs
+    launch = engine_module.launch
 
     def slow(*given, **more):
         begun.set()
         assert go.wait(PATIENCE)
-        return outputs(*given, **more)
+        return launch(*given, **more)
 
-    monkeypatch.setattr(engine_module, "outputs", slow)
+    monkeypatch.setattr(engine_module, "launch", slow)
     with ThreadPoolExecutor(1) as pool:
         computing = pool.submit(engine.outputs, ROWS, ["first"] * len(ROWS))
         try:

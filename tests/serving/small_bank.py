@@ -97,12 +97,12 @@ class Gate:
 
     def __init__(self, service):
         self.busy, self.opened = threading.Event(), threading.Event()
-        self._compute, service.engine.compute = service.engine.compute, self._wait
+        self._launch, service.engine.launch = service.engine.launch, self._wait
 
     def _wait(self, *given):
         self.busy.set()
         assert self.opened.wait(PATIENCE)
-        return self._compute(*given)
+        return self._launch(*given)
 
 
 async def occupied(service):

@@ -24,8 +24,14 @@ def add(batching, task, sizes, now=0.0, value=None):
     return parcel
 
 
+def rows_of(batch):
+    """Give each row that was taken: its parcel and its number there."""
+    return [(part.parcel, number) for part in batch for number in range(part.start, part.stop)]
+
+
 def sizes_of(batch):
-    return [row.parcel.sizes[row.number] for row in batch]
+    assert [part.tokens for part in batch] == [sum(part.parcel.sizes[part.start : part.stop]) for part in batch]
+    return [parcel.sizes[number] for parcel, number in rows_of(batch)]
 
 
 def drain(batching):
@@ -44,16 +50,16 @@ def test_a_batch_has_no_more_tokens_than_the_budget_unless_it_is_one_row(given_p
     for task, sizes in given_parcels:
         add(batching, task, sizes)
     for batch in drain(batching):
-        assert sum(sizes_of(batch)) <= BUDGET or len(batch) == 1
+        assert sum(sizes_of(batch)) <= BUDGET or len(rows_of(batch)) == 1
 
 
 @given(parcels)
 def test_every_row_is_taken_once_and_a_parcels_rows_in_their_order(given_parcels):
     batching = queue()
     made = [add(batching, task, sizes) for task, sizes in given_parcels]
-    taken = [row for batch in drain(batching) for row in batch]
+    taken = [row for batch in drain(batching) for row in rows_of(batch)]
     for parcel in made:
-        assert [row.number for row in taken if row.parcel is parcel] == list(range(len(parcel.sizes)))
+        assert [number for mine, number in taken if mine is parcel] == list(range(len(parcel.sizes)))
     assert len(taken) == sum(len(parcel.sizes) for parcel in made)
     assert batching.waiting == batching.ready == 0
 
@@ -68,10 +74,10 @@ def test_what_is_cancelled_is_never_taken_and_counts_for_nothing(given_parcels, 
         batching.cancel(parcel)
         batching.cancel(parcel)  # twice is once
     left = sum(sum(p.sizes) for p in made if p not in gone) - sum(
-        row.parcel.sizes[row.number] for row in first if row.parcel not in gone
+        parcel.sizes[number] for parcel, number in rows_of(first) if parcel not in gone
     )
     assert batching.waiting == batching.ready == left
-    assert not [row for batch in drain(batching) for row in batch if row.parcel in gone]
+    assert not [part for batch in drain(batching) for part in batch if part.parcel in gone]
     assert batching.due_in(0.0) is None
 
 
@@ -89,7 +95,7 @@ def test_no_more_tokens_wait_than_the_bound_unless_one_parcel_is_larger(given_pa
             batching.cancel(parcel)  # as who asked for more than this parcel does
             hints.append(full.retry_after)
         assert batching.waiting <= bound or len(entered) == 1
-    assert sum(len(batch) for batch in drain(batching)) == sum(len(parcel.sizes) for parcel in entered)
+    assert sum(len(rows_of(batch)) for batch in drain(batching)) == sum(len(parcel.sizes) for parcel in entered)
     assert all(1 <= hint <= LONGEST_WAIT for hint in hints)
 
 
@@ -106,7 +112,7 @@ def test_a_flood_delays_another_tasks_row_by_no_more_than_the_next_batch(flood, 
         batching.take()
     late = [add(batching, f"other {i}", [size]) for i, size in enumerate(others)]
     batch = batching.take()
-    assert {row.parcel for row in batch} >= set(late)
+    assert {part.parcel for part in batch} >= set(late)
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=5), st.integers(2, 20))
@@ -117,8 +123,8 @@ def test_tasks_that_all_flood_get_equal_shares(order, rounds):
         add(batching, task, [7] * 400)
     got = dict.fromkeys(tasks, 0)
     for _ in range(rounds):
-        for row in batching.take():
-            got[row.parcel.task] += 7
+        for part in batching.take():
+            got[part.parcel.task] += part.tokens
     assert max(got.values()) - min(got.values()) <= BUDGET
 
 
@@ -130,7 +136,7 @@ def test_with_many_tasks_nobody_waits_longer_than_all_others_together(sizes):
         add(batching, i, [size] * 50)
     seen = set()
     for _ in range(3 * len(sizes)):
-        seen |= {row.parcel.task for row in batching.take()}
+        seen |= {part.parcel.task for part in batching.take()}
     assert seen == set(range(len(sizes)))
 
 
@@ -152,7 +158,9 @@ def test_turns_that_nobody_could_use_are_skipped_and_change_nothing(given_parcel
         add(quick, task, sizes)
         add(plain, task, sizes)
     for mine, theirs in zip(drain(quick), drain(plain), strict=True):
-        assert [(row.parcel.task, row.number) for row in mine] == [(row.parcel.task, row.number) for row in theirs]
+        assert [(part.parcel.task, part.start, part.stop) for part in mine] == [
+            (part.parcel.task, part.start, part.stop) for part in theirs
+        ]
 
 
 def test_a_batch_of_many_tasks_with_long_rows_takes_few_turns():

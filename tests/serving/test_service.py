@@ -98,15 +98,15 @@ def test_a_task_that_cannot_be_computed_fails_alone(small):
 
     async def run():
         async with running(small) as service:
-            compute = service.engine.compute
+            launch = service.engine.launch
             bad = service.shelf.find("bad").known
 
             def failing(tokens, tasks):
                 if bad in tasks:
                     raise PackageDamaged("bad@1 is not what was written; restore it.")
-                return compute(tokens, tasks)
+                return launch(tokens, tasks)
 
-            service.engine.compute = failing
+            service.engine.launch = failing
             asks = [[Ask("good", ["the cat"])], [Ask("bad", ["why"])], [Ask("good", ["why"]), Ask("bad", ["why"])]]
             return await asyncio.gather(*map(service.predict, asks), return_exceptions=True)
 
@@ -123,10 +123,10 @@ def test_an_unforeseen_failure_is_internal_and_the_service_goes_on(small, caplog
 
     async def run():
         async with running(small) as service:
-            compute, service.engine.compute = service.engine.compute, fail
+            launch, service.engine.launch = service.engine.launch, fail
             with pytest.raises(Refusal) as refused:
                 await service.predict([Ask("a", ["a secret"])])
-            service.engine.compute = compute
+            service.engine.launch = launch
             return refused.value, await service.predict([Ask("a", ["why"])])
 
     refused, found = asyncio.run(run())

@@ -40,8 +40,8 @@ def test_lanes_compute_at_the_same_time(small):
 
     async def run():
         async with running(small, lanes=2) as service:
-            compute = service.engine.compute
-            service.engine.compute = lambda *given: (meeting.wait(), compute(*given))[1]
+            launch = service.engine.launch
+            service.engine.launch = lambda *given: (meeting.wait(), launch(*given))[1]
             service.batching.budget = 1  # a row a batch
             answers = await asyncio.gather(*(service.predict([Ask("a", ["why"])]) for _ in range(2)))
             return [one.predictions for (one,) in answers]

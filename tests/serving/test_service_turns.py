@@ -114,8 +114,8 @@ def test_a_flooding_task_does_not_hold_up_another(small):
     async def run():
         async with running(small) as service:
             service.batching.budget = 64  # eight rows a batch
-            compute = service.engine.compute
-            service.engine.compute = lambda *given: batches.acquire(timeout=PATIENCE) and compute(*given)
+            launch = service.engine.launch
+            service.engine.launch = lambda *given: batches.acquire(timeout=PATIENCE) and launch(*given)
             texts = ["the cat sat on the mat"] * 40
             flood = [asyncio.ensure_future(service.predict([Ask("flood", texts)])) for _ in range(5)]
             await until(lambda: service.batching.ready >= 1500)

@@ -60,7 +60,7 @@ def test_a_batch_that_breaks_is_logged_under_the_id_of_the_request_that_it_was_f
     def broken(*given):
         raise RuntimeError("cannot compute 'a secret'")
 
-    service.engine.compute = broken
+    service.engine.launch = broken
 
     async def run():
         async with calling(create_app(service, page=False)) as client:

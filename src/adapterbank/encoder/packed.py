@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: there is one for each text
 class Tokens:
     """One text, or one pair of texts, as the tokenizer gave it."""
 
@@ -300,7 +300,8 @@ def by_length(
     the batch: those of one such length stay beside those that they came with.
     """
     group = groups if groups is not None else [0] * len(rows)
-    lengths = [filled(len(row)) for row in rows]
+    rooms = {length: filled(length) for length in set(map(len, rows))}
+    lengths = [rooms[len(row)] for row in rows]
     chosen: list[int] = []
     for i in sorted(range(len(rows)), key=lambda i: (group[i], -lengths[i], i)):
         full = chosen and ((len(chosen) + 1) * lengths[chosen[0]] > budget or len(chosen) == most)

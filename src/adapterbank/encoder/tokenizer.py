@@ -109,12 +109,12 @@ def _inputs(texts: Sequence[str], pairs: Sequence[str] | None) -> list[Any]:
 
 def _tokens(found: Sequence[Encoding]) -> list[Tokens]:
     """Give the rows as views of two arrays: an array for each takes longer to make than its text to tokenise."""
-    ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in found), np.int64)
-    types = np.fromiter(chain.from_iterable(encoding.type_ids for encoding in found), np.int64)
-    ends = accumulate(map(len, found))
+    ids = np.fromiter(chain.from_iterable([encoding.ids for encoding in found]), np.int64)
+    types = np.fromiter(chain.from_iterable([encoding.type_ids for encoding in found]), np.int64)
+    ends = list(accumulate(map(len, found), initial=0))
     return [
-        Tokens(ids[end - len(encoding) : end], types[end - len(encoding) : end], cut=bool(encoding.overflowing))
-        for encoding, end in zip(found, ends, strict=True)
+        Tokens(ids[start:end], types[start:end], cut=bool(encoding.overflowing))
+        for encoding, start, end in zip(found, ends, ends[1:], strict=False)
     ]
 
 

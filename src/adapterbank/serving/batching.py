@@ -15,7 +15,8 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any
 
 LONGEST_WAIT = 60
 """Seconds after which a refused caller is asked to come again, at most."""
@@ -50,11 +51,18 @@ class Parcel:
     """Whether it has come, and has not been cancelled."""
 
 
-class Row(NamedTuple):
-    """One row of a parcel, taken for a batch."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of a parcel that follow each other, taken for a batch."""
 
     parcel: Parcel
-    number: int
+    start: int
+    stop: int
+    tokens: int
+
+    def __len__(self) -> int:
+        """Count the rows."""
+        return self.stop - self.start
 
 
 @dataclass(eq=False)
@@ -123,18 +131,23 @@ class Batching:
                 del self._lines[parcel.task]
         parcel.counted = 0
 
+    @property
+    def full(self) -> bool:
+        """Whether a batch would be full."""
+        return self.ready >= self.budget
+
     def due_in(self, now: float) -> float | None:
         """Give the seconds until a batch should be taken: 0 for now, None when no row is ready."""
         if not self._lines:
             return None
-        if self.ready >= self.budget:
+        if self.full:
             return 0.0
         oldest = min(line.parcels[0].since for line in self._lines.values())
         return max(0.0, oldest + self.wait - now)
 
-    def take(self) -> list[Row]:
+    def take(self) -> list[Part]:
         """Give the next batch, whether it is due or not."""
-        batch: list[Row] = []
+        batch: list[Part] = []
         room, passed = self.budget, 0
         while self._lines:
             task, line = next(iter(self._lines.items()))
@@ -146,15 +159,14 @@ class Batching:
                 line.credit += share
             passed = passed + 1 if line.credit <= 0 else 0
             while line.parcels and line.credit > 0:
-                parcel = line.parcels[0]
-                size = parcel.sizes[parcel.taken]
-                if size > room and batch:
+                part = self._part(line.parcels[0], line.credit, room, whole=not batch)
+                if not part:
                     return batch  # it is this task's turn still: the next batch begins with it
-                batch.append(Row(parcel, parcel.taken))
-                room -= size
-                line.credit -= size
-                self._sent(parcel, size)
-                if parcel.taken == len(parcel.sizes):
+                batch.append(part)
+                room -= part.tokens
+                line.credit -= part.tokens
+                self._sent(part)
+                if part.stop == len(part.parcel.sizes):
                     line.parcels.popleft()
             if not line.parcels:
                 del self._lines[task]
@@ -192,8 +204,19 @@ class Batching:
         if not self._counts[task]:
             del self._counts[task]
 
-    def _sent(self, parcel: Parcel, size: int) -> None:
-        parcel.taken += 1
-        parcel.counted -= size
-        self.ready -= size
-        self._count(parcel.task, -size)
+    @staticmethod
+    def _part(parcel: Parcel, credit: int, room: int, *, whole: bool) -> Part:
+        """Cut off as many of a parcel's next rows as there is credit and room for; where none fits, one if `whole`."""
+        stop, tokens = parcel.taken, 0
+        for size in islice(parcel.sizes, parcel.taken, None):
+            if tokens >= credit or (tokens + size > room and (tokens or not whole)):
+                break
+            stop, tokens = stop + 1, tokens + size
+        return Part(parcel, parcel.taken, stop, tokens)
+
+    def _sent(self, part: Part) -> None:
+        parcel = part.parcel
+        parcel.taken = part.stop
+        parcel.counted -= part.tokens
+        self.ready -= part.tokens
+        self._count(parcel.task, -part.tokens)

@@ -1,11 +1,14 @@
 """The service: batching, desk, shelf and engine put together. Knows no HTTP.
 
     event loop          requests come; their tasks are looked up, their parcels counted
-    threads, two        texts that came meanwhile are tokenised in one go; outputs become answers
+    thread, one         texts that came meanwhile are tokenised in one go
     thread, one         slots that are not in memory are loaded; only then do their rows become ready
-    threads, lanes      take batches of rows of all tasks and compute them: one for a GPU, one for each core of a CPU
+    threads, lanes      take batches of rows of all tasks, have them computed and turn the outputs into answers: one
+                        for a GPU, one for each core of a CPU
 
-So texts of the next batch are tokenised while the device computes this one.
+So texts of the next batch are tokenised while the device computes this one. A GPU works by itself: its lane launches
+the next batch before it answers the last. More threads than these would not help: they all want Python's interpreter,
+and each time that one has to wait for it costs more than what it does.
 """
 
 from __future__ import annotations
@@ -19,15 +22,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from adapterbank.bank import Bank
+from adapterbank.encoder.packed import Tokens
 from adapterbank.engine import Engine, Prepared
 from adapterbank.residency import Known
 from adapterbank.runtime import use_one_thread
-from adapterbank.serving.batching import Batching, Full, Parcel, Row
+from adapterbank.serving.batching import Batching, Full, Parcel, Part
 from adapterbank.serving.desk import Desk
 from adapterbank.serving.errands import Errand, check, guess, refusal, settle
 from adapterbank.serving.mirror import Mirror
@@ -44,6 +50,11 @@ _TURN = 0.001
 has to wait to get it back: with Python's 5 ms it stands idle for longer than it computes."""
 _CORE_TOKENS = 1024
 """Tokens of a batch that one core computes: larger ones are no cheaper by the token, and others wait longer."""
+_GPU_TOKENS = 4096
+"""The same for a GPU, which has several before it: 256 rows of 16 tokens."""
+
+
+_Wait = Callable[[], list[np.ndarray]]
 
 
 class BankService:
@@ -69,12 +80,12 @@ class BankService:
         self.shelf = Shelf(bank, engine)
         self._desk = Desk(bank, engine, self.shelf, mirror)
         self.lanes = lanes or engine.lanes
-        budget = min(engine.tokens_at_once, _CORE_TOKENS) if self.lanes > 1 else engine.tokens_at_once
+        most = _GPU_TOKENS if engine.ahead else _CORE_TOKENS if self.lanes > 1 else engine.tokens_at_once
         bound = queue or 16 * engine.tokens_at_once
-        self.batching = Batching(budget=budget, bound=bound, wait=wait, lanes=self.lanes)
+        self.batching = Batching(budget=min(engine.tokens_at_once, most), bound=bound, wait=wait, lanes=self.lanes)
         self._turn = threading.Condition()
         self._fresh: deque[Parcel] = deque()
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="texts")
+        self._texts = ThreadPoolExecutor(1, thread_name_prefix="texts")
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="slots")
         self._threads: list[threading.Thread] = []
         self._hears: list[Callable[[int, int, float, float], None]] = []
@@ -118,7 +129,7 @@ class BankService:
         await asyncio.to_thread(self.shelf.stop)
         if self.mirror:
             await asyncio.to_thread(self.mirror.close)
-        for pool in (self._loader, self._pool):
+        for pool in (self._loader, self._texts):
             await asyncio.to_thread(pool.shutdown)
         sys.setswitchinterval(self._turns)
 
@@ -193,7 +204,7 @@ class BankService:
             idle = not self._fresh
             self._fresh.extend(parcels)
         if idle:
-            self._pool.submit(self._prepare_all)
+            self._texts.submit(self._prepare_all)
 
     def _cancel(self, parcels: list[Parcel]) -> None:
         with self._turn:
@@ -262,65 +273,76 @@ class BankService:
         """Compute batch after batch until the service stops and nothing is left."""
         if self.lanes > 1:
             use_one_thread()
-        while batch := self._next():
-            began = time.monotonic()
-            tokens = sum(row.parcel.sizes[row.number] for row in batch)
-            given = self._compute(batch)
-            seconds = time.monotonic() - began
-            with self._turn:
-                self._counts["batches"] += 1
-                self._counts["rows"] += len(batch)
-                self._counts["tokens"] += tokens
-                self.batching.computed(tokens, seconds)
-            self._pool.submit(self._finish, batch, given)
-            self._tell(len(batch), tokens, seconds)
+        launched: deque[tuple[list[Part], float, _Wait]] = deque()
+        landed = 0.0
+        while (batch := self._next(len(launched))) or launched:
+            if batch:
+                launched.append((batch, time.monotonic(), self._launch(batch)))
+            if not batch or len(launched) > self.engine.ahead:
+                done, began, wait = launched.popleft()
+                given = self._land(done, wait)
+                began, landed = max(began, landed), time.monotonic()
+                self._count(done, landed - began)
+                self._finish(done, given)
 
-    def _tell(self, rows: int, tokens: int, seconds: float) -> None:
+    def _count(self, batch: list[Part], seconds: float) -> None:
+        rows, tokens = sum(map(len, batch)), sum(part.tokens for part in batch)
+        with self._turn:
+            self._counts["batches"] += 1
+            self._counts["rows"] += rows
+            self._counts["tokens"] += tokens
+            self.batching.computed(tokens, seconds)
         for hear in self._hears:
             try:
                 hear(rows, tokens, min(1.0, tokens / self.batching.budget), seconds)
             except Exception as error:  # who listens must not end the service
                 log.error("failed", exc_info=error)
 
-    def _next(self) -> list[Row]:
-        """Wait for the next batch; empty when the service has stopped and all is answered."""
+    def _next(self, launched: int) -> list[Part]:
+        """Wait for the next batch; none while some are launched, or when the service has stopped and all is answered.
+
+        A device that has enough to do is not given a batch that could still grow.
+        """
         with self._turn:
             while True:
                 due = self.batching.due_in(time.monotonic())
-                if due is not None and (due <= 0 or not self._open):
+                if due is not None and (due <= 0 or not self._open) and (launched < 2 or self.batching.full):
                     return self.batching.take()
-                if due is None and not self._open and not self._fresh and not self.batching.waiting:
+                if launched or (due is None and not self._open and not self._fresh and not self.batching.waiting):
                     return []
                 self._turn.wait(due)
 
-    def _compute(self, batch: list[Row]) -> list[np.ndarray | Exception]:
+    def _launch(self, batch: list[Part]) -> _Wait:
+        """Have a batch computed; what is given waits for the outputs, or tells why there are none."""
+        tokens: list[Tokens] = []
+        tasks: list[Known | None] = []
+        for part in batch:
+            prepared = part.parcel.value.prepared
+            tokens += prepared.rows.tokens[part.start : part.stop]
+            tasks += [prepared.known] * len(part)
         try:
-            return list(self._outputs(batch))
+            return self.engine.launch(tokens, tasks)
         except Exception as error:
-            parcels = dict.fromkeys(row.parcel for row in batch)
-            if len(parcels) == 1:
-                return [error] * len(batch)
-            found: dict[Row, np.ndarray | Exception] = {}
-            for parcel in parcels:  # one of them is at fault: each by itself
-                mine = [row for row in batch if row.parcel is parcel]
-                found |= zip(mine, self._compute(mine), strict=True)
-            return [found[row] for row in batch]
+            return partial(_fail, error)
 
-    def _outputs(self, batch: list[Row]) -> list[np.ndarray]:
-        prepared = [row.parcel.value.prepared for row in batch]
-        tokens = [one.rows.tokens[row.number] for one, row in zip(prepared, batch, strict=True)]
-        return self.engine.compute(tokens, [one.known for one in prepared])
+    def _land(self, batch: list[Part], wait: _Wait) -> list[list[np.ndarray] | Exception]:
+        """Wait for a batch; gives the outputs of each part, or why there are none."""
+        try:
+            given = iter(wait())
+            return [list(islice(given, len(part))) for part in batch]
+        except Exception as error:  # one of them is at fault: each by itself
+            return [error] if len(batch) == 1 else [self._land([part], self._launch([part]))[0] for part in batch]
 
-    def _finish(self, batch: list[Row], given: list[np.ndarray | Exception]) -> None:
+    def _finish(self, batch: list[Part], given: list[list[np.ndarray] | Exception]) -> None:
         """Turn outputs into answers, of those asks that have them all."""
         done: list[tuple[Errand, Any]] = []
-        for row, out in zip(batch, given, strict=True):
-            job: Errand = row.parcel.value
-            if isinstance(out, Exception):
-                done.append((job, refusal(out, job, self.bank.path)))
+        for part, outs in zip(batch, given, strict=True):
+            job: Errand = part.parcel.value
+            if isinstance(outs, Exception):
+                done.append((job, refusal(outs, job, self.bank.path)))
                 continue
-            job.given[row.number] = out
-            if len(job.given) == len(row.parcel.sizes):
+            job.given.update(zip(range(part.start, part.stop), outs, strict=True))
+            if len(job.given) == len(part.parcel.sizes):
                 done.append((job, self._told(job)))
         self._answer(done)
 
@@ -340,3 +362,7 @@ class BankService:
         for loop, mine in loops.items():
             with contextlib.suppress(RuntimeError):  # a loop that has ended waits for nothing
                 loop.call_soon_threadsafe(settle, mine)
+
+
+def _fail(error: Exception) -> list[np.ndarray]:
+    raise error
