@@ -12,7 +12,7 @@ import scipy.special
 import torch
 
 from adapterbank import evaluate
-from adapterbank.engine import Engine
+from adapterbank.engine import Engine, Prediction
 from adapterbank.errors import UnknownName
 from adapterbank.methods import Head, Options, make_plan
 from adapterbank.tasks.spec import Examples, Task
@@ -152,6 +152,15 @@ def test_each_kind_of_task_answers_in_its_own_fields(engine_of):
     assert set(kinds["grade"]) == {"value"}
     assert set(kinds["where"]) == {"answer", "start", "end"}
     assert PAIRS[3][kinds["where"]["start"] : kinds["where"]["end"]] == kinds["where"]["answer"]
+
+
+@pytest.mark.parametrize("likely", [0.0, 4e-7, 0.12345649, 0.5, 0.999999499, 0.9999999, 1.0])
+def test_json_has_six_digits_of_a_probability(likely):
+    assert Prediction(probabilities={"a": likely}).to_json() == {"probabilities": {"a": round(likely, 6)}}
+
+
+def test_what_is_no_number_stays_so_in_json():
+    assert str(Prediction(label="a", probabilities={"a": float("nan")}).to_json()["probabilities"]["a"]) == "nan"
 
 
 def test_probabilities_are_the_softmax_or_sigmoid_of_the_outputs(engine_of):

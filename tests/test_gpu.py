@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from adapterbank import engine as engines
+from adapterbank import mixed
 from adapterbank import school as schools
 from adapterbank import train as training
 from adapterbank.api import open_bank
@@ -221,16 +222,22 @@ FORMS = [
 ]
 
 
-def engine_on(backbone, new_slot, **options):
-    """Give an engine with a task of every kind and form."""
-    engine = Engine(backbone, device="cuda", **options)
+def tasks_on(backbone, new_slot):
+    """Draw a task of every kind and form: name, task, plan and tensors of each."""
     for seed, (head, form) in enumerate(itertools.product(KINDS, FORMS)):
         plan = make_plan(Options(**form), depth=backbone.anatomy.layers, head=head)
         labels = tuple("abcdefghi"[: head.outputs]) if head.kind in ("classification", "multilabel") else ()
         columns = ("text", "other") if head.kind == "span" else ("text",)
         task = Task(f"t{seed}", head.kind, columns, "label", labels, METRICS[head.kind])
         tensors = {name: t.numpy() for name, t in new_slot(backbone, plan, seed=seed, sigma=0.1).items()}
-        engine.put(task.name, task, plan, tensors, 64)
+        yield task.name, task, plan, tensors
+
+
+def engine_on(backbone, new_slot, **options):
+    """Give an engine with all of them."""
+    engine = Engine(backbone, **{"device": "cuda", **options})
+    for drawn in tasks_on(backbone, new_slot):
+        engine.put(*drawn, 64)
     return engine
 
 
@@ -280,6 +287,27 @@ def test_captured_batches_within_a_budget_are_answered_with_what_was_loaded_last
         assert_same_outputs(engine, plain, seed, 1e-4)
     assert replays
     assert engine.slots.evictions > len(plain.residents)
+
+
+@pytest.mark.parametrize("staged", [2 << 30, 1])
+def test_batches_that_are_launched_are_answered_by_the_tasks_of_then(staged, backbones, new_slot, monkeypatch, replays):
+    monkeypatch.setattr(mixed, "_STAGED", staged)  # room for all that lies side by side, or for the last alone
+    engine = engine_on(backbones["kernel"], new_slot, precision="fp32")
+    plain = engine_on(backbones["kernel"], new_slot, precision="fp32", programs=False)
+    engine.run_programs()
+    few = {drawn[0]: drawn for drawn in itertools.islice(tasks_on(backbones["kernel"], new_slot), 2)}
+    batches = [(rows_of(16, seed), random.Random(seed).choices([*few], k=16)) for seed in range(12)]
+    wanted = [plain.outputs(*batch) for batch in batches]
+    for _ in range(2):
+        waits = [engine.launch(tokens, [engine.slots.find(name) for name in asked]) for tokens, asked in batches]
+        for name, task, plan, tensors in few.values():
+            engine.put(name, task, plan, {key: np.zeros_like(array) for key, array in tensors.items()}, 64)
+        found = [wait() for wait in reversed(waits)][::-1]
+        for mine, theirs in zip(itertools.chain(*found), itertools.chain(*wanted), strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-4, rtol=1e-4)
+        for drawn in few.values():
+            engine.put(*drawn, 64)
+    assert replays
 
 
 def test_an_engine_runs_programs_from_the_call_on_that_is_worth_it(bert, monkeypatch, replays):

@@ -60,7 +60,9 @@ class Prediction:
         """Give the fields that are set."""
         found: dict[str, Any] = {name: value for name, value in vars(self).items() if value is not None}
         if self.probabilities is not None:  # more digits than these are rounding, and differ between machines
-            found["probabilities"] = {name: int(p * 1e6 + 0.5) / 1e6 for name, p in self.probabilities.items()}
+            found["probabilities"] = {
+                name: int(p * 1e6 + 0.5) / 1e6 if p == p else p for name, p in self.probabilities.items()
+            }
         if self.embedding is not None:
             found["embedding"] = self.embedding.tolist()
         return found
@@ -127,9 +129,9 @@ class Engine:
     def ahead(self) -> int:
         """How many batches may be launched to the use of all before the first is waited for.
 
-        A GPU works by itself meanwhile; on a CPU to launch is to compute.
+        A GPU that runs programs works by itself meanwhile; else to launch is to compute.
         """
-        return AHEAD if self.device.type == "cuda" else 0
+        return AHEAD if self._mixed else 0
 
     def run_programs(self) -> None:
         """Run programs from the next call on: for an engine that is going to answer many."""
@@ -326,7 +328,7 @@ class Engine:
         if self.device.type == "cpu":
             yield
             return
-        with self._computing, self.slots.lock if self._mixed else nullcontext():
+        with self._computing, self.slots.lock if self._mixed else nullcontext(), torch.cuda.device(self.device):
             yield
 
     def _find(self, name: str | None) -> Known | None:

@@ -1,6 +1,7 @@
 """Tokens of any slots, in any order, to head outputs. Knows no tasks by name, no files and no training.
 
-`outputs` is the one way there: training's dev scores, `predict`, `evaluate` and `audit` all come through it.
+`outputs`, which is `launch` and a wait, is the one way there: training's dev scores, `predict`, `evaluate` and `audit`
+all come through it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TOKENS_AT_ONCE = 4096
 _GPU_TOKENS = 16384
 """The same for a GPU, which has to be asked for each kernel."""
 _LAUNCHED = 8
-"""Batches that wait for a device, or in its memory for the host, at most."""
+"""Batches of one call that a device has before it: beyond, the host waits for the first."""
 
 
 def tokens_at_once(device: torch.device) -> int:

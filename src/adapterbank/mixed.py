@@ -137,7 +137,7 @@ class Mixed:
         ferry.back.copy_(program.out, non_blocking=True)
         done = torch.cuda.Event() if self._on_gpu else None
         if done:
-            done.record()
+            done.record(torch.cuda.current_stream(self._stacks.device))
         back = ferry.back.numpy()
 
         def wait() -> np.ndarray:
@@ -225,7 +225,7 @@ class Mixed:
 
     @torch.inference_mode()
     def _body(self, program: _Program, stage: _Stage, plan: Plan | None, shape: _Shape) -> None:
-        """Do what a program does, on the tensors that `outputs` has filled."""
+        """Do what a program does, on the tensors that `launch` has filled."""
         # A task's own scale is applied to what comes out.
         head = replace(plan.head, shift=0.0, scale=1.0) if plan else heads.BARE
         cells = shape.rows * shape.longest

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from adapterbank.errors import PackageDamaged
 from adapterbank.serving.errands import refusal, shown
 from adapterbank.serving.terms import Ask, Refusal
 from adapterbank.serving.watch import JsonLines
@@ -46,6 +47,18 @@ def test_an_unforeseen_failure_is_logged_without_its_message():
     assert "ValueError" in stream.getvalue()
     assert '"request_id": "r-17"' in stream.getvalue()
     assert "secret" not in stream.getvalue()
+
+
+@pytest.mark.parametrize(("exists", "code"), [(True, "damaged"), (False, "unknown_task"), (PermissionError, "damaged")])
+def test_a_package_that_cannot_even_be_looked_for_is_damaged_not_gone(exists, code):
+    def look():
+        if exists is PermissionError:
+            raise PermissionError(13, "Permission denied")
+        return exists
+
+    path, known = SimpleNamespace(exists=look), SimpleNamespace(gone=False)
+    job = SimpleNamespace(held=SimpleNamespace(known=known, package=SimpleNamespace(path=path)))
+    assert refusal(PackageDamaged("a@1 cannot be read; restore it."), job, Path("bank")).code == code
 
 
 def test_nobody_learns_where_the_bank_or_the_encoder_lies(small, tmp_path):

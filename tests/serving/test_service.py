@@ -8,6 +8,7 @@ import random
 import pytest
 
 from adapterbank.errors import PackageDamaged
+from adapterbank.serving import service as service_module
 from adapterbank.serving.app import create_app
 from adapterbank.serving.terms import Ask, Refusal
 from adapterbank.serving.watch import JsonLines
@@ -113,6 +114,27 @@ def test_a_task_that_cannot_be_computed_fails_alone(small):
     good, bad, both = asyncio.run(run())
     assert len(good[0].predictions) == 1
     assert bad.code == both.code == "damaged"
+
+
+def test_a_failure_that_cannot_be_told_of_ends_no_lane(small, caplog, monkeypatch):
+    small.put("a")
+
+    def fail(*given):
+        raise OSError("the disk has gone")
+
+    async def run():
+        async with running(small) as service:
+            launch, service.engine.launch = service.engine.launch, fail
+            monkeypatch.setattr(service_module, "refusal", fail)
+            with pytest.raises(Refusal) as refused:
+                await asyncio.wait_for(service.predict([Ask("a", ["why"])]), PATIENCE)
+            service.engine.launch = launch
+            return refused.value, await service.predict([Ask("a", ["why"])]), service.alive
+
+    refused, found, alive = asyncio.run(run())
+    assert refused.code == "internal"
+    assert len(found[0].predictions) == 1
+    assert alive
 
 
 def test_an_unforeseen_failure_is_internal_and_the_service_goes_on(small, caplog):

@@ -98,7 +98,7 @@ def test_as_many_batches_are_launched_as_the_device_takes_and_answered_in_their_
 
 def test_a_batch_that_could_grow_does_so_while_the_device_has_enough_to_do(serve):
     async def act(service, device):
-        service.batching.budget = 10  # two rows a batch
+        service.batching.budget, service.batching.wait = 10, 0.0  # two rows a batch; less than that is due at once
         device.ready.clear()
         first = asked(service, "a")
         await until(device.begun.is_set)
@@ -133,12 +133,21 @@ def test_answers_are_those_of_an_engine_alone(serve, small):
 
 def test_a_task_that_fails_on_the_device_fails_alone(serve):
     async def act(service, device):
-        bad = service.shelf.find("b").known
-        device.fails = lambda tasks: bad in tasks
+        good, bad = (service.shelf.find(name).known for name in "ab")
+        seen = []
+        device.fails = lambda tasks: seen.append(set(tasks)) or bad in tasks
+        device.ready.clear()
+        first = asked(service, "a")
+        await until(device.begun.is_set)
+        rest = asked(service, *"bab")
+        await until(lambda: service.batching.ready == 15)
+        device.ready.set()
         device.allowed.release(100)
-        return await asyncio.gather(*asked(service, *"abab"), return_exceptions=True)
+        found = await asyncio.gather(*first, *rest, return_exceptions=True)
+        return found, {good, bad} in seen
 
-    good, bad, fine, worse = serve(act)
+    (good, bad, fine, worse), together = serve(act)
+    assert together
     assert len(good[0].predictions) == len(fine[0].predictions) == 1
     assert bad.code == worse.code == "damaged"
 

@@ -96,9 +96,16 @@ def refusal(error: Exception, job: Errand, bank: Path) -> Exception:
     if isinstance(error, InputError):
         return Refusal("bad_request", shown(error, bank))
     if isinstance(error, AdapterbankError):  # its slot was not in memory, and cannot be loaded
-        if job.held.known.gone or not job.held.package.path.exists():
+        if job.held.known.gone or _is_gone(job.held.package.path):
             return Refusal("unknown_task", "The task was removed while the request waited; see GET /v1/tasks.")
         return Refusal("damaged", shown(error, bank))
     # Of which the log shows kind and place, not the message: it may quote a text.
     log.error("failed", exc_info=error, extra={"fields": {"request_id": job.request}})
     return Refusal("internal", FAILED)
+
+
+def _is_gone(path: Path) -> bool:
+    try:
+        return not path.exists()
+    except OSError:  # it is there, and cannot be read
+        return False

@@ -38,7 +38,7 @@ from adapterbank.serving.desk import Desk
 from adapterbank.serving.errands import Errand, check, guess, refusal, settle
 from adapterbank.serving.mirror import Mirror
 from adapterbank.serving.shelf import Shelf
-from adapterbank.serving.terms import Answer, Ask, Refusal
+from adapterbank.serving.terms import FAILED, Answer, Ask, Refusal
 from adapterbank.tasks.spec import Examples
 
 log = logging.getLogger("adapterbank.serving")
@@ -46,8 +46,8 @@ log = logging.getLogger("adapterbank.serving")
 WAIT = 0.004
 """Seconds that a row waits for company: a fraction of what a batch takes."""
 _TURN = 0.001
-"""Seconds after which a thread lets another run. A lane gives the interpreter away with all it asks of the device, and
-has to wait to get it back: with Python's 5 ms it stands idle for longer than it computes."""
+"""Seconds after which a thread lets another run, instead of Python's 5 ms: a lane gives the interpreter away with all
+that it asks of the device, and has to wait to get it back."""
 _CORE_TOKENS = 1024
 """Tokens of a batch that one core computes: larger ones are no cheaper by the token, and others wait longer."""
 _GPU_TOKENS = 4096
@@ -283,7 +283,7 @@ class BankService:
                 given = self._land(done, wait)
                 began, landed = max(began, landed), time.monotonic()
                 self._count(done, landed - began)
-                self._finish(done, given)
+                self._answer_all(done, given)
 
     def _count(self, batch: list[Part], seconds: float) -> None:
         rows, tokens = sum(map(len, batch)), sum(part.tokens for part in batch)
@@ -332,6 +332,13 @@ class BankService:
             return [list(islice(given, len(part))) for part in batch]
         except Exception as error:  # one of them is at fault: each by itself
             return [error] if len(batch) == 1 else [self._land([part], self._launch([part]))[0] for part in batch]
+
+    def _answer_all(self, batch: list[Part], given: list[list[np.ndarray] | Exception]) -> None:
+        try:
+            self._finish(batch, given)
+        except Exception as error:  # a lane must not end for it, nor anybody wait for ever
+            log.error("failed", exc_info=error)
+            self._answer([(part.parcel.value, Refusal("internal", FAILED)) for part in batch])
 
     def _finish(self, batch: list[Part], given: list[list[np.ndarray] | Exception]) -> None:
         """Turn outputs into answers, of those asks that have them all."""
