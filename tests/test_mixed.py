@@ -382,6 +382,21 @@ def crowd(bench):
     return [*found, None]
 
 
+def test_once_it_is_warm_no_kind_of_batch_is_new(bench):
+    slots = family_of_slots(bench, METHODS["adapter"], READS["mean"])[:2]
+    slots += [bench.put(Head("span", 2), **METHODS["lora"]), bench.put(Head("classification", 2), method="full")]
+    with torch.inference_mode():
+        bench.mixed.warm()
+    kinds = {(shape.family, shape.rows // shape.places) for shape in shapes_of(bench.mixed)}
+    families = {bench.stacks.slot(slot).family for slot in slots[:3]}
+    assert kinds == {(family, share) for family in families for share in (16, 8, 1)}  # all rows, eight, one to a place
+    bench.check_any(rows_of(40, seed=3), [slots[i % 4] for i in range(40)])
+
+
+def shapes_of(mixed):
+    return {shape for stage in mixed._stages.values() for shape in stage.programs}
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_batches_that_are_launched_before_the_last_was_waited_for_keep_apart(order, bench):
     slots = family_of_slots(bench, METHODS["adapter"], READS["mean"])

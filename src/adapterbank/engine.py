@@ -141,6 +141,12 @@ class Engine:
             self._calls_left = None
             self._mixed = Mixed(self.backbone.anatomy, self.stacks, Programs(self.device))
 
+    def warm(self) -> None:
+        """Compile what the tasks in memory need, if programs are run: without, the first rows wait for that."""
+        if self._mixed:
+            with torch.inference_mode(), self._alone():
+                self._mixed.warm()
+
     def put(
         self,
         name: str,

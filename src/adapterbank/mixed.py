@@ -31,6 +31,8 @@ ROWS = 256
 """Rows of one batch at most: each may need a place in the stage."""
 _TOGETHER = 8
 """Rows of one slot that share a place: fewer copies, and products of more than one row's tokens."""
+_WARM = 2 * _TOGETHER
+"""Rows of a batch that is computed to no other end than to have its programs made."""
 
 
 class _Stage:
@@ -98,17 +100,28 @@ class Mixed:
         """Give the head outputs of rows whose slots are of one family; see `evaluate.outputs`."""
         return self.launch(tokens, slots)()
 
-    def launch(self, tokens: Sequence[Tokens], slots: Sequence[int | None]) -> Callable[[], list[np.ndarray]]:
+    def warm(self) -> None:
+        """Make programs of every kind for the slots that there are, so that no row has to wait for a compiler."""
+        row = Tokens(np.zeros(1, np.int64), np.zeros(1, np.int64))
+        families = {self._stacks.slot(slot).family: slot for slot in self._stacks.numbers}
+        for slot in families.values():
+            for places in (1, _WARM // _TOGETHER, _WARM) if not self._stacks.plan(slot).alone else ():
+                self.launch([row] * _WARM, [slot] * _WARM, places)()
+
+    def launch(
+        self, tokens: Sequence[Tokens], slots: Sequence[int | None], places: int | None = None
+    ) -> Callable[[], list[np.ndarray]]:
         """Set a device to work on rows whose slots are of one family; what is given waits for the head outputs.
 
-        Meanwhile the next ones can be launched: a device does one after the other.
+        Meanwhile the next ones can be launched: a device does one after the other. `places` is how many places of the
+        stage the slots take, if not as few as do.
         """
         known = {slot: self._stacks.slot(slot) if slot is not None else None for slot in dict.fromkeys(slots)}
         held = [known[slot] for slot in slots]
         rows = 1 << (len(tokens) - 1).bit_length()
         longest = self.filled(max(map(len, tokens)))
         layouts = _widest([mine for mine in known.values() if mine])
-        places = _places(slots, rows) if layouts else 0
+        places = (places or _places(slots, rows)) if layouts else 0
         shape = _Shape(held[0].family if held[0] else None, layouts, places, rows, longest)
         stage = self._stage(layouts, places)
         seats = self._fill(stage, slots, rows)  # the device copies while the host lays out the tokens

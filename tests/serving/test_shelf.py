@@ -49,6 +49,24 @@ def test_what_the_bank_holds_is_served(shelf):
     assert shelf.ready
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_it_is_ready_once_what_it_holds_is_compiled_for_and_if_that_fails_all_the_same(small, caplog, fails):
+    small.put("first")
+    made, seen = Shelf(small.bank, small.engine()), []
+
+    def warm():
+        seen.append((list(made.held()), made.ready))
+        if fails:
+            raise RuntimeError("no compiler here")
+
+    made.engine.warm = warm
+    made.look()
+    made.look()
+    assert seen == [(["first"], False)]
+    assert made.ready
+    assert ("no compiler here" in caplog.text) == fails
+
+
 def test_a_look_at_a_bank_that_has_not_changed_reads_nothing(shelf, monkeypatch):
     monkeypatch.setattr(shelf, "_refresh", lambda name: pytest.fail(name))
     shelf.look()

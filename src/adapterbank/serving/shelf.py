@@ -142,7 +142,16 @@ class Shelf:
                 list(pool.map(see, sorted(changed)))
         else:
             list(map(see, changed))
+        if not self.ready:
+            self._warm()
         self.ready = not self._stopped.is_set()
+
+    def _warm(self) -> None:
+        """Let nobody wait for a compiler who asks once it is ready."""
+        try:
+            self.engine.warm()
+        except Exception as error:  # then they do
+            log.error("failed", exc_info=error)
 
     def look_at(self, name: str, *, closely: bool = False) -> None:
         """Look at one task, for who has changed it or asks for it before the next look."""

@@ -150,6 +150,11 @@ class Stacks:
         """Count the resident slots."""
         return len(self._slots)
 
+    @property
+    def numbers(self) -> list[int]:
+        """All resident slots."""
+        return list(self._slots)
+
     def plan(self, slot: int) -> Plan:
         """Give the plan a slot was put in with."""
         return self._slots[slot].plan
