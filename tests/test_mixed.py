@@ -85,7 +85,7 @@ class Bench:
     def check(self, tokens, slots):
         """Run rows of one family as one batch, and compare with the eager path."""
         with torch.inference_mode():
-            found = self.mixed.outputs(tokens, slots)
+            found = self.mixed.launch(tokens, slots)()
         self.compare(found, tokens, slots)
 
     def check_any(self, tokens, slots):
@@ -138,7 +138,7 @@ def test_spans_share_a_batch_and_each_row_has_as_many_outputs_as_tokens(method, 
     chosen = [slots[i % 3] for i in range(7)]
     bench.check(tokens, chosen)
     with torch.inference_mode():
-        found = bench.mixed.outputs(tokens, chosen)
+        found = bench.mixed.launch(tokens, chosen)()
     assert [out.shape for out in found] == [(len(row), 2) for row in tokens]
 
 
@@ -189,7 +189,7 @@ def test_rows_of_no_slot_give_their_mean_hidden_state(bench):
         tokens = rows_of(count, seed=count)
         bench.check(tokens, [None] * count)
         with torch.inference_mode():
-            found = bench.mixed.outputs(tokens, [None] * count)
+            found = bench.mixed.launch(tokens, [None] * count)()
         assert {out.shape for out in found} == {(bench.backbone.anatomy.hidden,)}
 
 
@@ -341,9 +341,9 @@ def run_steps(bench, first, steps):
 def test_what_was_given_stays_as_it_is_when_the_next_call_comes(bench):
     slots = [bench.put(Head("classification", 3), size=3) for _ in range(2)]
     tokens = rows_of(2, seed=1)
-    found = bench.mixed.outputs(tokens, slots)
+    found = bench.mixed.launch(tokens, slots)()
     kept = [out.copy() for out in found]
-    bench.mixed.outputs(rows_of(2, seed=1), slots[::-1])
+    bench.mixed.launch(rows_of(2, seed=1), slots[::-1])()
     assert all(np.array_equal(mine, wanted) for mine, wanted in zip(found, kept, strict=True))
 
 
@@ -478,5 +478,5 @@ def test_a_copy_that_fails_for_lack_of_memory_leaves_nothing_half_staged(bench, 
 
     monkeypatch.setattr(bench.mixed, "_map", fail)
     with torch.inference_mode(), pytest.raises(torch.OutOfMemoryError):
-        bench.mixed.outputs(tokens, slots)
+        bench.mixed.launch(tokens, slots)()
     bench.check(tokens, slots)

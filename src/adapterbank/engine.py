@@ -19,7 +19,7 @@ from adapterbank.encoder.windows import STRIDE
 from adapterbank.errors import BackboneMismatch, InputError, PackageDamaged, UnknownName
 from adapterbank.evaluate import launch, place, tokens_at_once
 from adapterbank.methods import ACTIVATIONS, POOLINGS, Plan, trained
-from adapterbank.mixed import Mixed
+from adapterbank.mixed import Mixed, Wait
 from adapterbank.package import RESTORE, Package
 from adapterbank.program import Programs
 from adapterbank.residency import Known, Residency
@@ -256,7 +256,7 @@ class Engine:
         """Send rows of any tasks through the encoder together; gives each one's head outputs."""
         return self.launch(tokens, tasks)()
 
-    def launch(self, tokens: Sequence[Tokens], tasks: Sequence[Known | None]) -> Callable[[], list[np.ndarray]]:
+    def launch(self, tokens: Sequence[Tokens], tasks: Sequence[Known | None]) -> Wait:
         """Begin to compute; what is given waits for the outputs. See `ahead` for what is gained by it.
 
         Tasks may come and go meanwhile: a device does in turn what it is asked, so it has read a slot's numbers before
@@ -267,7 +267,7 @@ class Engine:
                 self._calls_left -= 1
                 if self._calls_left < 0:
                     self.run_programs()
-        launched: list[tuple[list[int], Callable[[], list[np.ndarray]]]] = []
+        launched: list[tuple[list[int], Wait]] = []
         left = list(range(len(tasks)))
         for part in self.slots.within_budget(dict.fromkeys(known for known in tasks if known)) if any(tasks) else [[]]:
             here = {*part, None}  # rows of no task go with the first part

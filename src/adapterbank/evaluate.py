@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -20,7 +20,7 @@ from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.encoder.forward import forward, join_projections
 from adapterbank.encoder.packed import Tokens, by_length, pack
 from adapterbank.encoder.prefix import Prefix
-from adapterbank.mixed import ROWS, Mixed
+from adapterbank.mixed import ROWS, Mixed, Wait
 from adapterbank.slots import heads
 from adapterbank.slots.route import Route, Segment
 from adapterbank.slots.stack import Stacks
@@ -66,10 +66,10 @@ def launch(
     slots: Sequence[int | None],
     prefix: Prefix | None = None,
     mixed: Mixed | None = None,
-) -> Callable[[], list[np.ndarray]]:
+) -> Wait:
     """Set a device to work on what `outputs` gives; what is given waits for it. Without programs all is done here."""
     found: dict[int, np.ndarray] = {}
-    launched: deque[tuple[list[int], Callable[[], list[np.ndarray]]]] = deque()
+    launched: deque[tuple[list[int], Wait]] = deque()
 
     def land() -> None:
         order, wait = launched.popleft()

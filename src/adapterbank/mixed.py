@@ -33,6 +33,8 @@ _TOGETHER = 8
 """Rows of one slot that share a place: fewer copies, and products of more than one row's tokens."""
 _WARM = 2 * _TOGETHER
 """Rows of a batch that is computed to no other end than to have its programs made."""
+Wait = Callable[[], list[np.ndarray]]
+"""Waits for a device that was set to work, and gives each row's outputs; see `evaluate.outputs`."""
 
 
 class _Stage:
@@ -96,10 +98,6 @@ class Mixed:
         """Give the length that a row is filled up to, if it is the longest of its batch."""
         return room(length, self._anatomy.max_length)
 
-    def outputs(self, tokens: Sequence[Tokens], slots: Sequence[int | None]) -> list[np.ndarray]:
-        """Give the head outputs of rows whose slots are of one family; see `evaluate.outputs`."""
-        return self.launch(tokens, slots)()
-
     def warm(self) -> None:
         """Make programs of every kind for the slots that there are, so that no row has to wait for a compiler."""
         row = Tokens(np.zeros(1, np.int64), np.zeros(1, np.int64))
@@ -108,9 +106,7 @@ class Mixed:
             for places in (1, _WARM // _TOGETHER, _WARM) if not self._stacks.plan(slot).alone else ():
                 self.launch([row] * _WARM, [slot] * _WARM, places)()
 
-    def launch(
-        self, tokens: Sequence[Tokens], slots: Sequence[int | None], places: int | None = None
-    ) -> Callable[[], list[np.ndarray]]:
+    def launch(self, tokens: Sequence[Tokens], slots: Sequence[int | None], places: int | None = None) -> Wait:
         """Set a device to work on rows whose slots are of one family; what is given waits for the head outputs.
 
         Meanwhile the next ones can be launched: a device does one after the other. `places` is how many places of the

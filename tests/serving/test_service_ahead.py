@@ -72,13 +72,21 @@ def asked(service, *names, text="the cat sat"):
     return [asyncio.ensure_future(service.predict([Ask(name, [text])])) for name in names]
 
 
+async def lined_up(service, device, *names):
+    """Ask while the device is held back, so that all but the first are ready together; then let it go."""
+    device.ready.clear()
+    first = asked(service, names[0])
+    await until(device.begun.is_set)
+    rest = asked(service, *names[1:])
+    await until(lambda: service.batching.ready == 5 * len(rest))
+    device.ready.set()
+    return first + rest
+
+
 def test_as_many_batches_are_launched_as_the_device_takes_and_answered_in_their_order(serve):
     async def act(service, device):
         service.batching.budget = 5  # a row a batch
-        device.ready.clear()
-        requests = asked(service, *"ababab")
-        await until(lambda: service.batching.ready == 25)  # one is about to be launched
-        device.ready.set()
+        requests = await lined_up(service, device, *"ababab")
         await until(lambda: len(device.log) == 3)
         first = list(device.log)
         device.allowed.release()
@@ -99,16 +107,11 @@ def test_as_many_batches_are_launched_as_the_device_takes_and_answered_in_their_
 def test_a_batch_that_could_grow_does_so_while_the_device_has_enough_to_do(serve):
     async def act(service, device):
         service.batching.budget, service.batching.wait = 10, 0.0  # two rows a batch; less than that is due at once
-        device.ready.clear()
-        first = asked(service, "a")
-        await until(device.begun.is_set)
-        rest = asked(service, *"aba")
-        await until(lambda: service.batching.ready == 15)
-        device.ready.set()
+        requests = await lined_up(service, device, *"aaba")
         await until(device.waiting.is_set)
         log = list(device.log)
         device.allowed.release(10)
-        await asyncio.gather(*first, *rest)
+        await asyncio.gather(*requests)
         return log, service.numbers()
 
     log, numbers = serve(act)
@@ -136,14 +139,9 @@ def test_a_task_that_fails_on_the_device_fails_alone(serve):
         good, bad = (service.shelf.find(name).known for name in "ab")
         seen = []
         device.fails = lambda tasks: seen.append(set(tasks)) or bad in tasks
-        device.ready.clear()
-        first = asked(service, "a")
-        await until(device.begun.is_set)
-        rest = asked(service, *"bab")
-        await until(lambda: service.batching.ready == 15)
-        device.ready.set()
+        requests = await lined_up(service, device, *"abab")
         device.allowed.release(100)
-        found = await asyncio.gather(*first, *rest, return_exceptions=True)
+        found = await asyncio.gather(*requests, return_exceptions=True)
         return found, {good, bad} in seen
 
     (good, bad, fine, worse), together = serve(act)
@@ -155,10 +153,7 @@ def test_a_task_that_fails_on_the_device_fails_alone(serve):
 def test_what_is_launched_when_it_stops_is_answered(serve):
     async def act(service, device):
         service.batching.budget = 5
-        device.ready.clear()
-        requests = asked(service, *"abab")
-        await until(lambda: service.batching.ready == 15)
-        device.ready.set()
+        requests = await lined_up(service, device, *"abab")
         await until(lambda: len(device.log) == 3)
         stopping = asyncio.ensure_future(service.stop())
         await until(lambda: not service.ready)

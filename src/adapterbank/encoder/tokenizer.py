@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -111,10 +111,10 @@ def _tokens(found: Sequence[Encoding]) -> list[Tokens]:
     """Give the rows as views of two arrays: an array for each takes longer to make than its text to tokenise."""
     ids = np.fromiter(chain.from_iterable([encoding.ids for encoding in found]), np.int64)
     types = np.fromiter(chain.from_iterable([encoding.type_ids for encoding in found]), np.int64)
-    ends = list(accumulate(map(len, found), initial=0))
+    borders = pairwise(accumulate(map(len, found), initial=0))
     return [
         Tokens(ids[start:end], types[start:end], cut=bool(encoding.overflowing))
-        for encoding, start, end in zip(found, ends, ends[1:], strict=False)
+        for encoding, (start, end) in zip(found, borders, strict=True)
     ]
 
 

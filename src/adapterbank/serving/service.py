@@ -31,6 +31,7 @@ import numpy as np
 from adapterbank.bank import Bank
 from adapterbank.encoder.packed import Tokens
 from adapterbank.engine import Engine, Prepared
+from adapterbank.mixed import Wait
 from adapterbank.residency import Known
 from adapterbank.runtime import use_one_thread
 from adapterbank.serving.batching import Batching, Full, Parcel, Part
@@ -52,9 +53,6 @@ _CORE_TOKENS = 1024
 """Tokens of a batch that one core computes: larger ones are no cheaper by the token, and others wait longer."""
 _GPU_TOKENS = 4096
 """The same for a GPU, which has several before it: 256 rows of 16 tokens."""
-
-
-_Wait = Callable[[], list[np.ndarray]]
 
 
 class BankService:
@@ -273,7 +271,7 @@ class BankService:
         """Compute batch after batch until the service stops and nothing is left."""
         if self.lanes > 1:
             use_one_thread()
-        launched: deque[tuple[list[Part], float, _Wait]] = deque()
+        launched: deque[tuple[list[Part], float, Wait]] = deque()
         landed = 0.0
         while (batch := self._next(len(launched))) or launched:
             if batch:
@@ -312,7 +310,7 @@ class BankService:
                     return []
                 self._turn.wait(due)
 
-    def _launch(self, batch: list[Part]) -> _Wait:
+    def _launch(self, batch: list[Part]) -> Wait:
         """Have a batch computed; what is given waits for the outputs, or tells why there are none."""
         tokens: list[Tokens] = []
         tasks: list[Known | None] = []
@@ -325,7 +323,7 @@ class BankService:
         except Exception as error:
             return partial(_fail, error)
 
-    def _land(self, batch: list[Part], wait: _Wait) -> list[list[np.ndarray] | Exception]:
+    def _land(self, batch: list[Part], wait: Wait) -> list[list[np.ndarray] | Exception]:
         """Wait for a batch; gives the outputs of each part, or why there are none."""
         try:
             given = iter(wait())

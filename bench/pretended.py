@@ -1,0 +1,62 @@
+"""An engine that does what the host does for a GPU, without one: what a service makes of that can be seen anywhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from adapterbank.encoder.checkpoint import Backbone
+from adapterbank.encoder.packed import Tokens
+from adapterbank.engine import AHEAD, Engine
+from adapterbank.evaluate import tokens_at_once
+from adapterbank.mixed import ROWS, Wait
+from adapterbank.residency import Known
+
+CALLS = 6
+"""That a batch makes of a GPU: copies there and back, a program's run, what lies around them."""
+
+
+class Pretended(Engine):
+    """The host's side of a GPU: for every batch a few calls, and later the outputs; they are made up."""
+
+    def __init__(self, backbone: Backbone, milliseconds: float, **options: Any) -> None:
+        """Take so long for a whole batch."""
+        super().__init__(backbone, **options)
+        self._milliseconds = milliseconds
+        self._busy = 0.0  # until then
+
+    @property
+    def tokens_at_once(self) -> int:
+        """As of a GPU."""
+        return tokens_at_once(torch.device("cuda"))
+
+    @property
+    def lanes(self) -> int:
+        """As of a GPU."""
+        return 1
+
+    @property
+    def ahead(self) -> int:
+        """As of a GPU."""
+        return AHEAD
+
+    def launch(self, tokens: Sequence[Tokens], tasks: Sequence[Known | None]) -> Wait:
+        """Compute nothing, in the time that is said."""
+        source, target = torch.ones(64), torch.zeros(64)
+        with self.slots.using([known for known in dict.fromkeys(tasks) if known]):
+            for start in range(0, len(tokens), ROWS):
+                for _ in range(CALLS):
+                    target.copy_(source)
+                seconds = self._milliseconds / 1000 * min(1.0, (len(tokens) - start) / ROWS)
+                self._busy = max(self._busy, time.perf_counter()) + seconds
+        ends = self._busy
+
+        def wait() -> list[np.ndarray]:
+            time.sleep(max(0.0, ends - time.perf_counter()))
+            return [np.array([0.3, -0.2], np.float32)] * len(tokens)
+
+        return wait
