@@ -12,7 +12,8 @@ import scipy.special
 import torch
 
 from adapterbank import evaluate
-from adapterbank.engine import Engine, Prediction
+from adapterbank.answers import Prediction
+from adapterbank.engine import Engine
 from adapterbank.errors import UnknownName
 from adapterbank.methods import Head, Options, make_plan
 from adapterbank.tasks.spec import Examples, Task

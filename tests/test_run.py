@@ -10,9 +10,9 @@ import torch
 
 from adapterbank import records
 from adapterbank import run as runs
+from adapterbank.answers import Prediction
 from adapterbank.api import open_bank
 from adapterbank.encoder.checkpoint import load
-from adapterbank.engine import Prediction
 from adapterbank.errors import ConfigError, DataError, InputError, TrainingError
 from adapterbank.methods import METHODS
 from adapterbank.runtime import stamp

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from adapterbank.answers import Prediction
     from adapterbank.api import OpenBank, load_backbone, open_bank
     from adapterbank.client import AsyncClient, Client
-    from adapterbank.engine import Prediction
     from adapterbank.errors import AdapterbankError
 
 _HOMES = {
@@ -25,7 +25,7 @@ _HOMES = {
     "AsyncClient": "adapterbank.client",
     "Client": "adapterbank.client",
     "OpenBank": "adapterbank.api",
-    "Prediction": "adapterbank.engine",
+    "Prediction": "adapterbank.answers",
     "load_backbone": "adapterbank.api",
     "open_bank": "adapterbank.api",
 }

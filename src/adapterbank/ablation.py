@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from adapterbank import metrics, storage
+from adapterbank.answers import decide
 from adapterbank.bank import Bank
 from adapterbank.encoder.anatomy import Anatomy
 from adapterbank.encoder.forward import between, lower
 from adapterbank.encoder.packed import Tokens, by_length, pack
-from adapterbank.engine import Engine, decide
+from adapterbank.engine import Engine
 from adapterbank.errors import InputError
 from adapterbank.evaluate import by_row
 from adapterbank.methods import Plan

@@ -10,11 +10,12 @@ from typing import Any
 from adapterbank import ablation, benchmarks, grid, metrics, pruning, records
 from adapterbank import audit as audits
 from adapterbank import config as configs
+from adapterbank.answers import Prediction
 from adapterbank.bank import Bank, Removed
 from adapterbank.data import defaults, scored_table
 from adapterbank.encoder import checkpoint
 from adapterbank.encoder.checkpoint import Backbone
-from adapterbank.engine import Engine, Prediction
+from adapterbank.engine import Engine
 from adapterbank.errors import InputError, UnknownName
 from adapterbank.lesson import Progress
 from adapterbank.package import Manifest, Package

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from adapterbank import spans
+from adapterbank.answers import Prediction, answered, decide, decided, readings
 from adapterbank.batches import Rows, make_rows
 from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.encoder.packed import Tokens
@@ -32,40 +33,6 @@ _WORTH = 32
 """Calls from which on an engine on a GPU runs programs: a few rows are answered sooner than one is compiled."""
 AHEAD = 3
 """Batches that a GPU has before it while the host turns to texts: they take it longer than the host takes for one."""
-
-
-@dataclass  # not frozen: those take four times as long to make, and a service makes tens of thousands a second
-class Prediction:
-    """What a task says of one row; the fields that its kind has are set."""
-
-    label: str | None = None
-    """Classification: the likeliest label."""
-    labels: tuple[str, ...] | None = None
-    """Multi-label: every label more likely than not."""
-    value: float | None = None
-    """Regression."""
-    answer: str | None = None
-    """Span: the answer's text, with its first and last-plus-one character in the context."""
-    start: int | None = None
-    end: int | None = None
-    null_odds: float | None = None
-    """Span with questions that may have no answer: by how much "no answer" scores above the best answer."""
-    best: tuple[dict[str, Any], ...] | None = None
-    """Span, when asked for: the best answers with places, scores and probabilities."""
-    probabilities: dict[str, float] | None = None
-    embedding: np.ndarray | None = field(default=None, repr=False, compare=False)
-    """Bare backbone: the mean of the last hidden states."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Give the fields that are set."""
-        found: dict[str, Any] = {name: value for name, value in vars(self).items() if value is not None}
-        if self.probabilities is not None:  # more digits than these are rounding, and differ between machines
-            found["probabilities"] = {
-                name: int(p * 1e6 + 0.5) / 1e6 if p == p else p for name, p in self.probabilities.items()
-            }
-        if self.embedding is not None:
-            found["embedding"] = self.embedding.tolist()
-        return found
 
 
 @dataclass(frozen=True)
@@ -291,8 +258,8 @@ class Engine:
         task = prepared.known.about.task
         if task.kind == "span":
             listed = readings(prepared.examples, prepared.rows, given, max(1, best))
-            return [_answered(task, one, best) for one in listed]
-        return _decided(task, given)
+            return [answered(task, one, best) for one in listed]
+        return decided(task, given)
 
     def decide(self, requests: Sequence[tuple[str, Examples]], keep: bool = False) -> list[list[Any]]:
         """Give what a metric compares: class numbers, sets of them, numbers, or answer texts; as `predict` does."""
@@ -349,59 +316,3 @@ class Engine:
 def _joined(parts: Sequence[Examples]) -> Examples:
     pairs = None if parts[0].pairs is None else [pair for part in parts for pair in part.pairs or ()]
     return Examples([text for part in parts for text in part.texts], pairs)
-
-
-def decide(task: Task, examples: Examples, rows: Rows, given: Sequence[np.ndarray]) -> list[Any]:
-    """Turn the outputs of a task's rows into what a metric compares, one for each example."""
-    if task.kind == "span":
-        return [one.choose(task.threshold).text for one in readings(examples, rows, given)]
-    return heads.DECIDE[task.kind](np.stack(given)) if given else []
-
-
-def readings(examples: Examples, rows: Rows, given: Sequence[np.ndarray], count: int = 1) -> list[spans.Reading]:
-    """Read the answers of each example off the outputs of all its windows."""
-    contexts = examples.pairs or []
-    return [
-        spans.read([given[row] for row in mine], [rows.tokens[row] for row in mine], text, count)
-        for mine, text in zip(rows.by_example(len(examples)), contexts, strict=True)
-    ]
-
-
-def _answered(task: Task, one: spans.Reading, best: int) -> Prediction:
-    answer = one.choose(task.threshold)
-    odds = one.null_odds if task.threshold is not None else None
-    listed = tuple(one.listed(task.threshold)[:best]) if best else None
-    return Prediction(answer=answer.text, start=answer.start, end=answer.end, null_odds=odds, best=listed)
-
-
-def _decided(task: Task, given: Sequence[np.ndarray]) -> list[Prediction]:
-    """Turn the outputs of a task's rows into predictions, all of them in one go."""
-    if not given:
-        return []
-    out = np.array(given)
-    decisions = heads.DECIDE[task.kind](out)
-    if task.kind == "regression":
-        return [Prediction(value=value) for value in decisions]
-    likely = _named(task, _LIKELY[task.kind](out.astype(np.float64)))
-    if task.kind == "classification":
-        return [Prediction(label=task.labels[k], probabilities=mine) for k, mine in zip(decisions, likely, strict=True)]
-    return [
-        Prediction(labels=tuple(task.labels[k] for k in chosen), probabilities=mine)
-        for chosen, mine in zip(decisions, likely, strict=True)
-    ]
-
-
-def _softmax(out: np.ndarray) -> np.ndarray:
-    shifted = np.exp(out - out.max(1, keepdims=True))
-    return np.asarray(shifted / shifted.sum(1, keepdims=True))
-
-
-_LIKELY: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
-    "classification": _softmax,
-    "multilabel": lambda out: 0.5 * (1 + np.tanh(0.5 * out)),  # the sigmoid, without overflow
-}
-"""Outputs of rows -> how likely each label is."""
-
-
-def _named(task: Task, likely: np.ndarray) -> list[dict[str, float]]:
-    return [dict(zip(task.labels, row, strict=True)) for row in likely.tolist()]

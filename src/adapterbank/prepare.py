@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from adapterbank import metrics, records
+from adapterbank.answers import decide
 from adapterbank.batches import Rows, make_rows
 from adapterbank.config import Config, resolve
 from adapterbank.data import Data, Reader, named
 from adapterbank.encoder.checkpoint import Backbone
-from adapterbank.engine import decide
 from adapterbank.errors import ConfigError
 from adapterbank.lesson import Lesson
 from adapterbank.methods import Head, Plan, find_method, make_plan, trained

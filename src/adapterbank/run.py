@@ -16,13 +16,14 @@ import numpy as np
 import torch
 
 from adapterbank import __version__, metrics, records, resume, storage
+from adapterbank.answers import decide, readings
 from adapterbank.audit import fingerprint
 from adapterbank.bank import Bank
 from adapterbank.batches import Rows
 from adapterbank.config import Config, resolve
 from adapterbank.data import Data, named, read_data
 from adapterbank.encoder.checkpoint import Backbone
-from adapterbank.engine import Engine, decide, readings
+from adapterbank.engine import Engine
 from adapterbank.errors import TrainingError
 from adapterbank.lesson import Progress, State
 from adapterbank.methods import find_method
