@@ -12,7 +12,7 @@ import scipy.special
 import torch
 
 from adapterbank import evaluate
-from adapterbank.answers import Prediction
+from adapterbank.answers import Prediction, decided, told
 from adapterbank.engine import Engine
 from adapterbank.errors import UnknownName
 from adapterbank.methods import Head, Options, make_plan
@@ -162,6 +162,24 @@ def test_json_has_six_digits_of_a_probability(likely):
 
 def test_what_is_no_number_stays_so_in_json():
     assert str(Prediction(label="a", probabilities={"a": float("nan")}).to_json()["probabilities"]["a"]) == "nan"
+
+
+@pytest.mark.parametrize("kind", ["classification", "multilabel", "regression"])
+def test_what_is_told_at_once_is_what_each_prediction_tells_to_the_bit(kind):
+    wide = 1 if kind == "regression" else len(LABELS)
+    given = np.random.default_rng(4).normal(0, 9, (500, wide)).astype(np.float32)
+    given[7, 0], given[8], given[9] = np.nan, 0, 300
+    expected = [one.to_json() for one in decided(task("a", kind), list(given))]
+    assert json.dumps(told(task("a", kind), list(given))) == json.dumps(expected)
+    assert told(task("a", kind), []) == decided(task("a", kind), []) == []
+
+
+def test_a_request_is_told_as_its_predictions_tell_it_whatever_its_kind(engine_of):
+    engine = engine_of("bert")
+    for name in (*residents(engine.backbone), None):
+        (one,) = engine.prepare([request(name, [0, 3, 4])])
+        given = engine.compute(one.rows.tokens, [one.known] * len(one.rows.tokens))
+        assert engine.tell(one, given, 2) == [mine.to_json() for mine in engine.finish(one, given, 2)]
 
 
 def test_probabilities_are_the_softmax_or_sigmoid_of_the_outputs(engine_of):

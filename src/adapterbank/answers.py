@@ -74,19 +74,12 @@ def answered(task: Task, one: spans.Reading, best: int) -> Prediction:
 
 def decided(task: Task, given: Sequence[np.ndarray]) -> list[Prediction]:
     """Turn the outputs of a task's rows into predictions, all of them in one go."""
-    if not given:
-        return []
-    out = np.array(given)
-    decisions = heads.DECIDE[task.kind](out)
-    if task.kind == "regression":
-        return [Prediction(value=value) for value in decisions]
-    likely = _named(task, _LIKELY[task.kind](out.astype(np.float64)))
-    if task.kind == "classification":
-        return [Prediction(label=task.labels[k], probabilities=mine) for k, mine in zip(decisions, likely, strict=True)]
-    return [
-        Prediction(labels=tuple(task.labels[k] for k in chosen), probabilities=mine)
-        for chosen, mine in zip(decisions, likely, strict=True)
-    ]
+    return [Prediction(**fields) for fields in _said(task, given, lambda likely: likely)]
+
+
+def told(task: Task, given: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+    """Give what `to_json` of each prediction gives, to the bit, in less than half the time."""
+    return _said(task, given, lambda likely: np.asarray(np.floor(likely * 1e6 + 0.5) / 1e6))
 
 
 def _softmax(out: np.ndarray) -> np.ndarray:
@@ -101,5 +94,17 @@ _LIKELY: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 """Outputs of rows -> how likely each label is."""
 
 
-def _named(task: Task, likely: np.ndarray) -> list[dict[str, float]]:
-    return [dict(zip(task.labels, row, strict=True)) for row in likely.tolist()]
+def _said(task: Task, given: Sequence[np.ndarray], digits: Callable[[np.ndarray], np.ndarray]) -> list[dict[str, Any]]:
+    """Give the fields of each row's prediction that its task's kind has."""
+    if not given:
+        return []
+    out = np.array(given)
+    decisions = heads.DECIDE[task.kind](out)
+    if task.kind == "regression":
+        return [{"value": value} for value in decisions]
+    names = task.labels
+    likely = [dict(zip(names, row, strict=True)) for row in digits(_LIKELY[task.kind](out.astype(np.float64))).tolist()]
+    if task.kind == "classification":
+        return [{"label": names[k], "probabilities": mine} for k, mine in zip(decisions, likely, strict=True)]
+    chosen = [tuple([names[k] for k in mine]) for mine in decisions]
+    return [{"labels": one, "probabilities": mine} for one, mine in zip(chosen, likely, strict=True)]

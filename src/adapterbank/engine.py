@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from adapterbank import spans
-from adapterbank.answers import Prediction, answered, decide, decided, readings
+from adapterbank.answers import Prediction, answered, decide, decided, readings, told
 from adapterbank.batches import Rows, make_rows
 from adapterbank.encoder.checkpoint import Backbone
 from adapterbank.encoder.packed import Tokens
@@ -234,22 +234,28 @@ class Engine:
                 self._calls_left -= 1
                 if self._calls_left < 0:
                     self.run_programs()
+        parts = list(self.slots.within_budget([known for known in dict.fromkeys(tasks) if known])) or [[]]
+        if len(parts) == 1:
+            return self._launch(parts[0], tokens, tasks)
         launched: list[tuple[list[int], Wait]] = []
         left = list(range(len(tasks)))
-        for part in self.slots.within_budget(dict.fromkeys(known for known in tasks if known)) if any(tasks) else [[]]:
+        for part in parts:
             here = {*part, None}  # rows of no task go with the first part
             mine = [i for i in left if tasks[i] in here]
             left = [i for i in left if tasks[i] not in here]
-            with self.slots.using(part) as numbers, self._alone():
-                slots = [numbers[known] if known else None for known in (tasks[i] for i in mine)]
-                rows = [tokens[i] for i in mine]
-                launched.append((mine, launch(self.backbone.anatomy, self.stacks, rows, slots, mixed=self._mixed)))
+            launched.append((mine, self._launch(part, [tokens[i] for i in mine], [tasks[i] for i in mine])))
 
         def wait() -> list[np.ndarray]:
             found = {i: out for mine, land in launched for i, out in zip(mine, land(), strict=True)}
             return [found[i] for i in range(len(tokens))]
 
         return wait
+
+    def _launch(self, held: Sequence[Known], tokens: Sequence[Tokens], tasks: Sequence[Known | None]) -> Wait:
+        """Begin to compute rows of tasks that fit into memory together."""
+        with self.slots.using(held) as numbers, self._alone():
+            slots = [numbers[known] if known else None for known in tasks]
+            return launch(self.backbone.anatomy, self.stacks, tokens, slots, mixed=self._mixed)
 
     def finish(self, prepared: Prepared, given: Sequence[np.ndarray], best: int = 0) -> list[Prediction]:
         """Turn the outputs of a request's rows into what its task says of them."""
@@ -260,6 +266,12 @@ class Engine:
             listed = readings(prepared.examples, prepared.rows, given, max(1, best))
             return [answered(task, one, best) for one in listed]
         return decided(task, given)
+
+    def tell(self, prepared: Prepared, given: Sequence[np.ndarray], best: int = 0) -> list[dict[str, Any]]:
+        """Do as `finish`, and give what is said as JSON knows it."""
+        if prepared.known is None or prepared.known.about.task.kind == "span":
+            return [one.to_json() for one in self.finish(prepared, given, best)]
+        return told(prepared.known.about.task, given)
 
     def decide(self, requests: Sequence[tuple[str, Examples]], keep: bool = False) -> list[list[Any]]:
         """Give what a metric compares: class numbers, sets of them, numbers, or answer texts; as `predict` does."""

@@ -79,15 +79,15 @@ def launch(
     limit = tokens_at_once(stacks.device)
     with torch.inference_mode():
         for chosen in by_length(tokens, limit, groups, *((ROWS, mixed.filled) if mixed else ())):
-            order = sorted(chosen, key=lambda i: _number(slots[i]))
-            mine, theirs = [tokens[i] for i in order], [slots[i] for i in order]
-            if mixed and not prefix and not _alone(stacks, theirs[0]):
+            if mixed and not prefix and not _alone(stacks, slots[chosen[0]]):
                 with contextlib.suppress(torch.OutOfMemoryError):  # then as any other batch
-                    launched.append((order, mixed.launch(mine, theirs)))
+                    mine, theirs = [tokens[i] for i in chosen], [slots[i] for i in chosen]
+                    launched.append((chosen, mixed.launch(mine, theirs)))
                     if len(launched) > _LAUNCHED:
                         land()
                     continue
-            batch = pack(mine, stacks.device)
+            order = sorted(chosen, key=lambda i: _number(slots[i]))
+            batch = pack([tokens[i] for i in order], stacks.device)
             route = Route(stacks, segments([(slots[i], len(tokens[i])) for i in order]))
             known = prefix.rows(order, batch) if prefix else None
             hidden = forward(anatomy, route, batch, first=prefix.first if prefix else 0, prefix=known)

@@ -9,7 +9,7 @@ stage of one. Counts of rows and lengths are rounded up to a few.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -112,21 +112,23 @@ class Mixed:
         Meanwhile the next ones can be launched: a device does one after the other. `places` is how many places of the
         stage the slots take, if not as few as do.
         """
-        known = {slot: self._stacks.slot(slot) if slot is not None else None for slot in dict.fromkeys(slots)}
-        held = [known[slot] for slot in slots]
+        counts = Counter(slots)
+        known: dict[int | None, Slot] = {slot: self._stacks.slot(slot) for slot in counts if slot is not None}
+        first = next(iter(known.values()), None)
         rows = 1 << (len(tokens) - 1).bit_length()
-        longest = self.filled(max(map(len, tokens)))
-        layouts = _widest([mine for mine in known.values() if mine])
-        places = (places or _places(slots, rows)) if layouts else 0
-        shape = _Shape(held[0].family if held[0] else None, layouts, places, rows, longest)
+        sizes = np.array([len(row.ids) for row in tokens])
+        layouts = _widest(list(known.values()))
+        places = (places or _places(counts, rows)) if layouts else 0
+        shape = _Shape(first.family if first else None, layouts, places, rows, self.filled(int(sizes.max())))
         stage = self._stage(layouts, places)
-        seats = self._fill(stage, slots, rows)  # the device copies while the host lays out the tokens
+        # The device copies while the host lays out the tokens.
+        seats = np.array(self._fill(stage, slots, counts, rows))
         program = stage.programs.get(shape) or self._program(stage, shape)
         ferry = program.free.pop() if program.free else self._ferry(program)
-        _write(ferry.cells, tokens, seats, shape)
+        _write(ferry.cells, tokens, sizes, seats, shape)
         program.rows.copy_(ferry.there, non_blocking=True)
         if program.run is None:
-            plan = held[0].plan if held[0] else None
+            plan = first.plan if first else None
             program.run = self._programs.capture(lambda: self._body(program, stage, plan, shape))
         program.run()
         over = self._send_back(program, ferry)
@@ -134,7 +136,7 @@ class Mixed:
         def wait() -> list[np.ndarray]:
             out = over()[seats]
             program.free.append(ferry)
-            return _split(out, tokens, held)
+            return _split(out, sizes, slots, known)
 
         return wait
 
@@ -182,13 +184,13 @@ class Mixed:
         """Give memory of the host that a GPU reads and writes by itself."""
         return tensor.pin_memory() if self._on_gpu else tensor
 
-    def _fill(self, stage: _Stage, slots: Sequence[int | None], rows: int) -> list[int]:
+    def _fill(self, stage: _Stage, slots: Sequence[int | None], counts: Counter[int | None], rows: int) -> list[int]:
         """Give each row a seat, where its slot lies in the stage already if it does, and copy in what is missing."""
         if len(stage.holds) <= 1:  # one slot for all rows, or none
             self._copy(stage, [(0, number) for number in slots[: len(stage.holds)] if number is not None])
             return list(range(len(slots)))
         share = rows // len(stage.holds)
-        wanted = [number for number, count in Counter(slots).items() for _ in range(-(-count // share))]
+        wanted = [number for number, count in counts.items() for _ in range(-(-count // share))]
         free: dict[int | None, list[int]] = {}
         for place, number in enumerate(stage.holds):
             free.setdefault(number, []).append(place)
@@ -252,21 +254,19 @@ class Mixed:
         program.out.copy_(x)
 
 
-def _write(into: np.ndarray, tokens: Sequence[Tokens], seats: Sequence[int], shape: _Shape) -> None:
+def _write(into: np.ndarray, tokens: Sequence[Tokens], sizes: np.ndarray, seats: np.ndarray, shape: _Shape) -> None:
     """Lay rows out side by side, ids, then types, then lengths; rows that are not there have one token."""
     cells = shape.rows * shape.longest
     into[: 2 * cells] = 0
     into[2 * cells :] = 1
-    sizes, places = np.fromiter(map(len, tokens), np.int64), np.asarray(seats)
-    where = laid_at(sizes, places * shape.longest)
+    where = laid_at(sizes, seats * shape.longest)
     into[where] = np.concatenate([row.ids for row in tokens])
     into[cells + where] = np.concatenate([row.types for row in tokens])
-    into[2 * cells + places] = sizes
+    into[2 * cells + seats] = sizes
 
 
-def _places(slots: Sequence[int | None], rows: int) -> int:
+def _places(counts: Counter[int | None], rows: int) -> int:
     """Count the places that a batch of so many rows needs: one for each slot's few rows if that pads nothing more."""
-    counts = Counter(slots)
     if len(counts) == 1:
         return 1
     shared = sum(-(-count // _TOGETHER) for count in counts.values())
@@ -287,16 +287,19 @@ def _widest(slots: Sequence[Slot]) -> tuple[Layout, ...]:
     return tuple(found[part] for part in sorted(found))
 
 
-def _split(out: np.ndarray, tokens: Sequence[Tokens], held: Sequence[Slot | None]) -> list[np.ndarray]:
+def _split(
+    out: np.ndarray, sizes: np.ndarray, slots: Sequence[int | None], known: Mapping[int | None, Slot]
+) -> list[np.ndarray]:
     """Give each row its own part of the outputs, on its task's own scale."""
-    found = []
-    for row, text, slot in zip(out, tokens, held, strict=False):
-        if slot is None:
-            found.append(row)
-        elif slot.plan.head.kind == "span":
-            found.append(row[: len(text)])
-        else:
-            head = slot.plan.head
-            mine = row[: head.outputs]
-            found.append(mine * np.float32(head.scale) + np.float32(head.shift) if head.kind == "regression" else mine)
+    if not known:
+        return list(out)
+    plans = {slot: held.plan.head for slot, held in known.items()}
+    if next(iter(plans.values())).kind == "span":  # so are the others of its family
+        return [row[:size] for row, size in zip(out, sizes.tolist(), strict=True)]
+    widths = {slot: head.outputs for slot, head in plans.items()}
+    found = [row[: widths[slot]] for row, slot in zip(out, slots, strict=True)]
+    if scaled := {slot for slot, head in plans.items() if head.kind == "regression"}:
+        for i, slot in enumerate(slots):
+            if slot in scaled:
+                found[i] = found[i] * np.float32(plans[slot].scale) + np.float32(plans[slot].shift)
     return found

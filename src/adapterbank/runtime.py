@@ -13,6 +13,8 @@ import torch
 from adapterbank import __version__
 from adapterbank.errors import ConfigError
 
+_TOKENISING = 6
+"""Threads that tokenise beside a GPU: more, with little to do for each, are in the way of the thread that feeds it."""
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -50,6 +52,15 @@ def use_one_thread() -> None:
     Threads that have computed before go on as they are; torch begins those that come later with one thread too.
     """
     torch.set_num_threads(1)
+
+
+def use_few_threads_for_texts() -> None:
+    """Let the tokenizer take a few threads instead of one for each core, if it has not begun yet.
+
+    `RAYON_NUM_THREADS`, which the tokenizer reads, goes before where it is set.
+    """
+    if (os.cpu_count() or 1) > _TOKENISING:
+        os.environ.setdefault("RAYON_NUM_THREADS", str(_TOKENISING))
 
 
 def total_memory(device: torch.device) -> int:

@@ -44,6 +44,64 @@ def test_texts_are_tokenised_while_the_device_computes(small):
     assert asyncio.run(run()) is False
 
 
+def test_texts_that_came_together_are_tokenised_a_batch_at_a_time(small):
+    small.put("a")
+    entered, seen = threading.Event(), []
+
+    async def run():
+        async with running(small) as service:
+            service.batching.budget = 20  # an ask of two texts is guessed at as 8 tokens
+            tokenise, held = service.engine.tokenise, threading.Event()
+
+            def slowly(requests):
+                entered.set()
+                assert held.wait(PATIENCE)
+                seen.append([examples.texts for _, examples in requests])
+                return tokenise(requests)
+
+            service.engine.tokenise = slowly
+            asked = [asyncio.ensure_future(service.predict([Ask("a", ["the cat"])]))]
+            await until(entered.is_set)
+            asked += [asyncio.ensure_future(service.predict([Ask("a", ["the cat", word])])) for word in "abcdefghij"]
+            await until(lambda: len(service._fresh) == 10)
+            gone = [asked[i] for i in (2, 4, 9, 10)]  # b and d, and all that would be left for the last time
+            for one in gone:
+                one.cancel()
+            await asyncio.wait(gone)
+            held.set()
+            await asyncio.gather(*(one for one in asked if one not in gone))
+            await until(lambda: not service._fresh)
+            late = await service.predict([Ask("a", ["dog"])])
+            return len(late[0].predictions), service.batching.waiting
+
+    assert asyncio.run(run()) == (1, 0)
+    assert [[texts[-1] for texts in together] for together in seen] == [["the cat"], [*"ace"], [*"fgh"], ["dog"]]
+
+
+def test_the_first_of_many_texts_are_computed_before_the_last_are_tokenised(small):
+    small.put("a")
+    last = threading.Event()
+
+    async def run():
+        async with running(small) as service:
+            service.batching.budget = 20
+            tokenise = service.engine.tokenise
+
+            def held(requests):
+                assert all("z" not in examples.texts for _, examples in requests) or last.wait(PATIENCE)
+                return tokenise(requests)
+
+            service.engine.tokenise = held
+            asked = [asyncio.ensure_future(service.predict([Ask("a", ["the cat sat", w])])) for w in "abcdefgz"]
+            await asyncio.gather(*asked[:4])
+            early = not asked[-1].done()
+            last.set()
+            await asyncio.gather(*asked)
+            return early
+
+    assert asyncio.run(run())
+
+
 def test_a_cancelled_request_leaves_the_queue(small):
     small.put("a")
 

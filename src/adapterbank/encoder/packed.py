@@ -300,14 +300,16 @@ def by_length(
     the batch: those of one such length stay beside those that they came with.
     """
     group = groups if groups is not None else [0] * len(rows)
-    rooms = {length: filled(length) for length in set(map(len, rows))}
-    lengths = [rooms[len(row)] for row in rows]
-    chosen: list[int] = []
-    for i in sorted(range(len(rows)), key=lambda i: (group[i], -lengths[i], i)):
-        full = chosen and ((len(chosen) + 1) * lengths[chosen[0]] > budget or len(chosen) == most)
-        if chosen and (full or group[i] != group[chosen[0]]):
-            yield chosen
-            chosen = []
-        chosen.append(i)
-    if chosen:
-        yield chosen
+    sizes = [len(row.ids) for row in rows]
+    rooms = {length: filled(length) for length in set(sizes)}
+    keys = [(mine, -rooms[length]) for mine, length in zip(group, sizes, strict=True)]
+    alike: dict[Any, list[int]] = {}
+    for i in sorted(range(len(rows)), key=keys.__getitem__):
+        alike.setdefault(group[i], []).append(i)
+    for order in alike.values():
+        start = 0
+        while start < len(order):  # the first is the longest of its batch
+            count = max(1, budget // -keys[order[start]][1])
+            stop = start + (count if most is None else min(count, most))
+            yield order[start:stop]
+            start = stop

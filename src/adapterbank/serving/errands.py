@@ -32,7 +32,8 @@ class Errand:
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[list[dict[str, Any]]]
     prepared: Prepared | None = None
-    given: dict[int, np.ndarray] = field(default_factory=dict)
+    given: dict[int, list[np.ndarray]] = field(default_factory=dict)
+    """The outputs that have come, by the first row of each part."""
     request: str = field(default_factory=REQUEST.get)
     """What the log calls the request that it belongs to."""
 

@@ -1,7 +1,7 @@
 """The service: batching, desk, shelf and engine put together. Knows no HTTP.
 
     event loop          requests come; their tasks are looked up, their parcels counted
-    thread, one         texts that came meanwhile are tokenised in one go
+    thread, one         texts that came meanwhile are tokenised, about as many at a time as make a batch
     thread, one         slots that are not in memory are loaded; only then do their rows become ready
     threads, lanes      take batches of rows of all tasks, have them computed and turn the outputs into answers: one
                         for a GPU, one for each core of a CPU
@@ -33,7 +33,7 @@ from adapterbank.encoder.packed import Tokens
 from adapterbank.engine import Engine, Prepared
 from adapterbank.mixed import Wait
 from adapterbank.residency import Known
-from adapterbank.runtime import use_one_thread
+from adapterbank.runtime import use_few_threads_for_texts, use_one_thread
 from adapterbank.serving.batching import Batching, Full, Parcel, Part
 from adapterbank.serving.desk import Desk
 from adapterbank.serving.errands import Errand, check, guess, refusal, settle
@@ -81,6 +81,8 @@ class BankService:
         most = _GPU_TOKENS if engine.ahead else _CORE_TOKENS if self.lanes > 1 else engine.tokens_at_once
         bound = queue or 16 * engine.tokens_at_once
         self.batching = Batching(budget=min(engine.tokens_at_once, most), bound=bound, wait=wait, lanes=self.lanes)
+        if engine.ahead:
+            use_few_threads_for_texts()
         self._turn = threading.Condition()
         self._fresh: deque[Parcel] = deque()
         self._texts = ThreadPoolExecutor(1, thread_name_prefix="texts")
@@ -213,17 +215,27 @@ class BankService:
 
     def _prepare_all(self) -> None:
         """Tokenise what has come."""
+        while fresh := self._take_fresh():
+            jobs = [parcel.value for parcel in fresh]
+            requests = [(job.held.known, Examples(job.ask.texts, job.ask.pairs)) for job in jobs]
+            prepared: list[Prepared | Exception]
+            try:
+                prepared = list(self.engine.tokenise(requests))
+            except Exception:  # one of them is at fault: each by itself
+                prepared = [self._tokenise_one(*one) for one in requests]
+            self._make_ready(list(zip(fresh, prepared, strict=True)))
+
+    def _take_fresh(self) -> list[Parcel]:
+        """Give what is to be tokenised next: about a batch, so that it can be computed while the rest is tokenised."""
+        fresh: list[Parcel] = []
+        tokens = 0
         with self._turn:
-            fresh = [parcel for parcel in self._fresh if parcel.inside]
-            self._fresh.clear()
-        jobs = [parcel.value for parcel in fresh]
-        requests = [(job.held.known, Examples(job.ask.texts, job.ask.pairs)) for job in jobs]
-        prepared: list[Prepared | Exception]
-        try:
-            prepared = list(self.engine.tokenise(requests))
-        except Exception:  # one of them is at fault: each by itself
-            prepared = [self._tokenise_one(*one) for one in requests]
-        self._make_ready(list(zip(fresh, prepared, strict=True)))
+            while self._fresh and tokens < self.batching.budget:
+                parcel = self._fresh.popleft()
+                if parcel.inside:
+                    fresh.append(parcel)
+                    tokens += parcel.counted
+        return fresh
 
     def _make_ready(self, parcels: list[tuple[Parcel, Prepared | Exception]]) -> None:
         """Let parcels be computed, or say why not; those whose slot is not in memory once it is."""
@@ -346,16 +358,16 @@ class BankService:
             if isinstance(outs, Exception):
                 done.append((job, refusal(outs, job, self.bank.path)))
                 continue
-            job.given.update(zip(range(part.start, part.stop), outs, strict=True))
-            if len(job.given) == len(part.parcel.sizes):
+            job.given[part.start] = outs
+            if sum(map(len, job.given.values())) == len(part.parcel.sizes):
                 done.append((job, self._told(job)))
         self._answer(done)
 
     def _told(self, job: Errand) -> Any:
         assert job.prepared is not None
         try:
-            found = self.engine.finish(job.prepared, [job.given[i] for i in range(len(job.given))], job.ask.best)
-            return [one.to_json() for one in found]
+            given = [out for _, outs in sorted(job.given.items()) for out in outs]
+            return self.engine.tell(job.prepared, given, job.ask.best)
         except Exception as error:
             return refusal(error, job, self.bank.path)
 

@@ -1,0 +1,39 @@
+"""The machine: what is taken of it, and what is left as the user set it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from adapterbank import runtime
+
+TOKENISE = """
+import os
+from tokenizers import Tokenizer, models
+from adapterbank import runtime
+os.cpu_count = lambda: 64
+runtime.use_few_threads_for_texts()
+before = len(os.listdir("/proc/self/task"))
+Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).encode_batch(["a b"] * 64)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.parametrize(("cores", "set_before", "expected"), [(64, None, "6"), (64, "3", "3"), (4, None, None)])
+def test_a_few_threads_tokenise_unless_the_user_or_the_machine_says_otherwise(cores, set_before, expected, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setenv("RAYON_NUM_THREADS", set_before or "")
+    if set_before is None:
+        monkeypatch.delenv("RAYON_NUM_THREADS")
+    runtime.use_few_threads_for_texts()
+    assert os.environ.get("RAYON_NUM_THREADS") == expected
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted as Linux lists them")
+def test_the_tokenizer_takes_as_many_threads_as_it_is_given():
+    settings = {key: value for key, value in os.environ.items() if not key.startswith(("RAYON", "TOKENIZERS"))}
+    done = subprocess.run([sys.executable, "-c", TOKENISE], capture_output=True, text=True, env=settings, check=True)
+    assert int(done.stdout) == 6
