@@ -40,6 +40,7 @@ from pretended import Pretended
 
 from adapterbank.encoder.checkpoint import Backbone, load
 from adapterbank.engine import Engine
+from adapterbank.runtime import use_few_threads_for_texts
 from adapterbank.serving.service import BankService
 from adapterbank.serving.shelf import Held
 from adapterbank.serving.terms import Ask
@@ -313,6 +314,8 @@ def inside(options: argparse.Namespace) -> Iterator[tuple[BankService, list[str]
         bank = random_bank.make(Path(folder, "bank"), backbone, 1, options.size, first=options.tasks)
         engine = filled(backbone, options, different=DIFFERENT)
         engine.run_programs()
+        if engine.ahead:
+            use_few_threads_for_texts()  # as a server does
         service = BankService(bank, engine)
         package = bank.get(random_bank.name(options.tasks))
         for name in engine.residents:

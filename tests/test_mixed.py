@@ -348,9 +348,13 @@ def test_what_was_given_stays_as_it_is_when_the_next_call_comes(bench):
 
 
 def test_more_rows_than_one_batch_holds(bench, monkeypatch):
-    monkeypatch.setattr(evaluate, "_GPU_TOKENS", 100)
+    monkeypatch.setattr(evaluate, "TOKENS_AT_ONCE", 100)
+    launched, launch = [], bench.mixed.launch
+    monkeypatch.setattr(bench.mixed, "launch", lambda rows, *rest: launched.append(len(rows)) or launch(rows, *rest))
     slots = [bench.put(Head("classification", 3), size=3) for _ in range(3)]
     bench.check_any(rows_of(20, seed=1), [slots[i % 3] for i in range(20)])
+    assert len(launched) > 2
+    assert sum(launched) == 20
 
 
 # --- all together

@@ -14,7 +14,7 @@ TOKENISE = """
 import os
 from tokenizers import Tokenizer, models
 from adapterbank import runtime
-os.cpu_count = lambda: 64
+runtime.cores = lambda: 64
 runtime.use_few_threads_for_texts()
 before = len(os.listdir("/proc/self/task"))
 Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).encode_batch(["a b"] * 64)
@@ -24,7 +24,7 @@ print(len(os.listdir("/proc/self/task")) - before)
 
 @pytest.mark.parametrize(("cores", "set_before", "expected"), [(64, None, "6"), (64, "3", "3"), (4, None, None)])
 def test_a_few_threads_tokenise_unless_the_user_or_the_machine_says_otherwise(cores, set_before, expected, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(runtime, "cores", lambda: cores)
     monkeypatch.setenv("RAYON_NUM_THREADS", set_before or "")
     if set_before is None:
         monkeypatch.delenv("RAYON_NUM_THREADS")

@@ -93,9 +93,10 @@ def test_padding_gets_no_gradient() -> None:
     assert grid.grad[..., 0].tolist() == [[1, 1, 1], [1, 0, 0]]
 
 
-@given(st.lists(st.integers(1, 60), max_size=40), st.integers(1, 200))
-def test_every_row_is_in_one_batch_within_the_budget(lengths: list[int], budget: int) -> None:
-    batches = list(by_length(rows_of(lengths), budget))
+@given(st.lists(st.integers(1, 60), max_size=40), st.integers(1, 200), st.integers(1, 12) | st.none())
+def test_every_row_is_in_one_batch_within_the_budget(lengths: list[int], budget: int, most: int | None) -> None:
+    batches = list(by_length(rows_of(lengths), budget, most=most))
+    assert most is None or all(len(batch) <= most for batch in batches)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
     for batch in batches:
         # A row that is longer than the budget is a batch of its own: it has to be computed somewhere.

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+from dataclasses import replace
 
 import pytest
 
+from adapterbank import runtime
+from adapterbank.engine import Engine
 from adapterbank.errors import PackageDamaged
 from adapterbank.serving import service as service_module
 from adapterbank.serving.app import create_app
+from adapterbank.serving.settings import Settings, build
 from adapterbank.serving.terms import Ask, Refusal
 from adapterbank.serving.watch import JsonLines
 from adapterbank.tasks.spec import Examples
@@ -189,3 +194,30 @@ def test_a_request_that_asks_nothing_is_answered(small):
             return await asyncio.wait_for(service.predict([Ask("a", []), Ask("a", ["why"])]), PATIENCE)
 
     assert [len(answer.predictions) for answer in asyncio.run(run())] == [0, 1]
+
+
+def test_as_many_of_the_best_answers_as_are_asked_for_are_told(small):
+    small.put("where", 0, kind="span")
+    texts, pairs = ["where is the cat", "who sat"], ["the cat sat on the mat", "the big dog sat in the house"]
+
+    async def run():
+        async with running(small) as service:
+            told = [await service.predict([Ask("where", texts, pairs, best)]) for best in (0, 2)]
+            (wanted,) = service.engine.predict([(service.engine.slots.resident[0], Examples(texts, pairs))], best=2)
+            return told, wanted
+
+    (none, two), wanted = asyncio.run(run())
+    assert all("best" not in one for one in none[0].predictions)
+    assert [len(one["best"]) for one in two[0].predictions] == [2, 2]
+    assert_same([{**one, "best": ()} for one in two[0].predictions], [replace(one, best=()) for one in wanted])
+
+
+@pytest.mark.parametrize(("ahead", "expected"), [(3, "6"), (0, None)])
+def test_a_server_with_a_gpu_takes_few_threads_for_texts(ahead, expected, small, monkeypatch):
+    small.put("a")
+    monkeypatch.setenv("RAYON_NUM_THREADS", "1")  # so that it is as before afterwards
+    monkeypatch.delenv("RAYON_NUM_THREADS")
+    monkeypatch.setattr(runtime, "cores", lambda: 64)
+    monkeypatch.setattr(Engine, "ahead", ahead)
+    build(Settings(str(small.bank.path), backbone=str(small.backbone.folder), device="cpu"))
+    assert os.environ.get("RAYON_NUM_THREADS") == expected

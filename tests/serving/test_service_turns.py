@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -78,6 +79,62 @@ def test_texts_that_came_together_are_tokenised_a_batch_at_a_time(small):
     assert [[texts[-1] for texts in together] for together in seen] == [["the cat"], [*"ace"], [*"fgh"], ["dog"]]
 
 
+@pytest.mark.parametrize("texts", [[], ["\ud800"], ["why"]], ids=["none", "no text", "one"])
+def test_a_service_stops_though_what_waited_for_the_tokenizer_was_cancelled(texts, small):
+    small.put("a")
+
+    async def run():
+        async with running(small, lanes=2) as service:
+            service.batching.budget = 8
+            tokenise, entered, held = service.engine.tokenise, threading.Event(), threading.Event()
+            service.engine.tokenise = lambda *given: (entered.set(), held.wait(PATIENCE), tokenise(*given))[2]
+            first = asyncio.ensure_future(service.predict([Ask("a", texts)]))
+            await until(entered.is_set)
+            asked = [asyncio.ensure_future(service.predict([Ask("a", ["the cat", "dog"])])) for _ in range(2)]
+            await until(lambda: len(service._fresh) == 2)
+            for one in asked:
+                one.cancel()
+            await asyncio.wait(asked)
+            take = service._take_fresh
+            service._take_fresh = lambda: (time.sleep(0.1), take())[1]  # the lanes are to wait for these before
+            stopping = asyncio.ensure_future(service.stop())
+            await until(lambda: not service.ready)
+            held.set()
+            done, _ = await asyncio.wait([stopping], timeout=20)
+            with service._turn:
+                service._turn.notify_all()
+            await asyncio.gather(first, stopping, return_exceptions=True)
+            return bool(done)
+
+    assert asyncio.run(run())
+
+
+def test_a_panic_of_the_tokenizer_refuses_what_met_it_alone(small):
+    small.put("a")
+
+    class Panic(BaseException):
+        pass
+
+    async def run():
+        async with running(small) as service:
+            service.batching.budget = 8
+            tokenise = service.engine.tokenise
+
+            def panics(requests):
+                if any("boom" in examples.texts for _, examples in requests):
+                    raise Panic
+                return tokenise(requests)
+
+            service.engine.tokenise = panics
+            words = ["boom", "cat", "boom", "dog"]
+            asked = [asyncio.ensure_future(service.predict([Ask("a", ["the", word])])) for word in words]
+            done, _ = await asyncio.wait(asked, timeout=PATIENCE)
+            late = await asyncio.wait_for(service.predict([Ask("a", ["dog"])]), PATIENCE)
+            return [type(one.exception()).__name__ for one in asked if one in done], len(late)
+
+    assert asyncio.run(run()) == (["Refusal", "NoneType", "Refusal", "NoneType"], 1)
+
+
 def test_the_first_of_many_texts_are_computed_before_the_last_are_tokenised(small):
     small.put("a")
     last = threading.Event()
@@ -88,7 +145,7 @@ def test_the_first_of_many_texts_are_computed_before_the_last_are_tokenised(smal
             tokenise = service.engine.tokenise
 
             def held(requests):
-                assert all("z" not in examples.texts for _, examples in requests) or last.wait(PATIENCE)
+                assert all("z" not in examples.texts for _, examples in requests) or last.wait(PATIENCE / 4)
                 return tokenise(requests)
 
             service.engine.tokenise = held

@@ -33,7 +33,7 @@ from adapterbank.encoder.packed import Tokens
 from adapterbank.engine import Engine, Prepared
 from adapterbank.mixed import Wait
 from adapterbank.residency import Known
-from adapterbank.runtime import use_few_threads_for_texts, use_one_thread
+from adapterbank.runtime import use_one_thread
 from adapterbank.serving.batching import Batching, Full, Parcel, Part
 from adapterbank.serving.desk import Desk
 from adapterbank.serving.errands import Errand, check, guess, refusal, settle
@@ -81,8 +81,6 @@ class BankService:
         most = _GPU_TOKENS if engine.ahead else _CORE_TOKENS if self.lanes > 1 else engine.tokens_at_once
         bound = queue or 16 * engine.tokens_at_once
         self.batching = Batching(budget=min(engine.tokens_at_once, most), bound=bound, wait=wait, lanes=self.lanes)
-        if engine.ahead:
-            use_few_threads_for_texts()
         self._turn = threading.Condition()
         self._fresh: deque[Parcel] = deque()
         self._texts = ThreadPoolExecutor(1, thread_name_prefix="texts")
@@ -221,7 +219,7 @@ class BankService:
             prepared: list[Prepared | Exception]
             try:
                 prepared = list(self.engine.tokenise(requests))
-            except Exception:  # one of them is at fault: each by itself
+            except BaseException:  # one of them is at fault: each by itself
                 prepared = [self._tokenise_one(*one) for one in requests]
             self._make_ready(list(zip(fresh, prepared, strict=True)))
 
@@ -235,6 +233,8 @@ class BankService:
                 if parcel.inside:
                     fresh.append(parcel)
                     tokens += parcel.counted
+            if not fresh:
+                self._turn.notify_all()  # who waits for an end may have waited for these
         return fresh
 
     def _make_ready(self, parcels: list[tuple[Parcel, Prepared | Exception]]) -> None:
@@ -278,6 +278,8 @@ class BankService:
             return self.engine.tokenise([(known, examples)])[0]
         except Exception as error:
             return error
+        except BaseException as error:  # so a panic of the tokenizer, which is no reason to tokenise nothing more
+            return RuntimeError(type(error).__name__)
 
     def _compute_all(self) -> None:
         """Compute batch after batch until the service stops and nothing is left."""
@@ -359,7 +361,7 @@ class BankService:
                 done.append((job, refusal(outs, job, self.bank.path)))
                 continue
             job.given[part.start] = outs
-            if sum(map(len, job.given.values())) == len(part.parcel.sizes):
+            if sum(map(len, list(job.given.values()))) == len(part.parcel.sizes):  # another lane may add to it
                 done.append((job, self._told(job)))
         self._answer(done)
 

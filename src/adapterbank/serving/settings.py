@@ -13,6 +13,7 @@ from adapterbank.bank import Bank
 from adapterbank.encoder import checkpoint
 from adapterbank.encoder.shared import share
 from adapterbank.engine import Engine
+from adapterbank.runtime import use_few_threads_for_texts
 from adapterbank.serving.app import DEFAULT_LIMITS, create_app
 from adapterbank.serving.keys import FILE, Keys
 from adapterbank.serving.mirror import REFRESH, Mirror, is_url
@@ -75,6 +76,8 @@ def build(
     encoder, weights = share(backbone) if jobs else (backbone, None)
     engine = Engine(encoder, device=settings.device, precision=settings.precision, budget=settings.budget)
     engine.run_programs()
+    if engine.ahead:
+        use_few_threads_for_texts()
     service = BankService(bank, engine, queue=settings.queue, mirror=mirror)
     app = create_app(
         service,
