@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -217,6 +218,29 @@ def test_a_port_in_use_is_told_before_anything_is_loaded():
             InputError, match=rf"^127\.0\.0\.1 port {port} cannot be listened on: address already in use; choose"
         ):
             serve.listening("127.0.0.1", port)
+
+
+def test_what_is_written_to_a_connection_is_sent_at_once():
+    """Without that the body of every answer waits until its head is acknowledged, some 40 ms on a kept connection."""
+
+    async def run():
+        found = asyncio.get_running_loop().create_future()
+
+        class Server(asyncio.Protocol):
+            def connection_made(self, transport):
+                taken = transport.get_extra_info("socket")
+                found.set_result(taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+        with serve.listening("127.0.0.1", 0) as door:
+            server = await asyncio.get_running_loop().create_server(Server, sock=door)
+            _, writer = await asyncio.open_connection(*door.getsockname())
+            try:
+                return await asyncio.wait_for(found, 60)
+            finally:
+                writer.close()
+                server.close()
+
+    assert asyncio.run(run())
 
 
 def test_without_its_libraries_it_says_how_to_get_them(monkeypatch):

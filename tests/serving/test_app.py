@@ -188,3 +188,12 @@ def test_a_client_that_goes_away_takes_its_request_with_it():
     asyncio.run(run())
     assert service.cancelled == 1
     assert sent[0]["status"] == 499
+
+
+@pytest.mark.parametrize(("ready", "status"), [(True, 200), (False, 503)])
+def test_health_may_be_asked_for_without_a_body(ready, status):
+    service = Dummy()
+    service.ready = ready
+    app = create_app(service, page=False)
+    assert [ask(app, "HEAD", path).status_code for path in ("/healthz", "/readyz")] == [200, status]
+    assert set(app.openapi()["paths"]["/healthz"]) == {"get"}

@@ -93,3 +93,48 @@ def test_a_key_that_asks_too_often_is_told_when_to_come_again(locked):
     answer = locked("slow", "GET", "/v1/tasks")
     assert code(answer) == "rate_limited"
     assert answer.headers["retry-after"] == "60"
+
+
+def test_a_wrong_key_is_told_from_none(locked):
+    assert "none of this server's" in locked("wrong", "GET", "/v1/tasks").json()["error"]["message"]
+    app = create_app(Dummy(), keys=Keys("nowhere.json"), page=False)
+    for headers in ({}, {"authorization": "Basic abc"}):
+        assert (
+            "send 'Authorization: Bearer KEY'"
+            in ask(app, "GET", "/v1/tasks", headers=headers).json()["error"]["message"]
+        )
+
+
+def test_keys_that_cannot_be_read_let_nobody_in_and_the_log_says_where_they_lie(tmp_path, caplog):
+    keys = Keys(tmp_path / "keys.json")
+    headers = {"authorization": f"Bearer {keys.add('reader', ['predict'])}"}
+    app = create_app(Dummy(), keys=keys, page=False)
+    assert ask(app, "GET", "/v1/tasks", headers=headers).status_code == 200
+    kept = keys.path.read_bytes()
+    keys.path.write_text("{")
+    with caplog.at_level("ERROR", "adapterbank.serving"):
+        answer = ask(app, "GET", "/v1/tasks", headers=headers)
+    assert code(answer) == "not_ready"
+    assert str(tmp_path) not in answer.text
+    (record,) = caplog.records
+    assert f"The file of keys {keys.path} cannot be used" in record.fields["problem"]
+    assert "restore it from a copy" in record.fields["problem"]
+    keys.path.write_bytes(kept)
+    assert ask(app, "GET", "/v1/tasks", headers=headers).status_code == 200
+
+
+def test_what_is_refused_at_the_door_is_counted_by_its_route(locked):
+    locked("wrong", "POST", "/v1/tasks/length/predict", json={"text": "a"})
+    locked("reader", "DELETE", "/v1/tasks/length@2")
+    locked("wrong", "GET", "/v1/no/such")
+    counted = locked("reader", "GET", "/metrics").text
+    for route, status in (("/v1/tasks/{task}/predict", 401), ("/v1/tasks/{task}", 403), ("none", 401)):
+        assert f'adapterbank_requests_total{{route="{route}",status="{status}"}} 1.0' in counted
+
+
+def test_the_document_says_how_a_key_is_sent(locked):
+    told = locked("reader", "GET", "/openapi.json").json()
+    assert told["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
+    assert told["security"] == [{"key": []}]
+    assert told["paths"]["/healthz"]["get"]["security"] == []
+    assert "security" not in ask(create_app(Dummy(), page=False), "GET", "/openapi.json").json()

@@ -105,6 +105,7 @@ def test_a_format_in_the_query_wins(app):
     [
         (PATH, b"x", "text/html", 415, "unsupported", "add ?format= with one of csv"),
         (PATH, b"x", "", 415, "unsupported", "add ?format= with one of csv"),
+        (f"{PATH}?format=csv", b"x", "multipart/form-data; boundary=a", 415, "unsupported", "send the file itself"),
         (f"{PATH}?format=xlsx", b"x", "text/csv", 422, "bad_request", "'xlsx' is not a format of data files."),
         (PATH, b"", "text/csv", 422, "bad_request", "no body"),
         (PATH, b"x" * 10_001, "text/csv", 413, "too_large", "larger than 10000 bytes"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 import threading
 
@@ -110,3 +111,18 @@ def test_who_waits_in_a_loop_that_has_ended_holds_up_nobody(small):
             return await service.predict([Ask("a", ["why"])])
 
     assert len(asyncio.run(run())[0].predictions) == 1
+
+
+def test_a_task_whose_folder_has_just_gone_is_unknown(small):
+    small.put("a")
+
+    async def run():
+        async with running(small) as service:
+            service.shelf.stop()  # it would notice within half a second
+            assert (await service.task("a"))["name"] == "a"
+            shutil.rmtree(small.bank.path / "tasks" / "a")
+            with pytest.raises(Refusal) as refused:
+                await service.task("a")
+            return refused.value.code
+
+    assert asyncio.run(run()) == "unknown_task"

@@ -65,12 +65,14 @@ def create_app(
     app = FastAPI(title="adapterbank", version=__version__, lifespan=life, **plain)
     app.state.draining = False
     frame: dict[str, Any] = {"keys": keys, "pace": Pace().wait, "draining": lambda: bool(app.state.draining)}
-    app.add_middleware(Frame, metrics=metrics, local=local, **frame)
+    app.add_middleware(Frame, metrics=metrics, local=local, template=lambda path: _template(app, path), **frame)
+    if keys is not None:
+        _say_that_keys_are_needed(app)
     _errors(app)
     app.include_router(predict_router(service, limits))
     _tasks(app, service)
     _health(app, service, metrics)
-    app.include_router(docs_router(app.openapi))
+    app.include_router(docs_router(lambda: app.openapi()))
     if jobs is not None:
         from adapterbank.serving.routes_train import train_router
 
@@ -127,6 +129,9 @@ def _health(app: FastAPI, service: Service, metrics: Metrics) -> None:
             raise Refusal("not_ready", why, retry_after=1)
         return reply({"status": "ready"})
 
+    for path, say in (("/healthz", healthz), ("/readyz", readyz)):  # what looks after servers may ask for no body
+        app.add_api_route(path, say, methods=["HEAD"], include_in_schema=False)
+
     text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
     @app.get("/metrics", tags=["health"], responses={**answers(Status), **text}, response_class=Response)
@@ -162,12 +167,29 @@ def _errors(app: FastAPI) -> None:
         return Response(status_code=499)  # for the log; nobody reads it
 
 
+def _say_that_keys_are_needed(app: FastAPI) -> None:
+    """Let the document say how a key is sent, so that clients made from it can."""
+    plain = app.openapi
+
+    def document() -> dict[str, Any]:
+        found = plain()
+        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        found["security"] = [{"key": []}]
+        for path in ("/healthz", "/readyz"):
+            found["paths"][path]["get"]["security"] = []
+        return found
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _template(app: FastAPI, path: str) -> str:
+    """Give an address as the document has it, with {task} for a task's name; empty where it has none such."""
+    return next((t for t in app.openapi()["paths"] if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", t), path)), "")
+
+
 def _allowed(app: FastAPI, path: str) -> str:
     """Name the methods that an address takes, by the document."""
-    for template, methods in app.openapi()["paths"].items():
-        if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), path):
-            return ", ".join(sorted(method.upper() for method in methods))
-    return ""
+    return ", ".join(sorted(method.upper() for method in app.openapi()["paths"].get(_template(app, path), ())))
 
 
 def _told(request: Request, code: str, message: str, headers: dict[str, str]) -> Response:

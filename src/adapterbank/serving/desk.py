@@ -45,7 +45,11 @@ class Desk:
         """See `terms.Service`."""
         held = await self.find(ref)
         manifest = held.package.manifest
-        return await asyncio.to_thread(about.details, self.bank, manifest, resident=held.known.slot is not None)
+        resident = held.known.slot is not None
+        told: dict[str, Any] = await asyncio.to_thread(
+            as_refusals, lambda: about.details(self.bank, manifest, resident=resident), self.bank.path
+        )
+        return told
 
     async def remove(self, ref: str) -> None:
         """See `terms.Service`."""

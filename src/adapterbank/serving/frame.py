@@ -6,6 +6,7 @@ The frame is plain ASGI: it costs microseconds a request, and streams pass throu
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from uuid import uuid4
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from adapterbank.errors import StorageError
 from adapterbank.serving.gate import check_host, check_origin
 from adapterbank.serving.keys import SCOPES
 from adapterbank.serving.terms import FAILED, REQUEST, Key, Keys, Refusal
@@ -81,13 +83,15 @@ class Frame:
         pace: Callable[[Any], float],
         draining: Callable[[], bool],
         local: bool = False,
+        template: Callable[[str], str] = lambda path: "",
     ) -> None:
         """Take the app; `pace` says how long a key must wait, `draining` whether the server is about to stop.
 
-        `local` says that only this machine is meant to ask.
+        `local` says that only this machine is meant to ask. `template` gives the route of a path whose request was
+        refused before its route was looked for; empty where there is none.
         """
         self.app, self.metrics, self.keys, self.pace, self.draining = app, metrics, keys, pace, draining
-        self.local = local
+        self.local, self.template = local, template
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -142,16 +146,21 @@ class Frame:
 
     def _let_key_in(self, keys: Keys, headers: dict[bytes, bytes], visit: Visit) -> None:
         kind, _, secret = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-        visit.key = keys.check(secret.strip()) if kind.lower() == "bearer" else None
+        try:
+            visit.key = keys.check(secret.strip()) if kind.lower() == "bearer" else None
+        except StorageError as error:  # its message names the file and the way out, and quotes nobody
+            say("hindered", level=logging.ERROR, request_id=visit.id, problem=str(error))
+            raise Refusal("not_ready", "The server cannot read its keys; its log says more.", retry_after=30) from error
         visit.holds = lambda: keys.check(secret.strip()) is not None
         if visit.key is None:
-            raise Refusal("unauthorized", "This server needs a key: send 'Authorization: Bearer KEY'.")
+            wrong = "The key is none of this server's; ask for another." if kind.lower() == "bearer" else ""
+            raise Refusal("unauthorized", wrong or "This server needs a key: send 'Authorization: Bearer KEY'.")
         if wait := self.pace(visit.key):
             said = f"The key {visit.key.name!r} asks more often than it may; come again in {wait:.1f} s."
             raise Refusal("rate_limited", said, retry_after=wait)
 
     def _note(self, scope: Scope, visit: Visit, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", None) or "none"
+        route = getattr(scope.get("route"), "path", None) or self.template(scope["path"]) or "none"
         self.metrics.request(route, status, seconds)
         if route in ("/healthz", "/readyz", "/metrics"):
             return

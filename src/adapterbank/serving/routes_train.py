@@ -41,11 +41,14 @@ TYPES = {
     "application/x-parquet": "parquet",
 }
 """What a body's Content-Type says of its format; `?format=` wins over it."""
-_LISTS = {
-    name: {"pattern": f"^({part})(,({part}))*$"}
-    for name, part in (("sites", "|".join(SITES)), ("targets", "|".join(PROJECTIONS)))
+_STATED: Mapping[str, dict[str, Any]] = {
+    "lr": {"exclusiveMinimum": 0},
+    **{
+        name: {"pattern": f"^({part})(,({part}))*$"}
+        for name, part in (("sites", "|".join(SITES)), ("targets", "|".join(PROJECTIONS)))
+    },
 }
-"""How the OpenAPI document states options that are lists."""
+"""What the OpenAPI document states of options beyond their kind and limits."""
 _LOOK = 0.25
 """Seconds between two looks at a run that is followed."""
 LISTED = 100
@@ -90,7 +93,7 @@ class RunsAnswer(BaseModel):
 def train_router(jobs: Jobs, *, each: int | None = None, heartbeat: float = HEARTBEAT) -> APIRouter:
     """Make the routes that train; `each` is how many runs of a key may wait, unless it is an admin's."""
     router = APIRouter(tags=["train"])
-    codes = ("too_large", "too_slow", "unsupported", "overloaded", "too_many_runs")
+    codes = ("not_found", "too_large", "too_slow", "unsupported", "overloaded", "too_many_runs")
     sending, following = Room(SENDING, "data files are sent"), Room(FOLLOWING, "runs are followed")
     queued = {**answers(RunAnswer, *codes), 202: {"model": RunAnswer}}
     del queued[200]
@@ -99,7 +102,7 @@ def train_router(jobs: Jobs, *, each: int | None = None, heartbeat: float = HEAR
     async def train(task: str, request: Request) -> Response:
         """Queue a run on the data file that is the body; its options are in the query."""
         options = _options(request)
-        format = options.pop("format", "") or _format(request.headers.get("content-type", ""))
+        format = _format(request.headers.get("content-type", ""), options.pop("format", ""))
         visit = request.state.visit
         sending.check(visit.name)
         bound = None if visit.may("admin", None) else each
@@ -152,7 +155,7 @@ def untrained_router(why: str) -> APIRouter:
     """Make the one route that says why nothing can be trained here."""
     router = APIRouter(tags=["train"])
 
-    @router.post("/v1/tasks/{task}/train", responses=answers(RunAnswer, "conflict"))
+    @router.post("/v1/tasks/{task}/train", responses=answers(RunAnswer, "not_found", "conflict"))
     async def train(task: str) -> Response:
         """Refuse to train."""
         raise Refusal("conflict", why)
@@ -279,15 +282,18 @@ def _options(request: Request) -> dict[str, str]:
     return found
 
 
-def _format(content_type: str) -> str:
+def _format(content_type: str, chosen: str) -> str:
     said = content_type.partition(";")[0].strip().lower()
-    if said not in TYPES:
+    if said.startswith("multipart/"):
+        remedy = "send the file itself as the body (curl: --data-binary @FILE instead of -F)"
+        raise Refusal("unsupported", f"The body is {said!r}, a form; {remedy}.")
+    if said not in TYPES and not chosen:
         choices = ", ".join(FORMATS)
         raise Refusal(
             "unsupported",
             f"The body is {repr(said) if said else 'of no stated type'}; add ?format= with one of {choices}.",
         )
-    return TYPES[said]
+    return chosen or TYPES[said]
 
 
 def _described() -> dict[str, Any]:
@@ -311,4 +317,4 @@ def _schema(f: Field[Any]) -> dict[str, Any]:
     if f.metadata["choices"]:
         found["enum"] = [choice for choice in f.metadata["choices"] if f.name != "method" or METHODS[choice].slot]
     limits = {"minimum": f.metadata["low"], "maximum": f.metadata["high"]}
-    return found | {name: value for name, value in limits.items() if value is not None} | _LISTS.get(f.name, {})
+    return found | {name: value for name, value in limits.items() if value is not None} | _STATED.get(f.name, {})
