@@ -305,6 +305,18 @@ def test_events_are_read_as_the_standard_has_them():
     assert [(event.kind, event.data) for event in found] == [("progress", {"a": 1}), ("", {})]
 
 
+@pytest.mark.parametrize("state", ["queued", "running", None])
+def test_a_stream_that_ends_before_its_run_is_told(state):
+    stream = Stream()
+    for line in ["event: state", f'data: {{"state": "{state}"}}', ""] if state else []:
+        stream.feed(line)
+    with pytest.raises(ServiceError, match="has ended, and its run has not"):
+        stream.end()
+    for line in ["event: state", 'data: {"state": "failed"}', ""]:
+        stream.feed(line)
+    stream.end()
+
+
 def test_input_that_cannot_be_sent_is_told_before_it_is(tmp_path):
     with pytest.raises(InputError, match="texts is one string, 'hello'; give a list"):
         calls.predict("a", "hello", None, 0)

@@ -18,6 +18,9 @@ from urllib.parse import quote
 
 from adapterbank.errors import InputError, ServiceError, TrainingError
 
+_OVER = ("done", "failed", "cancelled")
+"""States of a run to which nothing more will happen."""
+
 Read = TypeVar("Read")
 Made = TypeVar("Made")
 
@@ -107,7 +110,7 @@ class Run:
     @property
     def over(self) -> bool:
         """Whether nothing more will happen to it."""
-        return self.state in ("done", "failed", "cancelled")
+        return self.state in _OVER
 
 
 @dataclass(frozen=True)
@@ -323,7 +326,7 @@ class Stream:
     """Server-sent events, line by line."""
 
     def __init__(self) -> None:
-        self._kind, self._data = "", list[str]()
+        self._kind, self._data, self._over = "", list[str](), False
 
     def feed(self, line: str) -> Event | None:
         """Take a line; give the event that it ends."""
@@ -336,5 +339,13 @@ class Stream:
         elif not line and self._data:
             event = Event(self._kind, json.loads("\n".join(self._data)))
             self._kind, self._data = "", []
+            if event.kind == "state":
+                self._over = event.data.get("state") in _OVER
             return event
         return None
+
+    def end(self) -> None:
+        """Take the end of the stream, which should be that of its run."""
+        if not self._over:
+            why = "the server is stopping, or the key was revoked"
+            raise ServiceError(f"The stream has ended, and its run has not: {why}. Follow it again, or wait().")

@@ -111,7 +111,7 @@ class Client:
             time.sleep(_POLL)
 
     def events(self, id: str) -> Iterator[Event]:
-        """Follow a run as it goes; ends with the run."""
+        """Follow a run as it goes; ends with the run. A `ServiceError` where the stream ends before."""
         stream = calls.Stream()
         try:
             with self._http.stream("GET", calls.events_path(id), timeout=_FALLS_SILENT) as response:
@@ -121,6 +121,7 @@ class Client:
                 for line in response.iter_lines():
                     if event := stream.feed(line):
                         yield event
+                stream.end()
         except _library().TransportError as error:
             raise _lost(error).error(self._url) from error
 
@@ -230,7 +231,7 @@ class AsyncClient:
             await asyncio.sleep(_POLL)
 
     async def events(self, id: str) -> AsyncIterator[Event]:
-        """Follow a run as it goes; ends with the run."""
+        """Follow a run as it goes; ends with the run. A `ServiceError` where the stream ends before."""
         stream = calls.Stream()
         try:
             async with self._http.stream("GET", calls.events_path(id), timeout=_FALLS_SILENT) as response:
@@ -240,6 +241,7 @@ class AsyncClient:
                 async for line in response.aiter_lines():
                     if event := stream.feed(line):
                         yield event
+                stream.end()
         except _library().TransportError as error:
             raise _lost(error).error(self._url) from error
 

@@ -52,8 +52,9 @@ class UnknownName(InputError):
         near = difflib.get_close_matches(name, self.choices, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         listed = ", ".join(self.choices) or "none"
+        there = "There are for example" if see and self.choices else "There are"  # who says where to see all lists few
         where = f" See: {see}" if see else ""
-        super().__init__(f"{name!r} is not {what}.{hint} There are: {listed}.{where}")
+        super().__init__(f"{name!r} is not {what}.{hint} {there}: {listed}.{where}")
 
 
 class BackboneError(AdapterbankError):

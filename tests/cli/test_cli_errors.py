@@ -319,7 +319,7 @@ ASKING = {
     ),
     "unknown task": (
         ["predict", "--task", "sent", "--text", "good"],
-        r"'sent' is not a task of this bank.*There are: s",
+        r"'sent' is not a task of this bank.*There are for example: s",
     ),
     "unknown version": (["predict", "--task", "s@9", "--text", "good"], r"'s' has no version 9; its versions are 1, 2"),
     "no version": (["show", "--task", "s@x"], r"'s@x' has no version after the @; write a number, as in 's@1'"),

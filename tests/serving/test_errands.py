@@ -24,6 +24,7 @@ from serving.small_bank import running
         ("/srv/bank cannot be used: it is full.", "/srv/bank", "the bank cannot be used: it is full."),
         ("bank/tasks/a/1 is not in the bank.", "bank", "tasks/a/1 is not in the bank."),
         ("tasks/a/1 is missing.", ".", "tasks/a/1 is missing."),
+        ("No task 'b'. See: adapterbank tasks --bank /srv/bank", "/srv/bank", "No task 'b'. See: GET /v1/tasks"),
     ],
 )
 def test_files_are_named_from_the_bank_on(message, bank, told):

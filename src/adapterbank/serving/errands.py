@@ -54,7 +54,7 @@ def as_refusals(act: Callable[[], Any], bank: Path) -> Any:
 
 def shown(message: object, bank: Path) -> str:
     """Give a message with its files named from the bank on: where that lies is nobody's business who asks."""
-    text = str(message).replace(f"{bank}/", "")
+    text = str(message).replace(f"adapterbank tasks --bank {bank}", "GET /v1/tasks").replace(f"{bank}/", "")
     return text.replace(str(bank), "the bank") if bank.is_absolute() else text
 
 

@@ -46,6 +46,18 @@ def test_a_runs_curves_grow_while_it_goes(page, trouble, reviews):
     expect(page.locator("#runs li")).to_contain_text("best on dev 0.8000")
 
 
+def test_the_list_of_runs_is_looked_at_again_and_again(page, trouble, reviews):
+    trouble.steps = 2
+    upload(page, reviews)
+    page.get_by_role("button", name="Train").click()
+    expect(page.locator("#run-body")).to_contain_text("step 2 of 6")
+    page.get_by_role("link", name="All runs").click()
+    expect(page.locator("#runs .badge")).to_have_text("running")
+    trouble.runs["run1"]["state"] = "done"
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # as every ten seconds
+    expect(page.locator("#runs .badge")).to_have_text("done")
+
+
 def test_an_answer_about_a_run_that_comes_late_does_not_take_it_back(page, trouble, reviews):
     late = []
 

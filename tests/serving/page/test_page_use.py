@@ -60,6 +60,16 @@ class TestKeys:
         expect(page.locator("#trouble")).to_contain_text("This server wants a key")
 
 
+def test_what_is_shown_for_the_shell_sends_a_key_where_one_is_in_use(page, url):
+    page.goto(f"{url}/#task/task-00")
+    expect(page.locator("#task-body pre")).to_contain_text("curl")
+    expect(page.locator("#task-body pre")).not_to_contain_text("Authorization")
+    page.evaluate("sessionStorage.setItem('adapterbank-key', 'abk_1')")
+    page.reload()
+    expect(page.locator("#task-body pre")).to_contain_text("-H 'Authorization: Bearer KEY' \\")
+    expect(page.locator("#task-body pre")).not_to_contain_text("abk_1")
+
+
 def test_it_is_used_by_keyboard_alone(page):
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()

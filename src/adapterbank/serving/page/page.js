@@ -62,9 +62,10 @@ async function show() {
 
 async function look() {
   const [view] = address(), here = location.hash;
-  if (document.hidden || !["tasks", "try"].includes(view)) return;
+  if (document.hidden || !["tasks", "try", "train"].includes(view)) return;
   try {
-    if (await tasks.refresh() && view === "try") trying.renew();
+    if (view === "train") await train.showRuns();
+    else if (await tasks.refresh() && view === "try") trying.renew();
     if (here === location.hash) find("trouble").hidden = true;
   } catch (error) {
     if (here === location.hash) report(error);

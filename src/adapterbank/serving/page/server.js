@@ -14,13 +14,15 @@ export class Refused extends Error {
   }
 }
 
+export const hasKey = () => Boolean(sessionStorage.getItem(KEY));
+
 const headers = (more) => {
   const key = sessionStorage.getItem(KEY);
   return key ? { ...more, Authorization: `Bearer ${key}` } : { ...more };
 };
 
 const show = () => {
-  const known = Boolean(sessionStorage.getItem(KEY));
+  const known = hasKey();
   find("forget-key").hidden = !known;
   document.querySelectorAll("footer a").forEach((link) => { link.hidden = known; }); // a link cannot send the key
 };

@@ -2,7 +2,7 @@
 
 import { age, bar, big, counted, empty, fill, find, make, score, size } from "./dom.js";
 import { heatmap, totals } from "./pictures.js";
-import { ask, at } from "./server.js";
+import { ask, at, hasKey } from "./server.js";
 
 const FEW = 8;
 const LABELS = 6;
@@ -105,7 +105,7 @@ export async function showTask(name) {
     scores(found.metrics, spec.metric),
     found.ablation ? heatmap(found.ablation) : null,
     make("div", { class: "card" }, make("h2", {}, "From the shell"),
-      make("pre", { tabindex: "0" }, make("code", {}, `curl ${address} \\\n  -H 'Content-Type: application/json' \\\n  -d '${sample}'`))),
+      make("pre", { tabindex: "0" }, make("code", {}, `curl ${address} \\\n${hasKey() ? "  -H 'Authorization: Bearer KEY' \\\n" : ""}  -H 'Content-Type: application/json' \\\n  -d '${sample}'`))),
   ].filter(Boolean));
 }
 
