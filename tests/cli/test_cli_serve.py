@@ -16,12 +16,14 @@ import urllib.request
 import pytest
 
 from adapterbank import cache
+from adapterbank.bank import Bank
 from adapterbank.cli import serve
 from adapterbank.errors import InputError
 from adapterbank.serving.keys import Keys
 from adapterbank.serving.mirror import FOLDER
 from adapterbank.tasks.spec import Examples
 from serving.small_bank import PATIENCE, SmallBank
+from serving.training import FAST, table
 from small_data import shell
 
 
@@ -33,7 +35,7 @@ def small(tmp_path, bert, new_slot, no_flush):
 
 
 def call(address, value=None, **headers):
-    data = json.dumps(value).encode() if value is not None else None
+    data = json.dumps(value).encode() if value is not None and not isinstance(value, bytes) else value
     request = urllib.request.Request(address, data, {"content-type": "application/json", **headers})
     with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
         return json.loads(answer.read())
@@ -81,6 +83,8 @@ def start(small):
         )
         started.append(process)
         line = process.stderr.readline()
+        if "is a new bank" in line:
+            line = process.stderr.readline()
         assert "serving" in line, line
         address = line.split()[-1].strip()
         until(lambda: status(f"{address}/readyz") == 200)
@@ -158,6 +162,22 @@ def test_a_slip_is_told_before_anything_is_loaded(small, words, told):
     found = shell("serve", "--port", "0", *bank, *words)
     assert found.code == 2
     assert told in found.err
+
+
+def test_a_bank_that_is_not_there_yet_is_made_for_an_encoder_that_is_named(tmp_path, bert, start):
+    new = tmp_path / "new"
+    told = shell("serve", "--port", "0", "--bank", str(new))
+    assert (told.code, new.exists()) == (2, False)
+    assert "There is no bank at" in told.err
+    assert "--backbone" in told.err
+    _, address = start("--bank", str(new), "--backbone", str(bert.folder))
+    assert call(f"{address}/v1/tasks")["tasks"] == []
+    assert Bank.open(new).backbone["sha256"] == bert.sha256
+    options = "&".join(f"{name}={value}" for name, value in FAST.items())
+    url = f"{address}/v1/tasks/first/train?{options}"
+    run = call(url, table(), **{"content-type": "text/csv"})["id"]
+    until(lambda: call(f"{address}/v1/runs/{run}")["state"] == "done")
+    assert call(f"{address}/v1/tasks/first/predict", {"text": "the cat sat"})["version"] == 1
 
 
 def test_with_json_it_says_where_it_listens(start, small):

@@ -95,7 +95,7 @@ def test_a_request_is_logged_with_its_id_and_without_its_text(app, lines):
     assert line.pop("time")
     assert line == {
         **{"level": "info", "event": "request", "request_id": "mine-1", "method": "POST"},
-        **{"route": "/v1/tasks/{task}/predict", "status": 200, "rows": 2},
+        **{"route": "/v1/tasks/{task}/predict", "status": 200, "rows": 2, "task": "length@1"},
     }
 
 
@@ -157,6 +157,29 @@ def test_the_metrics_count_requests_batches_queue_and_slots(app):
         "adapterbank_loads_total 1.0",
     ):
         assert line in found
+
+
+def test_the_log_names_the_tasks_that_answered_and_no_other_word_of_a_request(app, caplog):
+    rows = [{"task": task, "text": "a secret"} for task in ("length", "length", "other")]
+    with caplog.at_level("INFO", "adapterbank.serving"):
+        post(app, "/v1/tasks/length/predict", {"text": "a secret"})
+        post(app, "/v1/predict", {"rows": rows[:2]})
+        post(app, "/v1/predict", {"rows": rows})
+        post(app, "/v1/tasks/a secret/predict", {"text": "abc"})
+    said = [record.fields for record in caplog.records if record.getMessage() == "request"]
+    assert [fields.get("task") for fields in said] == ["length@1", "length@1", "2 tasks", None]
+    assert "secret" not in str(said)
+
+
+def test_a_long_list_of_tasks_is_packed_for_who_takes_that():
+    app = create_app(Dummy([f"task{i}" for i in range(100)]), page=False)
+    plain = ask(app, "GET", "/v1/tasks", headers={"accept-encoding": "identity"})
+    packed = ask(app, "GET", "/v1/tasks", headers={"accept-encoding": "br, gzip"})
+    assert "content-encoding" not in plain.headers
+    assert packed.headers["content-encoding"] == "gzip"
+    assert packed.json() == plain.json()  # unpacked by the client
+    assert int(packed.headers["content-length"]) < int(plain.headers["content-length"]) / 8
+    assert packed.headers["vary"] == plain.headers["vary"] == "Accept-Encoding"
 
 
 def test_a_client_that_goes_away_takes_its_request_with_it():

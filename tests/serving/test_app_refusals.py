@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 
 import pytest
@@ -118,6 +119,12 @@ def test_a_body_that_does_not_come_is_given_up(app, monkeypatch, pause):
     headers = {"content-type": "application/json"}
     assert code(ask(app, "POST", "/v1/predict", content=stream(), headers=headers)) == "too_slow"
     assert len(sent) < 10
+
+
+def test_a_body_that_is_packed_is_refused(app):
+    packed = {"content": gzip.compress(b'{"text": "abc"}'), "headers": {"content-encoding": "gzip"}}
+    answer = ask(app, "POST", "/v1/tasks/length/predict", **packed)
+    assert (code(answer), "'gzip'; send it as it is" in answer.text) == ("unsupported", True)
 
 
 def test_another_content_type_is_refused(app):

@@ -206,7 +206,7 @@ def test_one_task_fills_half_of_the_queue_and_leaves_room_for_others():
     batching = queue(bound=100)
     for _ in range(5):
         add(batching, "flood", [10])
-    with pytest.raises(Full):
+    with pytest.raises(Full, match="50 of them this task's, which may hold as many as are free"):
         add(batching, "flood", [10])
     add(batching, "other", [10])
     assert batching.waiting == 60
@@ -215,7 +215,7 @@ def test_one_task_fills_half_of_the_queue_and_leaves_room_for_others():
 def test_who_is_refused_is_told_to_come_when_the_queue_has_drained():
     batching = queue(bound=100)
     add(batching, "a", [90])
-    with pytest.raises(Full, match="come again in 1 s") as refused:
+    with pytest.raises(Full, match="90 tokens wait in a queue of 100; come again in 1 s") as refused:
         add(batching, "b", [20])
     assert refused.value.retry_after == 1  # nothing is known of the pace yet
     batching.computed(tokens=60, seconds=2.0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from adapterbank.config import Config
-from adapterbank.errors import InputError, StorageError
+from adapterbank.errors import ConfigError, InputError, StorageError
 from adapterbank.serving.jobs import Jobs, QueueFull
 from adapterbank.serving.orders import OPTIONS, check
 from adapterbank.serving.runs import UnknownRun
@@ -50,6 +50,12 @@ def test_a_mistake_is_told_before_anything_is_queued(idle, task, options, said):
     with idle.upload("csv") as upload, pytest.raises(InputError):
         idle.submit(task, options, upload)
     assert (idle.list(), left(idle)) == ([], [])
+
+
+def test_every_mistake_is_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        check("a", {"epoch": "3", "lr": "-1", "batch": "many", "train": "/etc/passwd"}, "csv")
+    assert [mistake.split()[0] for mistake in caught.value.mistakes] == ["'epoch'", "'train'", "batch", "lr"]
 
 
 def test_options_are_kept_as_values_and_a_task_of_the_catalog_under_its_name_in_the_bank():

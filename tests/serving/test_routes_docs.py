@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import hashlib
+import re
+from functools import partial
+
 import pytest
 
 from adapterbank.serving.app import create_app
 from adapterbank.serving.terms import Limits
 from serving.dummy import Dummy, ask, code
+
+
+@pytest.fixture
+def jobs_app(idle):
+    idle.start = idle.stop = partial(asyncio.sleep, 0)
+    return create_app(Dummy(), jobs=idle, page=False)
 
 
 @pytest.fixture
@@ -29,6 +41,25 @@ def test_the_page_of_routes_names_them_all_and_fetches_nothing(app):
         assert f" {path}</code>" in answer.text
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert [part for part in ("://", "<script", "<link", "<img") if part in answer.text] == []
+
+
+def test_the_page_of_routes_says_what_each_takes_and_gives(jobs_app):
+    answer = ask(jobs_app, "GET", "/docs")
+    sections = {part.partition("</code>")[0]: part for part in answer.text.split("<section>\n<h2><code>")[1:]}
+    asking, training = sections["POST /v1/tasks/{task}/predict"], sections["POST /v1/tasks/{task}/train"]
+    assert "<pre>{&quot;texts&quot;: [" in asking
+    assert "200: <code>task</code>, <code>version</code>, <code>predictions</code>" in asking
+    assert "<dt><code>429</code></dt><dd>rate_limited, overloaded</dd>" in asking
+    assert "The body is a file: text/csv," in training
+    assert "<dt><code>epochs</code></dt><dd>Passes over the training data" in training
+    assert "<details>" not in sections["GET /healthz"].replace("<details><summary>Errors", "")
+
+
+def test_the_style_of_the_page_is_the_one_that_its_policy_allows(app):
+    answer = ask(app, "GET", "/docs")
+    (style,) = re.findall("<style>(.*?)</style>", answer.text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"style-src 'sha256-{digest}'" in answer.headers["content-security-policy"]
 
 
 def test_an_address_is_never_led_on_to_another(app):

@@ -66,6 +66,19 @@ def events(text):
     return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in parts]
 
 
+def test_the_metrics_count_runs_and_do_without_them_while_their_table_cannot_be_read(app, jobs):
+    ask(app, "POST", PATH, content=table(), headers=CSV)
+    found = ask(app, "GET", "/metrics").text
+    assert "adapterbank_runs_queued 1.0" in found
+    assert "adapterbank_runs_running 0.0" in found
+    jobs.runs.begin()
+    assert "adapterbank_runs_running 1.0" in ask(app, "GET", "/metrics").text
+    jobs.runs.path.write_bytes(b"no table" * 1000)
+    found = ask(app, "GET", "/metrics").text
+    assert "adapterbank_runs" not in found
+    assert "adapterbank_queue_tokens 7.0" in found
+
+
 # --- sending ------------------------------------------------------------------------------------------------
 
 

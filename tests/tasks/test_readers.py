@@ -119,6 +119,11 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
     ("twice.csv", "text,text\na,b\n", "names the column 'text' twice"),
     ("semi.csv", "text;label\na;1\n", "seems to have ';' between fields; save it with commas"),
     (
+        "packed.csv",
+        gzip.compress(b"text,label\nok,1\n"),
+        r"packed\.csv is packed by gzip; unpack it, or let its name end in \.gz\.",
+    ),
+    (
         "latin.csv",
         "text,label\nok,1\ncafé,1\n".encode("latin1"),
         r"not UTF-8: byte 19 \(line 3\) is 0xe9.*iconv -f latin1",

@@ -31,6 +31,8 @@ Example: adapterbank serve --bank bank
 
 Example: curl localhost:8000/v1/tasks/sentiment/predict --json '{"text": "What a film!"}'
 
+Example: adapterbank serve --bank new --backbone minilm (an empty bank: train on the page, or by HTTP)
+
 Example: adapterbank serve --bank s3://bucket/bank --keys keys.json --host 0.0.0.0
 
 Example: adapterbank serve --bank s3://bucket/bank --engine ray --replicas 1:8 --cpus-per-replica 4
@@ -72,6 +74,8 @@ def command(
         raise InputError("Serving needs some libraries more: pip install 'adapterbank[serve]'")
     _check(engine, device, precision)
     mirror = Mirror(bank, every=refresh) if is_url(bank) else None
+    if mirror is None:
+        _make_sure_of(bank, backbone)
     locks = find_keys(bank, host, keys, mirror.path if mirror else None)
     with listening(host, port) as door:
         taken = door.getsockname()[1]
@@ -109,6 +113,21 @@ def _check(engine: str, device: str, precision: str) -> None:
         raise ConfigError([f"engine is {engine!r}; it must be one of {', '.join(_ENGINES)}."])
     if engine == "ray" and ":" in device:
         raise ConfigError([f"device is {device!r}, but each replica of the engine ray has a GPU of its own; use cuda."])
+
+
+def _make_sure_of(bank: str, backbone: str | None) -> None:
+    """Make the bank where there is none and its encoder is named: its tasks can then be trained over HTTP."""
+    path = Path(bank.removeprefix("file://"))
+    if (path / "bank.json").exists():
+        return
+    if backbone is None:
+        how = "name the encoder of a new one (--backbone), or train a first task (adapterbank train --help)"
+        raise InputError(f"There is no bank at {path}; {how}.")
+    from adapterbank.encoder.checkpoint import load
+
+    found = load(backbone)
+    Bank.open(path, {"name": found.name, "sha256": found.sha256}, create=True)
+    say(f"adapterbank: {bank} is a new bank, for the encoder {backbone}.")
 
 
 def find_keys(bank: str, host: str, file: str | None, path: Path | None = None) -> Keys | None:

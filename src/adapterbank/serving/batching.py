@@ -27,8 +27,8 @@ _MEMORY = 0.8
 class Full(Exception):
     """The queue takes no more; `retry_after` is a guess at the seconds until it does."""
 
-    def __init__(self, waiting: int, bound: int, retry_after: int) -> None:
-        super().__init__(f"{waiting} tokens wait in a queue of {bound}; come again in {retry_after} s.")
+    def __init__(self, why: str, retry_after: int) -> None:
+        super().__init__(f"{why}; come again in {retry_after} s.")
         self.retry_after = retry_after
 
 
@@ -192,11 +192,15 @@ class Batching:
         own = self._counts.get(task, 0)
         free = self.bound - self.waiting
         if self.waiting and (tokens > free or (own and own + tokens > free)):
-            raise self._full()
+            raise self._full(own if tokens <= free else 0)
 
-    def _full(self) -> Full:
+    def _full(self, own: int = 0) -> Full:
+        """Give the refusal; `own` is what a task holds where that is why."""
         seconds = self.waiting / (self.pace * self.lanes) if self.pace else 1.0
-        return Full(self.waiting, self.bound, min(LONGEST_WAIT, max(1, math.ceil(seconds))))
+        why = f"{self.waiting} tokens wait in a queue of {self.bound}"
+        if own:
+            why += f", {own} of them this task's, which may hold as many as are free"
+        return Full(why, min(LONGEST_WAIT, max(1, math.ceil(seconds))))
 
     def _count(self, task: Hashable, tokens: int) -> None:
         self.waiting += tokens

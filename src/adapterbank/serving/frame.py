@@ -49,6 +49,8 @@ class Visit:
     key: Key | None = None
     rows: int = 0
     """Texts it asks about, for the log."""
+    task: str = ""
+    """What answered, for the log: `name@version`; of several tasks, how many."""
     holds: Callable[[], bool] = lambda: True
     """Whether its key is still one, for answers that take long."""
 
@@ -167,6 +169,7 @@ class Frame:
         fields: dict[str, Any] = {"request_id": visit.id, "method": scope["method"], "route": route, "status": status}
         fields |= {"ms": round(1000 * seconds, 1)}
         fields |= {"rows": visit.rows} if visit.rows else {}
+        fields |= {"task": visit.task} if visit.task else {}
         fields |= {"key": visit.name} if visit.name else {}
         say("request", **fields)
 

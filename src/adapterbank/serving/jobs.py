@@ -129,6 +129,10 @@ class Jobs:
         """Give the runs, newest first, of tasks that may be seen."""
         return self.runs.list(limit, may=may)
 
+    def numbers(self) -> dict[str, float]:
+        """Count the runs that wait and those under way."""
+        return {f"runs_{state}": self.runs.count(state) for state in ("queued", "running")}
+
     def cancel(self, id: str) -> Run:
         """Stop a run; one that has ended stays as it is."""
         run = self.runs.cancel(id)

@@ -28,9 +28,14 @@ def check(task: str, options: Mapping[str, Any], format: str) -> tuple[str, dict
         raise InputError(f"{task!r} is one version, and a run makes a new one; write {name!r}.")
     if format not in FORMATS:
         raise UnknownName(format, "a format of data files", FORMATS)
-    if odd := [option for option in options if option.replace("-", "_") not in OPTIONS]:
-        raise ConfigError(str(UnknownName(option, "an option of a request", OPTIONS)) for option in odd)
-    parsed = configs.parse(options)
+    odd = [option for option in options if option.replace("-", "_") not in OPTIONS]
+    mistakes = [str(UnknownName(option, "an option of a request", OPTIONS)) for option in odd]
+    try:
+        parsed = configs.parse({option: value for option, value in options.items() if option not in odd})
+    except ConfigError as error:
+        raise ConfigError([*mistakes, *error.mistakes]) from None
+    if mistakes:
+        raise ConfigError(mistakes)
     if not METHODS[parsed.method].slot:
         choices = ", ".join(method for method, row in METHODS.items() if row.slot)
         raise ConfigError([f"method is {parsed.method!r}, which leaves nothing to serve; use one of {choices}."])

@@ -1,7 +1,10 @@
-"""The page at /docs: every address of the server in a table, from its own OpenAPI document. Fetches nothing else."""
+"""The page at /docs: every address of the server, from its own OpenAPI document. Fetches nothing else, runs nothing."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any
@@ -9,8 +12,20 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import Response
 
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
+section { border-top: 1px solid #8888; padding-bottom: 1rem; }
+h2 { font-size: 1.1rem; margin-bottom: 0; overflow-wrap: anywhere; }
+p { margin: .25rem 0; }
+pre { padding: .5rem; border: 1px solid #8888; border-radius: .4rem; white-space: pre-wrap; overflow-wrap: anywhere; }
+dl { display: grid; grid-template-columns: minmax(7rem, max-content) 1fr; gap: .1rem 1rem; margin: .5rem 0; }
+dd { margin: 0; overflow-wrap: anywhere; }
+summary { cursor: pointer; padding: .2rem 0; }
+"""
+_DIGEST = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+_CLOSED = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{_DIGEST}'; {_CLOSED}",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
@@ -21,16 +36,12 @@ _PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>adapterbank: HTTP interface</title>
+<style>{style}</style>
 </head>
 <body>
 <h1>adapterbank {version}: HTTP interface</h1>
-<p>Bodies, answers and errors in full: <a href="openapi.json">openapi.json</a>, which OpenAPI tools read.</p>
-<table>
-<thead><tr><th scope="col">address</th><th scope="col">what</th><th scope="col">options in the query</th></tr></thead>
-<tbody>
-{rows}
-</tbody>
-</table>
+<p>For programs, and in full: <a href="openapi.json">openapi.json</a>, which OpenAPI tools read.</p>
+{sections}
 </body>
 </html>
 """
@@ -48,16 +59,52 @@ def docs_router(document: Callable[[], Mapping[str, Any]]) -> APIRouter:
 
 
 def write(document: Mapping[str, Any]) -> str:
-    """Write the table of a document's addresses."""
-    rows = [
-        _row(f"{method.upper()} {path}", about)
+    """Write the page of a document."""
+    models = document.get("components", {}).get("schemas", {})
+    sections = [
+        _section(f"{method.upper()} {path}", about, models)
         for path, methods in document["paths"].items()
         for method, about in methods.items()
     ]
-    return _PAGE.format(version=escape(document["info"]["version"]), rows="\n".join(rows))
+    version = escape(document["info"]["version"])
+    return _PAGE.format(version=version, style=_STYLE, sections="\n".join(sections))
 
 
-def _row(address: str, about: Mapping[str, Any]) -> str:
-    options = ", ".join(one["name"] for one in about.get("parameters", ()) if one["in"] == "query")
-    what = about.get("description") or about.get("summary", "")
-    return f"<tr><td><code>{escape(address)}</code></td><td>{escape(what)}</td><td>{escape(options)}</td></tr>"
+def _section(address: str, about: Mapping[str, Any], models: Mapping[str, Any]) -> str:
+    """Write what one address takes and gives."""
+    options = {one["name"]: one.get("description", "") for one in about.get("parameters", ()) if one["in"] == "query"}
+    good = {status: told for status, told in about["responses"].items() if status.startswith("2")}
+    bad = {status: told.get("description", "") for status, told in about["responses"].items() if status not in good}
+    parts = (
+        f"<h2><code>{escape(address)}</code></h2>",
+        f"<p>{escape(about.get('description') or about.get('summary', ''))}</p>",
+        _body(about.get("requestBody", {}).get("content", {})),
+        *(f"<p>{status}: {_answer(told, models)}</p>" for status, told in good.items()),
+        _folded(f"{len(options)} options in the query", options),
+        _folded("Errors", bad),
+    )
+    return "\n".join(["<section>", *(part for part in parts if part), "</section>"])
+
+
+def _body(content: Mapping[str, Any]) -> str:
+    """Show an example of a request's body, or of which types it may be."""
+    examples = [json.dumps(one["example"], ensure_ascii=False) for one in content.values() if "example" in one]
+    if examples:
+        return f"<pre>{escape(examples[0])}</pre>"
+    return f"<p>The body is a file: {escape(', '.join(content))}.</p>" if content else ""
+
+
+def _answer(told: Mapping[str, Any], models: Mapping[str, Any]) -> str:
+    """Name the fields of an answer; of one that is no JSON object, its type."""
+    found = []
+    for kind, one in told.get("content", {}).items():
+        named = models.get(one.get("schema", {}).get("$ref", "").rpartition("/")[2], {})
+        fields = ", ".join(f"<code>{escape(name)}</code>" for name in named.get("properties", {}))
+        found.append(fields or escape(kind))
+    return "; ".join(found)
+
+
+def _folded(title: str, lines: Mapping[str, str]) -> str:
+    """Write a list that is shown when asked for."""
+    rows = "".join(f"<dt><code>{escape(name)}</code></dt><dd>{escape(what)}</dd>" for name, what in lines.items())
+    return f"<details><summary>{escape(title)}</summary><dl>{rows}</dl></details>" if lines else ""

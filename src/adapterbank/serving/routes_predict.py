@@ -49,6 +49,7 @@ def predict_router(service: Service, limits: Limits) -> APIRouter:
         visit: Visit = request.state.visit
         visit.rows = len(ask.texts)
         (answer,) = await unless_gone(request, service.predict([ask]))
+        visit.task = f"{answer.task}@{answer.version}"
         return reply({"task": answer.task, "version": answer.version, "predictions": answer.predictions})
 
     @router.post("/v1/predict", responses=answers(RowsAnswer, *codes), openapi_extra=rows_body(limits))
@@ -73,6 +74,8 @@ def predict_router(service: Service, limits: Limits) -> APIRouter:
             for (name, lone), mine in places.items()
         ]
         told = await unless_gone(request, service.predict(asks))
+        answered = {f"{answer.task}@{answer.version}" for answer in told}
+        visit.task = answered.pop() if len(answered) == 1 else f"{len(answered)} tasks"
         found: dict[int, Any] = {}
         for mine, answer in zip(places.values(), told, strict=True):
             for i, one in zip(mine, answer.predictions, strict=True):
@@ -106,8 +109,15 @@ async def read_body(request: Request, most: int) -> bytes:
     return b"".join(parts)
 
 
+def check_unpacked(request: Request) -> None:
+    """Refuse a body that is packed: how large it is would show too late."""
+    if (how := request.headers.get("content-encoding", "identity").strip().lower()) not in ("", "identity"):
+        raise Refusal("unsupported", f"The body's Content-Encoding is {how[:40]!r}; send it as it is, not packed.")
+
+
 async def read_form(request: Request, kind: type[Form], limits: Limits) -> Form:
     """Read a body that is JSON of a kind."""
+    check_unpacked(request)
     said = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if said != "application/json":
         raise Refusal("unsupported", f"The body is {said!r}; send JSON with 'Content-Type: application/json'.")

@@ -21,7 +21,7 @@ from adapterbank.methods import METHODS, PROJECTIONS, SITES
 from adapterbank.serving.jobs import Jobs, KeyFull, QueueFull
 from adapterbank.serving.orders import OPTIONS, check
 from adapterbank.serving.room import Room
-from adapterbank.serving.routes_predict import ClientGone, reply
+from adapterbank.serving.routes_predict import ClientGone, check_unpacked, reply
 from adapterbank.serving.runs import Run, UnknownRun
 from adapterbank.serving.terms import REQUEST, Refusal
 from adapterbank.serving.uploads import FORMATS, TooLarge, check_size
@@ -101,6 +101,7 @@ def train_router(jobs: Jobs, *, each: int | None = None, heartbeat: float = HEAR
     @router.post("/v1/tasks/{task}/train", status_code=202, responses=queued, openapi_extra=_described())
     async def train(task: str, request: Request) -> Response:
         """Queue a run on the data file that is the body; its options are in the query."""
+        check_unpacked(request)
         options = _options(request)
         format = _format(request.headers.get("content-type", ""), options.pop("format", ""))
         visit = request.state.visit

@@ -156,6 +156,11 @@ class Runs:
         with self._open() as db:
             return _waiting(db, asked_by)
 
+    def count(self, state: str) -> int:
+        """Count the runs in a state."""
+        with self._open() as db:
+            return int(db.execute("SELECT count(*) FROM runs WHERE state = ?", (state,)).fetchone()[0])
+
     def get(self, id: str, after: int = 0) -> Run:
         """Give a run, with its epochs after a number."""
         with self._open("DEFERRED") as db:

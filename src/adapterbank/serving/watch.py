@@ -31,8 +31,10 @@ NUMBERS = {
     "tasks": ("gauge", "Tasks that are served."),
     "problems": ("gauge", "Tasks that are refused."),
     "resident": ("gauge", "Slots in memory."),
+    "runs_queued": ("gauge", "Training runs that wait."),
+    "runs_running": ("gauge", "Training runs under way."),
 }
-"""What `Service.numbers` gives, and what it is."""
+"""What `Service.numbers` and `Jobs.numbers` give, and what it is."""
 
 
 class Metrics:

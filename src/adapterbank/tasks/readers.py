@@ -121,6 +121,8 @@ def _ending(path: Path) -> str:
 
 def _decoded(path: Path) -> str:
     data = unpacked(path)
+    if data[:2] == b"\x1f\x8b":
+        raise DataError(f"{path} is packed by gzip; unpack it, or let its name end in .gz.")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
