@@ -13,10 +13,11 @@ import pytest
 pytest.importorskip("fastapi", reason="pip install 'adapterbank[serve]'")
 
 import adapterbank
+import stand_in
 from adapterbank import calls
 from adapterbank.calls import Reply, Stream, pause, talk
 from adapterbank.errors import InputError, ServiceError, TrainingError
-from stand_in import Trouble, make, many, served
+from stand_in import Trouble, event, make, many, served
 
 
 @pytest.fixture
@@ -315,6 +316,17 @@ def test_a_stream_that_ends_before_its_run_is_told(state):
     for line in ["event: state", 'data: {"state": "failed"}', ""]:
         stream.feed(line)
     stream.end()
+
+
+def test_events_that_end_before_their_run_are_an_error(connect, url, trouble, reviews, monkeypatch):
+    async def broken_off(run, trouble):
+        yield event("state", {**run, "state": "running"})
+
+    monkeypatch.setattr(stand_in, "story", broken_off)
+    with connect(url) as client:
+        id = client.train("mine", reviews)
+        with pytest.raises(ServiceError, match="has ended, and its run has not"):
+            list(client.events(id))
 
 
 def test_input_that_cannot_be_sent_is_told_before_it_is(tmp_path):

@@ -169,8 +169,16 @@ def test_a_bank_that_is_not_there_yet_is_made_for_an_encoder_that_is_named(tmp_p
     told = shell("serve", "--port", "0", "--bank", str(new))
     assert (told.code, new.exists()) == (2, False)
     assert "There is no bank at" in told.err
-    assert "--backbone" in told.err
-    _, address = start("--bank", str(new), "--backbone", str(bert.folder))
+    assert "make one with --create and its encoder, --backbone" in told.err
+    named = ["--bank", str(new), "--backbone", str(bert.folder)]
+    assert shell("serve", "--port", "0", *named).code == 2  # so a disk that is missing is not served as an empty bank
+    told = shell("serve", "--create", "--host", "0.0.0.0", "--port", "0", *named)
+    assert "make one: adapterbank keys add --keys FILE" in told.err
+    with serve.listening("127.0.0.1", 0) as taken:
+        told = shell("serve", "--create", "--port", str(taken.getsockname()[1]), *named)
+    assert "cannot be listened on" in told.err
+    assert not new.exists()
+    _, address = start("--create", *named)
     assert call(f"{address}/v1/tasks")["tasks"] == []
     assert Bank.open(new).backbone["sha256"] == bert.sha256
     options = "&".join(f"{name}={value}" for name, value in FAST.items())

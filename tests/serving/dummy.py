@@ -32,7 +32,7 @@ class Dummy:
                 except asyncio.CancelledError:
                     self.cancelled += 1
                     raise
-        return [Answer(ask.task, 1, [{"value": float(len(text))} for text in ask.texts]) for ask in asks]
+        return [Answer(*_named(ask.task), [{"value": float(len(text))} for text in ask.texts]) for ask in asks]
 
     async def tasks(self):
         backbone = {"name": "tiny", "sha256": "a" * 64, "parameters": 10}
@@ -63,6 +63,11 @@ class Dummy:
 
     async def stop(self):
         pass
+
+
+def _named(ref):
+    name, _, version = ref.partition("@")
+    return name, int(version or 1)
 
 
 class _Ask:

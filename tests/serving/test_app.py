@@ -165,15 +165,21 @@ def test_the_log_names_the_tasks_that_answered_and_no_other_word_of_a_request(ap
         post(app, "/v1/tasks/length/predict", {"text": "a secret"})
         post(app, "/v1/predict", {"rows": rows[:2]})
         post(app, "/v1/predict", {"rows": rows})
+        post(app, "/v1/predict", {"rows": [*rows, {"task": "length@2", "text": "a secret"}]})
+        post(app, "/v1/predict", {"rows": [{"task": f"length@{i}", "text": "a secret"} for i in (1, 2)]})
         post(app, "/v1/tasks/a secret/predict", {"text": "abc"})
     said = [record.fields for record in caplog.records if record.getMessage() == "request"]
-    assert [fields.get("task") for fields in said] == ["length@1", "length@1", "2 tasks", None]
+    assert [fields.get("task") for fields in said] == ["length@1", "length@1", "2 tasks", "2 tasks", "length", None]
     assert "secret" not in str(said)
 
 
 def test_a_long_list_of_tasks_is_packed_for_who_takes_that():
     app = create_app(Dummy([f"task{i}" for i in range(100)]), page=False)
     plain = ask(app, "GET", "/v1/tasks", headers={"accept-encoding": "identity"})
+    for word in ("", "br", "notgzip", "gzip;q=0", "br, gzip; q=0.0 , deflate"):
+        assert "content-encoding" not in ask(app, "GET", "/v1/tasks", headers={"accept-encoding": word}).headers
+    for word in ("gzip", "GZIP", "gzip;q=0.5", "deflate, gzip;q=1.0, *;q=0.5"):
+        assert "content-encoding" in ask(app, "GET", "/v1/tasks", headers={"accept-encoding": word}).headers
     packed = ask(app, "GET", "/v1/tasks", headers={"accept-encoding": "br, gzip"})
     assert "content-encoding" not in plain.headers
     assert packed.headers["content-encoding"] == "gzip"

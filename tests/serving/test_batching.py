@@ -19,7 +19,7 @@ def queue(budget=BUDGET, bound=10**9, wait=1.0):
 
 def add(batching, task, sizes, now=0.0, value=None):
     parcel = Parcel(task, value, sum(sizes))
-    batching.enter(parcel, now)
+    batching.enter([parcel], now)
     batching.make_ready(parcel, sizes)
     return parcel
 
@@ -88,7 +88,7 @@ def test_no_more_tokens_wait_than_the_bound_unless_one_parcel_is_larger(given_pa
     for task, sizes in given_parcels:
         parcel = Parcel(task, None, sum(sizes) // 2)  # a guess that is too low
         try:
-            batching.enter(parcel, 0.0)
+            batching.enter([parcel], 0.0)
             batching.make_ready(parcel, sizes)
             entered.append(parcel)
         except Full as full:
@@ -187,7 +187,7 @@ def test_a_batch_is_due_when_it_is_full_or_its_oldest_row_has_waited():
 def test_what_is_not_tokenised_yet_is_counted_but_not_taken():
     batching = queue()
     parcel = Parcel("a", None, 30)
-    batching.enter(parcel, 0.0)
+    batching.enter([parcel], 0.0)
     assert (batching.waiting, batching.ready, batching.take()) == (30, 0, [])
     batching.make_ready(parcel, [5, 6])
     assert (batching.waiting, batching.ready, sizes_of(batching.take())) == (11, 11, [5, 6])
@@ -196,7 +196,7 @@ def test_what_is_not_tokenised_yet_is_counted_but_not_taken():
 def test_a_parcel_that_is_cancelled_while_it_is_tokenised_stays_out():
     batching = queue()
     parcel = Parcel("a", None, 30)
-    batching.enter(parcel, 0.0)
+    batching.enter([parcel], 0.0)
     batching.cancel(parcel)
     batching.make_ready(parcel, [5, 6])
     assert (batching.waiting, batching.take()) == (0, [])
@@ -210,6 +210,35 @@ def test_one_task_fills_half_of_the_queue_and_leaves_room_for_others():
         add(batching, "flood", [10])
     add(batching, "other", [10])
     assert batching.waiting == 60
+
+
+def test_an_empty_queue_takes_any_request_whole_however_many_tasks_it_names():
+    batching = queue(bound=100)
+    parcels = [Parcel(task, None, 80) for task in ("a", "b", "a")]
+    batching.enter(parcels, 0.0)
+    assert batching.waiting == 240
+    late = Parcel("c", None, 1)
+    with pytest.raises(Full):
+        batching.enter([late], 0.0)
+    for parcel in parcels:
+        batching.make_ready(parcel, [45, 45])  # more than was guessed, and still theirs
+    assert (batching.waiting, batching.ready, late.inside) == (270, 270, False)
+    assert sum(sum(sizes_of(batch)) for batch in drain(batching)) == 270
+
+
+def test_of_a_request_that_has_no_room_nothing_is_counted():
+    batching = queue(bound=100)
+    add(batching, "a", [30])
+    parcels = [Parcel("b", None, 40), Parcel("c", None, 40)]
+    with pytest.raises(Full, match="30 tokens wait in a queue of 100; come"):
+        batching.enter(parcels, 0.0)
+    assert (batching.waiting, [parcel.inside for parcel in parcels]) == (30, [False, False])
+    with pytest.raises(Full, match="30 of them this task's"):  # the task has what it had, and this twice
+        batching.enter([Parcel("a", None, 25), Parcel("a", None, 25)], 0.0)
+    with pytest.raises(Full, match="30 tokens wait in a queue of 100; come"):  # more than is free for anyone
+        batching.enter([Parcel("a", None, 80)], 0.0)
+    batching.enter([Parcel("b", None, 35), Parcel("c", None, 35)], 0.0)
+    assert batching.waiting == 100
 
 
 def test_who_is_refused_is_told_to_come_when_the_queue_has_drained():

@@ -56,6 +56,9 @@ def test_every_mistake_is_told_at_once():
     with pytest.raises(ConfigError) as caught:
         check("a", {"epoch": "3", "lr": "-1", "batch": "many", "train": "/etc/passwd"}, "csv")
     assert [mistake.split()[0] for mistake in caught.value.mistakes] == ["'epoch'", "'train'", "batch", "lr"]
+    with pytest.raises(ConfigError) as caught:
+        check("a", {"epoch": "3", "method": "automl"}, "csv")
+    assert [mistake.split()[0] for mistake in caught.value.mistakes] == ["'epoch'", "method"]
 
 
 def test_options_are_kept_as_values_and_a_task_of_the_catalog_under_its_name_in_the_bank():

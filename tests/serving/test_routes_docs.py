@@ -48,6 +48,8 @@ def test_the_page_of_routes_says_what_each_takes_and_gives(jobs_app):
     sections = {part.partition("</code>")[0]: part for part in answer.text.split("<section>\n<h2><code>")[1:]}
     asking, training = sections["POST /v1/tasks/{task}/predict"], sections["POST /v1/tasks/{task}/train"]
     assert "<pre>{&quot;texts&quot;: [" in asking
+    for name in ("texts", "pairs", "text", "pair", "best"):
+        assert f"<code>{name}</code>" in asking
     assert "200: <code>task</code>, <code>version</code>, <code>predictions</code>" in asking
     assert "<dt><code>429</code></dt><dd>rate_limited, overloaded</dd>" in asking
     assert "The body is a file: text/csv," in training

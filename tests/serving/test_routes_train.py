@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gzip
 import itertools
 import json
 import shutil
+import sqlite3
 import time
 
 import httpx
@@ -79,6 +82,23 @@ def test_the_metrics_count_runs_and_do_without_them_while_their_table_cannot_be_
     assert "adapterbank_queue_tokens 7.0" in found
 
 
+def test_the_metrics_do_not_wait_for_a_table_of_runs_that_another_holds(app, jobs):
+    with contextlib.closing(sqlite3.connect(jobs.runs.path, isolation_level=None)) as other:
+        other.execute("PRAGMA locking_mode = EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        other.execute("UPDATE runs SET state = state")
+        other.execute("COMMIT")
+        found = ask(app, "GET", "/metrics").text
+    assert "adapterbank_runs" not in found
+    assert "adapterbank_queue_tokens 7.0" in found
+
+
+def test_a_data_file_that_is_packed_is_refused_before_it_is_read(app, jobs):
+    answer = ask(app, "POST", PATH, content=gzip.compress(table()), headers={**CSV, "content-encoding": "gzip"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported")
+    assert jobs.list() == []
+
+
 # --- sending ------------------------------------------------------------------------------------------------
 
 
@@ -124,6 +144,7 @@ def test_a_format_in_the_query_wins(app):
         (PATH, b"x" * 10_001, "text/csv", 413, "too_large", "larger than 10000 bytes"),
         (f"{PATH}?epochs=0", b"x", "text/csv", 422, "bad_request", "epochs is 0"),
         (f"{PATH}?epochs=1&epochs=2", b"x", "text/csv", 422, "bad_request", "'epochs' is given more than once"),
+        (f"{PATH}?max-length=8&max_length=9", b"x", "text/csv", 422, "bad_request", "'max_length' is given more than"),
         (f"{PATH}?device=cuda", b"x", "text/csv", 422, "bad_request", "'device' is not an option of a request."),
         (f"{PATH}?train=/etc/passwd", b"x", "text/csv", 422, "bad_request", "'train' is not an option"),
         ("/v1/tasks/..%5Cx/train", b"x", "text/csv", 422, "bad_request", "cannot be a task name"),

@@ -204,6 +204,17 @@ def test_overload_is_answered_at_once_and_the_rest_as_if_nothing_were(small):
     assert len({str(answer.predictions) for answers in found[2:] for answer in answers}) == 1
 
 
+def test_a_service_with_nothing_to_do_takes_a_request_of_many_tasks_that_is_larger_than_its_queue(small):
+    for seed, name in enumerate("abc"):
+        small.put(name, seed)
+
+    async def run():
+        async with running(small, queue=16) as service:
+            return await service.predict([Ask(name, ["the cat sat"] * 4) for name in "abc"])
+
+    assert [len(answer.predictions) for answer in asyncio.run(run())] == [4, 4, 4]
+
+
 def test_a_refused_request_counts_none_of_its_rows(small):
     small.put("a")
     small.put("b", 1)
@@ -211,14 +222,19 @@ def test_a_refused_request_counts_none_of_its_rows(small):
     async def run():
         async with running(small, queue=40) as service:
             gate, first = await occupied(service)
+            second = asyncio.ensure_future(service.predict([Ask("a", ["the cat sat"])]))
+            await until(lambda: service.batching.ready)
+            waiting = service.batching.waiting
+            request = [Ask("a", ["the cat"]), Ask("b", ["the cat sat on the mat"] * 9)]
             with pytest.raises(Refusal, match="Too much is waiting"):
-                await service.predict([Ask("a", ["the cat"]), Ask("b", ["the cat sat on the mat"] * 9)])
+                await asyncio.wait_for(service.predict(request), PATIENCE / 2)
             left = service.batching.waiting
             gate.opened.set()
-            await first
-            return left
+            await asyncio.gather(first, second)
+            return waiting, left
 
-    assert asyncio.run(run()) == 0
+    waiting, left = asyncio.run(run())
+    assert waiting == left > 0
 
 
 def test_a_flooding_task_does_not_hold_up_another(small):

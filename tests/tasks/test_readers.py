@@ -121,7 +121,7 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
     (
         "packed.csv",
         gzip.compress(b"text,label\nok,1\n"),
-        r"packed\.csv is packed by gzip; unpack it, or let its name end in \.gz\.",
+        r"packed\.csv is packed by gzip, and its name does not end in \.gz; unpack it\.",
     ),
     (
         "latin.csv",

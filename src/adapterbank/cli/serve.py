@@ -20,6 +20,7 @@ from adapterbank.cli import serve_options as options
 from adapterbank.cli.console import AsJson, BackboneName, Device, Precision, print_json, say
 from adapterbank.errors import ConfigError, InputError, StorageError
 from adapterbank.serving.mirror import REFRESH, Mirror, is_url
+from adapterbank.storage import refusals_explained
 
 if TYPE_CHECKING:
     from adapterbank.serving.keys import Keys
@@ -31,7 +32,7 @@ Example: adapterbank serve --bank bank
 
 Example: curl localhost:8000/v1/tasks/sentiment/predict --json '{"text": "What a film!"}'
 
-Example: adapterbank serve --bank new --backbone minilm (an empty bank: train on the page, or by HTTP)
+Example: adapterbank serve --bank new --create --backbone minilm (an empty bank: train on the page, or by HTTP)
 
 Example: adapterbank serve --bank s3://bucket/bank --keys keys.json --host 0.0.0.0
 
@@ -48,6 +49,7 @@ _PATIENCE = 30
 
 def command(
     bank: options.BankPlace,
+    create: options.Creates = False,
     host: options.Host = "127.0.0.1",
     port: options.Port = 8000,
     keys: options.KeysFile = None,
@@ -74,10 +76,11 @@ def command(
         raise InputError("Serving needs some libraries more: pip install 'adapterbank[serve]'")
     _check(engine, device, precision)
     mirror = Mirror(bank, every=refresh) if is_url(bank) else None
-    if mirror is None:
-        _make_sure_of(bank, backbone)
-    locks = find_keys(bank, host, keys, mirror.path if mirror else None)
+    new = _is_new(bank, backbone, create) if mirror is None else None
+    locks = find_keys(bank, host, keys, mirror.path if mirror else new)
     with listening(host, port) as door:
+        if new:
+            _make(new, str(backbone))
         taken = door.getsockname()[1]
         tell = functools.partial(_say_where, bank, host, taken, json)
         from adapterbank.serving.settings import Settings
@@ -115,19 +118,25 @@ def _check(engine: str, device: str, precision: str) -> None:
         raise ConfigError([f"device is {device!r}, but each replica of the engine ray has a GPU of its own; use cuda."])
 
 
-def _make_sure_of(bank: str, backbone: str | None) -> None:
-    """Make the bank where there is none and its encoder is named: its tasks can then be trained over HTTP."""
+def _is_new(bank: str, backbone: str | None, create: bool) -> Path | None:
+    """Give where a bank is to be made; None where there is one."""
     path = Path(bank.removeprefix("file://"))
-    if (path / "bank.json").exists():
-        return
-    if backbone is None:
-        how = "name the encoder of a new one (--backbone), or train a first task (adapterbank train --help)"
+    with refusals_explained(path):
+        if (path / "bank.json").exists():
+            return None
+    if not create or backbone is None:
+        how = "make one with --create and its encoder, --backbone, or train a first task (adapterbank train --help)"
         raise InputError(f"There is no bank at {path}; {how}.")
+    return path
+
+
+def _make(path: Path, backbone: str) -> None:
+    """Make an empty bank, whose tasks can then be trained over HTTP."""
     from adapterbank.encoder.checkpoint import load
 
     found = load(backbone)
     Bank.open(path, {"name": found.name, "sha256": found.sha256}, create=True)
-    say(f"adapterbank: {bank} is a new bank, for the encoder {backbone}.")
+    say(f"adapterbank: {path} is a new bank, for the encoder {backbone}.")
 
 
 def find_keys(bank: str, host: str, file: str | None, path: Path | None = None) -> Keys | None:

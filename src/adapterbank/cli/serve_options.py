@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 BankPlace = Annotated[str, typer.Option("--bank", help="The bank's folder, or a URL of one.", show_default=False)]
+Creates = Annotated[bool, typer.Option("--create", help="Make the bank, empty, where there is none; needs --backbone.")]
 Host = Annotated[str, typer.Option("--host", help="Address to listen on.")]
 Port = Annotated[int, typer.Option("--port", help="Port to listen on; 0 for any free one.", min=0, max=65535)]
 KeysFile = Annotated[

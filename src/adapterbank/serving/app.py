@@ -29,6 +29,8 @@ DEFAULT_LIMITS = Limits()
 _BY_STATUS = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}
 _LARGE = 4096
 """Bytes of an answer from which on it is worth packing."""
+_GZIP = re.compile(r"(?:^|,)\s*gzip\s*(?:;\s*q=(?!0(?:\.0*)?\s*(?:,|$))[^,]*)?(?:,|$)", re.IGNORECASE)
+"""A client that takes gzip: it names it, and not with the weight 0."""
 _SAID = {
     "not_found": "There is nothing at this address; see /docs.",
     "held": "There is no such task in the bank; see GET /v1/tasks.",
@@ -123,7 +125,7 @@ def _tasks(app: FastAPI, service: Service) -> None:
 
 def _packed(response: Response, request: Request) -> Response:
     """Pack a large answer, where the client takes that: a list of a thousand tasks is a tenth so."""
-    if "gzip" in request.headers.get("accept-encoding", "") and len(response.body) >= _LARGE:
+    if len(response.body) >= _LARGE and _GZIP.search(request.headers.get("accept-encoding", "")):
         response.body = gzip.compress(bytes(response.body), compresslevel=1)
         response.headers["Content-Encoding"] = "gzip"
         response.headers["Content-Length"] = str(len(response.body))

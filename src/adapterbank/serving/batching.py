@@ -12,7 +12,7 @@ Times are seconds of any clock that the caller likes. Nothing here locks: the ca
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -49,6 +49,8 @@ class Parcel:
     """How many rows have been taken, in their order."""
     inside: bool = False
     """Whether it has come, and has not been cancelled."""
+    first: bool = False
+    """Whether it came into an empty queue, which takes any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +98,14 @@ class Batching:
         self._counts: dict[Hashable, int] = {}
         self._lines: OrderedDict[Hashable, _Line] = OrderedDict()  # whose turn it is stands first
 
-    def enter(self, parcel: Parcel, now: float) -> None:
-        """Count a parcel in, or raise `Full`. An empty queue takes any."""
-        self._check(parcel.task, parcel.counted)
-        parcel.since, parcel.inside = now, True
-        self._count(parcel.task, parcel.counted)
+    def enter(self, parcels: Sequence[Parcel], now: float) -> None:
+        """Count the parcels of a request in, all or none: else raise `Full`. An empty queue takes any."""
+        first = not self.waiting
+        if not first:
+            self._check(parcels)
+        for parcel in parcels:
+            parcel.since, parcel.inside, parcel.first = now, True, first
+            self._count(parcel.task, parcel.counted)
 
     def make_ready(self, parcel: Parcel, sizes: Sequence[int]) -> None:
         """Let a parcel be taken, now that its rows' sizes are known; `Full` when there is no room for them."""
@@ -108,7 +113,7 @@ class Batching:
             return
         self._count(parcel.task, -parcel.counted)
         total, parcel.counted = sum(sizes), 0
-        if self.waiting and self.waiting + total > self.bound:
+        if self.waiting and self.waiting + total > self.bound and not parcel.first:
             parcel.inside = False
             raise self._full()
         parcel.sizes, parcel.counted = sizes, total
@@ -188,11 +193,16 @@ class Batching:
             pace = tokens / seconds
             self.pace = _MEMORY * self.pace + (1 - _MEMORY) * pace if self.pace else pace
 
-    def _check(self, task: Hashable, tokens: int) -> None:
-        own = self._counts.get(task, 0)
+    def _check(self, parcels: Sequence[Parcel]) -> None:
         free = self.bound - self.waiting
-        if self.waiting and (tokens > free or (own and own + tokens > free)):
-            raise self._full(own if tokens <= free else 0)
+        wanted: Counter[Hashable] = Counter()
+        for parcel in parcels:
+            wanted[parcel.task] += parcel.counted
+        if wanted.total() > free:
+            raise self._full()
+        for task, tokens in wanted.items():
+            if (own := self._counts.get(task, 0)) and own + tokens > free:
+                raise self._full(own)
 
     def _full(self, own: int = 0) -> Full:
         """Give the refusal; `own` is what a task holds where that is why."""

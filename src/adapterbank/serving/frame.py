@@ -50,7 +50,7 @@ class Visit:
     rows: int = 0
     """Texts it asks about, for the log."""
     task: str = ""
-    """What answered, for the log: `name@version`; of several tasks, how many."""
+    """What answered, for the log."""
     holds: Callable[[], bool] = lambda: True
     """Whether its key is still one, for answers that take long."""
 

@@ -131,7 +131,8 @@ class Jobs:
 
     def numbers(self) -> dict[str, float]:
         """Count the runs that wait and those under way."""
-        return {f"runs_{state}": self.runs.count(state) for state in ("queued", "running")}
+        found = self.runs.counts()
+        return {f"runs_{state}": found.get(state, 0) for state in ("queued", "running")}
 
     def cancel(self, id: str) -> Run:
         """Stop a run; one that has ended stays as it is."""

@@ -34,9 +34,9 @@ def check(task: str, options: Mapping[str, Any], format: str) -> tuple[str, dict
         parsed = configs.parse({option: value for option, value in options.items() if option not in odd})
     except ConfigError as error:
         raise ConfigError([*mistakes, *error.mistakes]) from None
-    if mistakes:
-        raise ConfigError(mistakes)
     if not METHODS[parsed.method].slot:
         choices = ", ".join(method for method, row in METHODS.items() if row.slot)
-        raise ConfigError([f"method is {parsed.method!r}, which leaves nothing to serve; use one of {choices}."])
+        mistakes.append(f"method is {parsed.method!r}, which leaves nothing to serve; use one of {choices}.")
+    if mistakes:
+        raise ConfigError(mistakes)
     return name, {key: getattr(parsed, key) for key in (option.replace("-", "_") for option in options)}

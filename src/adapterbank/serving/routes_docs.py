@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from typing import Any
 
@@ -88,9 +88,11 @@ def _section(address: str, about: Mapping[str, Any], models: Mapping[str, Any]) 
 
 def _body(content: Mapping[str, Any]) -> str:
     """Show an example of a request's body, or of which types it may be."""
-    examples = [json.dumps(one["example"], ensure_ascii=False) for one in content.values() if "example" in one]
-    if examples:
-        return f"<pre>{escape(examples[0])}</pre>"
+    for one in content.values():
+        if "example" in one:
+            shapes = one["schema"].get("oneOf", [one["schema"]])
+            takes = " or ".join(_named(shape["properties"]) for shape in shapes)
+            return f"<p>A body of JSON with {takes}:</p>\n<pre>{escape(json.dumps(one['example']))}</pre>"
     return f"<p>The body is a file: {escape(', '.join(content))}.</p>" if content else ""
 
 
@@ -99,9 +101,12 @@ def _answer(told: Mapping[str, Any], models: Mapping[str, Any]) -> str:
     found = []
     for kind, one in told.get("content", {}).items():
         named = models.get(one.get("schema", {}).get("$ref", "").rpartition("/")[2], {})
-        fields = ", ".join(f"<code>{escape(name)}</code>" for name in named.get("properties", {}))
-        found.append(fields or escape(kind))
+        found.append(_named(named.get("properties", ())) or escape(kind))
     return "; ".join(found)
+
+
+def _named(names: Iterable[str]) -> str:
+    return ", ".join(f"<code>{escape(name)}</code>" for name in names)
 
 
 def _folded(title: str, lines: Mapping[str, str]) -> str:

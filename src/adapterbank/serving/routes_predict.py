@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ValidationError
 
 from adapterbank.serving.frame import Visit
-from adapterbank.serving.terms import Ask, Limits, Refusal, Service
+from adapterbank.serving.terms import Answer, Ask, Limits, Refusal, Service
 from adapterbank.serving.wire import (
     PredictAnswer,
     PredictRequest,
@@ -49,7 +50,7 @@ def predict_router(service: Service, limits: Limits) -> APIRouter:
         visit: Visit = request.state.visit
         visit.rows = len(ask.texts)
         (answer,) = await unless_gone(request, service.predict([ask]))
-        visit.task = f"{answer.task}@{answer.version}"
+        visit.task = _answered([answer])
         return reply({"task": answer.task, "version": answer.version, "predictions": answer.predictions})
 
     @router.post("/v1/predict", responses=answers(RowsAnswer, *codes), openapi_extra=rows_body(limits))
@@ -74,8 +75,7 @@ def predict_router(service: Service, limits: Limits) -> APIRouter:
             for (name, lone), mine in places.items()
         ]
         told = await unless_gone(request, service.predict(asks))
-        answered = {f"{answer.task}@{answer.version}" for answer in told}
-        visit.task = answered.pop() if len(answered) == 1 else f"{len(answered)} tasks"
+        visit.task = _answered(told)
         found: dict[int, Any] = {}
         for mine, answer in zip(places.values(), told, strict=True):
             for i, one in zip(mine, answer.predictions, strict=True):
@@ -83,6 +83,15 @@ def predict_router(service: Service, limits: Limits) -> APIRouter:
         return reply({"predictions": [found[i] for i in range(len(form.rows))]})
 
     return router
+
+
+def _answered(told: Sequence[Answer]) -> str:
+    """Name what answered, for the log: the task and its version, of several versions the task, else their number."""
+    names = {answer.task for answer in told}
+    versions = {answer.version for answer in told}
+    if len(names) > 1:
+        return f"{len(names)} tasks"
+    return "@".join([*names, *(map(str, versions) if len(versions) == 1 else ())])
 
 
 def reply(value: Any, status: int = 200) -> Response:

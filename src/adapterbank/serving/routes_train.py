@@ -275,7 +275,7 @@ async def steadily(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _options(request: Request) -> dict[str, str]:
-    given = request.query_params.multi_items()
+    given = [(name.replace("-", "_"), value) for name, value in request.query_params.multi_items()]
     found = dict(given)
     if len(found) < len(given):
         twice = next(name for name, _ in given if sum(name == other for other, _ in given) > 1)

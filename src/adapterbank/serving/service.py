@@ -191,13 +191,9 @@ class BankService:
         with self._turn:
             if not self._open:
                 raise Refusal("not_ready", "The server is stopping; ask another, or again soon.", retry_after=1)
-            now = time.monotonic()
             try:
-                for parcel in parcels:
-                    self.batching.enter(parcel, now)
+                self.batching.enter(parcels, time.monotonic())
             except Full as full:
-                for parcel in parcels:
-                    self.batching.cancel(parcel)
                 raise Refusal("overloaded", f"Too much is waiting: {full}", retry_after=full.retry_after) from full
             idle = not self._fresh
             self._fresh.extend(parcels)

@@ -122,7 +122,7 @@ def _ending(path: Path) -> str:
 def _decoded(path: Path) -> str:
     data = unpacked(path)
     if data[:2] == b"\x1f\x8b":
-        raise DataError(f"{path} is packed by gzip; unpack it, or let its name end in .gz.")
+        raise DataError(f"{path} is packed by gzip, and its name does not end in .gz; unpack it.")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -58,6 +58,46 @@ def test_the_list_of_runs_is_looked_at_again_and_again(page, trouble, reviews):
     expect(page.locator("#runs .badge")).to_have_text("done")
 
 
+def test_a_look_at_the_runs_leaves_the_reader_where_he_is(page, trouble, reviews):
+    trouble.steps = 2
+    upload(page, reviews)
+    page.get_by_role("button", name="Train").click()
+    expect(page.locator("#run-body")).to_contain_text("step 2 of 6")
+    page.get_by_role("link", name="All runs").click()
+    link = page.locator("#runs a")
+    link.focus()
+    trouble.runs["run1"]["state"] = "done"
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    expect(page.locator("#runs .badge")).to_have_text("done")
+    expect(link).to_be_focused()
+
+
+def test_what_was_refused_is_told_until_the_reader_goes_on(page, trouble, reviews, complaints):
+    complaints.append("422")
+    upload(page, reviews)
+    trouble.refuse = [(422, "bad_request", {})]
+    page.get_by_role("button", name="Train").click()
+    expect(page.locator("#trouble")).to_have_text("Refused with bad_request.")
+    with page.expect_response("**/v1/runs"):
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    page.evaluate(DRAWN)
+    expect(page.locator("#trouble")).to_be_visible()
+    page.get_by_role("link", name="Tasks").first.click()
+    expect(page.locator("#trouble")).to_be_hidden()
+
+
+def test_trouble_of_a_look_is_over_with_the_next_that_is_answered(page, trouble, url, complaints):
+    complaints.append("503")
+    page.goto(f"{url}/#train")
+    expect(page.locator("#runs")).to_contain_text("No runs yet.")
+    trouble.refuse = [(503, "not_ready", {})] * 9
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    expect(page.locator("#trouble")).to_have_text("Refused with not_ready.")
+    trouble.refuse = []
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    expect(page.locator("#trouble")).to_be_hidden()
+
+
 def test_an_answer_about_a_run_that_comes_late_does_not_take_it_back(page, trouble, reviews):
     late = []
 

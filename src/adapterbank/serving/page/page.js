@@ -11,8 +11,11 @@ const EVERY = 10000;
 const VIEWS = ["tasks", "task", "try", "train", "run"];
 const PART = { task: "tasks", run: "train" };
 
-function report(error) {
+let passing = false; // whether the trouble that is shown is over once the server answers a look again
+
+function report(error, passes = false) {
   if (error.name === "AbortError") return;
+  passing = passes;
   const box = find("trouble");
   box.textContent = error instanceof Refused ? error.message : `The page has stumbled: ${error.message}`;
   box.hidden = false;
@@ -56,7 +59,7 @@ async function show() {
       if (view === "train") await train.showRuns();
     }
   } catch (error) {
-    if (here === location.hash) report(error); // unless the reader has gone on
+    if (here === location.hash) report(error, true); // unless the reader has gone on
   }
 }
 
@@ -64,11 +67,11 @@ async function look() {
   const [view] = address(), here = location.hash;
   if (document.hidden || !["tasks", "try", "train"].includes(view)) return;
   try {
-    if (view === "train") await train.showRuns();
+    if (view === "train") await train.listRuns();
     else if (await tasks.refresh() && view === "try") trying.renew();
-    if (here === location.hash) find("trouble").hidden = true;
+    if (here === location.hash && passing) find("trouble").hidden = true;
   } catch (error) {
-    if (here === location.hash) report(error);
+    if (here === location.hash) report(error, true);
   }
 }
 

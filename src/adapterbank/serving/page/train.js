@@ -72,6 +72,10 @@ const badge = (state) => make("span", { class: `badge ${state}` }, state);
 export async function showRuns() {
   find("train-names").replaceChildren(...tasks().map((task) => option(task.name)));
   hint();
+  await listRuns();
+}
+
+export async function listRuns() {
   let found;
   try {
     found = (await ask("v1/runs")).runs;
@@ -81,10 +85,12 @@ export async function showRuns() {
     find("runs").replaceChildren(make("p", { class: "note" }, "This server does not train: it was started without that, or its bank cannot be written to."));
     return;
   }
+  const focused = find("runs").contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
   find("runs").replaceChildren(found.length ? make("ul", { class: "rows" }, found.slice(0, 50).map((run) => make("li", {},
     make("a", { href: `#run/${encodeURIComponent(run.id)}` }, run.task), " ", badge(run.state), " ",
     make("span", { class: "quiet" }, [age(run.created), best(run)].filter(Boolean).join(" · ")))))
     : make("p", { class: "quiet" }, "No runs yet."));
+  if (focused) [...find("runs").querySelectorAll("a")].find((link) => link.getAttribute("href") === focused)?.focus();
 }
 
 const scored = (run) => (run.history || []).filter((one) => !empty(one.score));
