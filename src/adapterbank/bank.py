@@ -369,7 +369,7 @@ def _read_backbone(path: Path) -> dict[str, str]:
         name, sha256 = backbone["name"], backbone["sha256"]
     except FileNotFoundError as error:
         missing = "is not a bank, it has no bank.json" if path.exists() else "does not exist"
-        remedy = "the first training makes it, see: adapterbank train --help"
+        remedy = "the first training makes it, or serve with --create; see: adapterbank train --help"
         raise errors.BankError(f"{path} {missing}; {remedy}.") from error
     except (errors.InputError, KeyError, TypeError) as error:
         raise errors.BankError(f"{head} is damaged; restore it from a copy of the bank.") from error

@@ -155,6 +155,7 @@ def test_keys_of_a_bank_behind_a_url_are_asked_for(start, small):
         (["--device", "toaster"], "device is 'toaster'"),
         (["--engine", "ray", "--replicas", "none"], "as in 1:4"),
         (["--bank", "nonsense://bank"], "nonsense://bank cannot be opened"),
+        (["--bank", "s3://bucket/bank", "--create"], "s3://bucket/bank is a URL; make it here and copy it"),
     ],
 )
 def test_a_slip_is_told_before_anything_is_loaded(small, words, told):
@@ -168,8 +169,9 @@ def test_a_bank_that_is_not_there_yet_is_made_for_an_encoder_that_is_named(tmp_p
     new = tmp_path / "new"
     told = shell("serve", "--port", "0", "--bank", str(new))
     assert (told.code, new.exists()) == (2, False)
-    assert "There is no bank at" in told.err
-    assert "make one with --create and its encoder, --backbone" in told.err
+    assert "new does not exist; " in told.err
+    assert "or serve with --create" in told.err
+    assert "name its encoder with --backbone" in shell("serve", "--port", "0", "--bank", str(new), "--create").err
     named = ["--bank", str(new), "--backbone", str(bert.folder)]
     assert shell("serve", "--port", "0", *named).code == 2  # so a disk that is missing is not served as an empty bank
     told = shell("serve", "--create", "--host", "0.0.0.0", "--port", "0", *named)

@@ -75,6 +75,10 @@ def command(
     if any(importlib.util.find_spec(name) is None for name in _NEEDS):
         raise InputError("Serving needs some libraries more: pip install 'adapterbank[serve]'")
     _check(engine, device, precision)
+    if create and is_url(bank):
+        raise InputError(
+            f"--create makes a folder of this machine a bank, and {bank} is a URL; make it here and copy it."
+        )
     mirror = Mirror(bank, every=refresh) if is_url(bank) else None
     new = _is_new(bank, backbone, create) if mirror is None else None
     locks = find_keys(bank, host, keys, mirror.path if mirror else new)
@@ -119,14 +123,13 @@ def _check(engine: str, device: str, precision: str) -> None:
 
 
 def _is_new(bank: str, backbone: str | None, create: bool) -> Path | None:
-    """Give where a bank is to be made; None where there is one."""
+    """Give where a bank is to be made; None where there is one, or none is wanted."""
     path = Path(bank.removeprefix("file://"))
     with refusals_explained(path):
-        if (path / "bank.json").exists():
+        if not create or (path / "bank.json").exists():
             return None
-    if not create or backbone is None:
-        how = "make one with --create and its encoder, --backbone, or train a first task (adapterbank train --help)"
-        raise InputError(f"There is no bank at {path}; {how}.")
+    if backbone is None:
+        raise InputError(f"To make the bank {path}, name its encoder with --backbone.")
     return path
 
 
