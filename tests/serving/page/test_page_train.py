@@ -46,12 +46,17 @@ def test_a_runs_curves_grow_while_it_goes(page, trouble, reviews):
     expect(page.locator("#runs li")).to_contain_text("best on dev 0.8000")
 
 
-def test_the_list_of_runs_is_looked_at_again_and_again(page, trouble, reviews):
+def list_one(page, trouble, reviews):
+    """Begin a run, which stops after two steps, and go to the list of runs."""
     trouble.steps = 2
     upload(page, reviews)
     page.get_by_role("button", name="Train").click()
     expect(page.locator("#run-body")).to_contain_text("step 2 of 6")
     page.get_by_role("link", name="All runs").click()
+
+
+def test_the_list_of_runs_is_looked_at_again_and_again(page, trouble, reviews):
+    list_one(page, trouble, reviews)
     expect(page.locator("#runs .badge")).to_have_text("running")
     trouble.runs["run1"]["state"] = "done"
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # as every ten seconds
@@ -59,11 +64,7 @@ def test_the_list_of_runs_is_looked_at_again_and_again(page, trouble, reviews):
 
 
 def test_a_look_at_the_runs_leaves_the_reader_where_he_is(page, trouble, reviews):
-    trouble.steps = 2
-    upload(page, reviews)
-    page.get_by_role("button", name="Train").click()
-    expect(page.locator("#run-body")).to_contain_text("step 2 of 6")
-    page.get_by_role("link", name="All runs").click()
+    list_one(page, trouble, reviews)
     link = page.locator("#runs a")
     link.focus()
     trouble.runs["run1"]["state"] = "done"
