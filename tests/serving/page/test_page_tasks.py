@@ -88,6 +88,12 @@ class TestAnEmptyBank:
         page.get_by_role("link", name="upload a file").click()
         expect(page.get_by_role("heading", name="Train a task")).to_be_visible()
 
+    def test_who_asks_it_is_led_to_training(self, page):
+        page.get_by_role("link", name="Try", exact=True).click()
+        page.get_by_label("Text", exact=True).fill("A warm film.")
+        page.get_by_role("button", name="Ask").click()
+        expect(page.locator("#try-result")).to_have_text("The bank has no tasks yetTrain one, then ask it here.")
+
 
 class TestAThousandTasks:
     @pytest.fixture

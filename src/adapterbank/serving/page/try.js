@@ -99,6 +99,7 @@ function answer(found) {
 }
 
 async function askAll(text, pair, mine, tell) {
+  if (!tasks().length) return make("div", {}, make("h2", {}, "The bank has no tasks yet"), make("p", {}, make("a", { href: "#train" }, "Train one"), ", then ask it here."));
   const asked = tasks().filter((task) => pair || !readsPair(task));
   const rows = asked.map((task) => (readsPair(task) ? { task: task.name, text, pair } : { task: task.name, text }));
   const found = [];
