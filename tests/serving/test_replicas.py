@@ -101,11 +101,12 @@ def loaded(retries, count):
 listens = port()
 url = f"http://127.0.0.1:{listens}"
 settings = Settings(f"local://{bank}", device="cpu", page=False)
-with deployed(settings, Scale(2, 2), host="127.0.0.1", port=listens):
-    until("two replicas", whole)
+with deployed(settings, Scale(1, 2, target=1), host="127.0.0.1", port=listens):
+    alone = len(pids())
+    threads = loaded(8, 4)
+    until("a second replica for what waits", whole)
     until("numbers of both", scraped)
     before = pids()
-    threads = loaded(8, 4)
     until("answers", lambda: len(said) > 100)
     os.kill(min(before), signal.SIGSTOP)  # so that it dies with requests that it has not answered
     time.sleep(0.3)
@@ -133,13 +134,14 @@ with deployed(settings, Scale(2, 2), host="127.0.0.1", port=listens):
 for thread in threads:
     thread.join()
 left = [place.name for place in mirrors.glob("*-*")]
-told = {"said": said, "failed": failed, "statuses": sorted(set(statuses)), "left": left, "names": len(names)}
+told = {"said": said, "failed": failed, "statuses": sorted(set(statuses)), "left": left}
+told |= {"names": len(names), "alone": alone}
 print(json.dumps(told))
 """
 
 
 @pytest.mark.slow
-def test_a_replica_killed_under_load_loses_no_answer_and_comes_back(small, tmp_path):
+def test_replicas_grow_with_what_waits_and_one_killed_under_load_loses_no_answer_and_comes_back(small, tmp_path):
     pytest.importorskip("ray.serve", reason="pip install 'adapterbank[ray]'")
     for number in range(4):
         small.put(f"t{number}", number)
@@ -149,6 +151,7 @@ def test_a_replica_killed_under_load_loses_no_answer_and_comes_back(small, tmp_p
     assert told["failed"] == []
     assert 200 in told["statuses"]  # others among them are those that were lost with the replica and asked again
     assert told["left"] == []
+    assert told["alone"] == 1  # and there were two once requests waited
     assert told["names"] == 2  # who asks for numbers learns which replica's they are
     assert len(told["said"]) > 240
     wanted = engine.predict([(task, Examples(texts)) for task, texts, _ in told["said"]])
