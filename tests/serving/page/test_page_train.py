@@ -73,12 +73,13 @@ def test_a_look_at_the_runs_leaves_the_reader_where_he_is(page, trouble, reviews
     expect(link).to_be_focused()
 
 
-def test_what_was_refused_is_told_until_the_reader_goes_on(page, trouble, reviews, complaints):
+def test_what_was_refused_is_told_until_the_reader_goes_on(page, reviews, complaints):
     complaints.append("422")
     upload(page, reviews)
-    trouble.refuse = [(422, "bad_request", {})]
+    told = {"error": {"code": "bad_request", "message": "epochs is 0."}}
+    page.route("**/v1/tasks/*/train?**", lambda route: route.fulfill(status=422, json=told))
     page.get_by_role("button", name="Train").click()
-    expect(page.locator("#trouble")).to_have_text("Refused with bad_request.")
+    expect(page.locator("#trouble")).to_have_text("epochs is 0.")
     with page.expect_response("**/v1/runs"):
         page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     page.evaluate(DRAWN)
