@@ -176,7 +176,7 @@ def search_record(
 
 
 def _open(path: str | Path, backbone: Backbone) -> Bank:
-    return Bank.open(path, {"name": backbone.name, "sha256": backbone.sha256}, create=True)
+    return Bank.open(path, backbone.reference, create=True)
 
 
 def train_together(
@@ -310,7 +310,7 @@ def _draft(
         version=0,
         task=task.to_json(),
         method=prospect.plan.to_json(),
-        backbone={"name": backbone.name, "sha256": backbone.sha256},
+        backbone=backbone.reference,
         recipe={name: getattr(config, name) for name in recipe},
         seed=config.seed,
         data=data.about(),

@@ -205,7 +205,7 @@ def run_unit(unit: Unit, backbone: Backbone, means: Means) -> None:
     """Run those of a unit that have no record; a run that fails leaves one that says why."""
     bank = None
     if means.bank is not None:
-        bank = Bank.open(means.bank, {"name": backbone.name, "sha256": backbone.sha256}, create=True)
+        bank = Bank.open(means.bank, backbone.reference, create=True)
     workshop, known = Workshop(backbone, means.stage), means.ledger.all()
     for config in unit:
         if not find_method(config.method).slot:

@@ -75,16 +75,12 @@ def command(
     if any(importlib.util.find_spec(name) is None for name in _NEEDS):
         raise InputError("Serving needs some libraries more: pip install 'adapterbank[serve]'")
     _check(engine, device, precision)
-    if create and is_url(bank):
-        raise InputError(
-            f"--create makes a folder of this machine a bank, and {bank} is a URL; make it here and copy it."
-        )
+    new = _to_make(bank, backbone) if create else None
     mirror = Mirror(bank, every=refresh) if is_url(bank) else None
-    new = _is_new(bank, backbone, create) if mirror is None else None
     locks = find_keys(bank, host, keys, mirror.path if mirror else new)
     with listening(host, port) as door:
-        if new:
-            _make(new, str(backbone))
+        if new and backbone:
+            _make(new, backbone)
         taken = door.getsockname()[1]
         tell = functools.partial(_say_where, bank, host, taken, json)
         from adapterbank.serving.settings import Settings
@@ -122,11 +118,15 @@ def _check(engine: str, device: str, precision: str) -> None:
         raise ConfigError([f"device is {device!r}, but each replica of the engine ray has a GPU of its own; use cuda."])
 
 
-def _is_new(bank: str, backbone: str | None, create: bool) -> Path | None:
-    """Give where a bank is to be made; None where there is one, or none is wanted."""
+def _to_make(bank: str, backbone: str | None) -> Path | None:
+    """Give where a bank is to be made; None where there is one."""
+    if is_url(bank):
+        raise InputError(
+            f"--create makes a folder of this machine a bank, and {bank} is a URL; make it here and copy it."
+        )
     path = Path(bank.removeprefix("file://"))
     with refusals_explained(path):
-        if not create or (path / "bank.json").exists():
+        if (path / "bank.json").exists():
             return None
     if backbone is None:
         raise InputError(f"To make the bank {path}, name its encoder with --backbone.")
@@ -137,8 +137,7 @@ def _make(path: Path, backbone: str) -> None:
     """Make an empty bank, whose tasks can then be trained over HTTP."""
     from adapterbank.encoder.checkpoint import load
 
-    found = load(backbone)
-    Bank.open(path, {"name": found.name, "sha256": found.sha256}, create=True)
+    Bank.open(path, load(backbone).reference, create=True)
     say(f"adapterbank: {path} is a new bank, for the encoder {backbone}.")
 
 

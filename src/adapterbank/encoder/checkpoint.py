@@ -60,6 +60,11 @@ class Backbone:
             raise InputError(f"max_length {max_length} is more than {self.name} has positions for, {limit}. Lower it.")
         return tokenize(self.tokenizer, texts, pairs, limit if max_length is None else max_length)
 
+    @property
+    def reference(self) -> dict[str, str]:
+        """Its name and checksum, as banks and packages keep them."""
+        return {"name": self.name, "sha256": self.sha256}
+
     def encode(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, max_length: int | None = None
     ) -> list[np.ndarray]:

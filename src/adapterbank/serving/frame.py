@@ -148,15 +148,17 @@ class Frame:
 
     def _let_key_in(self, keys: Keys, headers: dict[bytes, bytes], visit: Visit) -> None:
         kind, _, secret = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        bearer = kind.lower() == "bearer"
         try:
-            visit.key = keys.check(secret.strip()) if kind.lower() == "bearer" else None
+            visit.key = keys.check(secret.strip()) if bearer else None
         except StorageError as error:  # its message names the file and the way out, and quotes nobody
             say("hindered", level=logging.ERROR, request_id=visit.id, problem=str(error))
             raise Refusal("not_ready", "The server cannot read its keys; its log says more.", retry_after=30) from error
         visit.holds = lambda: keys.check(secret.strip()) is not None
         if visit.key is None:
-            wrong = "The key is none of this server's; ask for another." if kind.lower() == "bearer" else ""
-            raise Refusal("unauthorized", wrong or "This server needs a key: send 'Authorization: Bearer KEY'.")
+            wrong = "The key is none of this server's; ask for another."
+            missing = "This server needs a key: send 'Authorization: Bearer KEY'."
+            raise Refusal("unauthorized", wrong if bearer else missing)
         if wait := self.pace(visit.key):
             said = f"The key {visit.key.name!r} asks more often than it may; come again in {wait:.1f} s."
             raise Refusal("rate_limited", said, retry_after=wait)

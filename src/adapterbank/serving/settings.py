@@ -72,7 +72,7 @@ def build(
         mirror.refresh_all()
     path = mirror.path if mirror else Path(settings.bank.removeprefix("file://"))
     backbone = checkpoint.load(settings.backbone or Bank.open(path).backbone["name"])
-    bank = Bank.open(path, {"name": backbone.name, "sha256": backbone.sha256})
+    bank = Bank.open(path, backbone.reference)
     encoder, weights = share(backbone) if jobs else (backbone, None)
     engine = Engine(encoder, device=settings.device, precision=settings.precision, budget=settings.budget)
     engine.run_programs()

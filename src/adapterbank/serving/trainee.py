@@ -73,7 +73,7 @@ def teach(order: Mapping[str, Any], say: Say) -> dict[str, Any]:
     backbone = _backbone(order)
     config = configs.parse({**order["options"], "task": order["task"], "train": order["file"], **order["device"],
                             "backbone": backbone.name})  # fmt: skip
-    bank = Bank.open(order["bank"], {"name": backbone.name, "sha256": backbone.sha256})
+    bank = Bank.open(order["bank"], backbone.reference)
     prospect = Workshop(backbone).look(config)
     say({"kept": prospect.hash})
     again = order["again"]

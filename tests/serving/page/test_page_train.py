@@ -46,6 +46,11 @@ def test_a_runs_curves_grow_while_it_goes(page, trouble, reviews):
     expect(page.locator("#runs li")).to_contain_text("best on dev 0.8000")
 
 
+def look(page):
+    """Let the page look at the server, as it does every ten seconds."""
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+
+
 def list_one(page, trouble, reviews):
     """Begin a run, which stops after two steps, and go to the list of runs."""
     trouble.steps = 2
@@ -59,7 +64,7 @@ def test_the_list_of_runs_is_looked_at_again_and_again(page, trouble, reviews):
     list_one(page, trouble, reviews)
     expect(page.locator("#runs .badge")).to_have_text("running")
     trouble.runs["run1"]["state"] = "done"
-    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # as every ten seconds
+    look(page)
     expect(page.locator("#runs .badge")).to_have_text("done")
 
 
@@ -68,7 +73,7 @@ def test_a_look_at_the_runs_leaves_the_reader_where_he_is(page, trouble, reviews
     link = page.locator("#runs a")
     link.focus()
     trouble.runs["run1"]["state"] = "done"
-    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    look(page)
     expect(page.locator("#runs .badge")).to_have_text("done")
     expect(link).to_be_focused()
 
@@ -81,7 +86,7 @@ def test_what_was_refused_is_told_until_the_reader_goes_on(page, reviews, compla
     page.get_by_role("button", name="Train").click()
     expect(page.locator("#trouble")).to_have_text("epochs is 0.")
     with page.expect_response("**/v1/runs"):
-        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        look(page)
     page.evaluate(DRAWN)
     expect(page.locator("#trouble")).to_be_visible()
     page.get_by_role("link", name="Tasks").first.click()
@@ -93,10 +98,10 @@ def test_trouble_of_a_look_is_over_with_the_next_that_is_answered(page, trouble,
     page.goto(f"{url}/#train")
     expect(page.locator("#runs")).to_contain_text("No runs yet.")
     trouble.refuse = [(503, "not_ready", {})] * 9
-    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    look(page)
     expect(page.locator("#trouble")).to_have_text("Refused with not_ready.")
     trouble.refuse = []
-    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    look(page)
     expect(page.locator("#trouble")).to_be_hidden()
 
 
