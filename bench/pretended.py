@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from adapterbank.encoder.checkpoint import Backbone
-from adapterbank.encoder.packed import Tokens
-from adapterbank.engine import AHEAD, Engine
-from adapterbank.evaluate import tokens_at_once
-from adapterbank.mixed import ROWS, Wait
-from adapterbank.residency import Known
+from adapterbank.encoder.backbone import Backbone
+from adapterbank.encoder.batch import Tokens
+from adapterbank.inference.engine import AHEAD, Engine
+from adapterbank.inference.graph_runner import ROWS, Wait
+from adapterbank.inference.runner import tokens_at_once
+from adapterbank.inference.slot_cache import TaskHandle
 
 CALLS = 6
 """That a batch makes of a GPU: copies there and back, a program's run, what lies around them."""
@@ -44,7 +44,7 @@ class Pretended(Engine):
         """As of a GPU."""
         return AHEAD
 
-    def launch(self, tokens: Sequence[Tokens], tasks: Sequence[Known | None]) -> Wait:
+    def launch(self, tokens: Sequence[Tokens], tasks: Sequence[TaskHandle | None]) -> Wait:
         """Compute nothing, in the time that is said."""
         source, target = torch.ones(64), torch.zeros(64)
         with self.slots.using([known for known in dict.fromkeys(tasks) if known]):

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from adapterbank.bank import Bank
-from adapterbank.encoder.checkpoint import Backbone
+from adapterbank.encoder.backbone import Backbone
 from adapterbank.methods import Head, Options, Plan, make_plan
-from adapterbank.package import FORMAT, Manifest, count_params
-from adapterbank.prepare import initial_tensors
+from adapterbank.storage.bank import Bank
+from adapterbank.storage.package import FORMAT, Manifest, count_params
 from adapterbank.tasks.spec import Task
+from adapterbank.training.builder import initial_tensors
 
 WORDS = [
     *("the", "film", "is", "a", "long", "and", "slow", "story", "about", "two", "men", "who", "find", "money", "in"),
@@ -43,7 +43,7 @@ def texts(backbone: Backbone, count: int, tokens: int, seed: int = 0) -> list[st
 
 def plan(backbone: Backbone, size: int) -> Plan:
     """Give the plan of all tasks: two labels, adapters of one size."""
-    return make_plan(Options(size=size), depth=backbone.anatomy.layers, head=Head("classification", 2))
+    return make_plan(Options(size=size), depth=backbone.config.layers, head=Head("classification", 2))
 
 
 def tensors(backbone: Backbone, size: int, number: int) -> dict[str, np.ndarray]:

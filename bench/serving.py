@@ -38,12 +38,12 @@ import torch
 import wire
 from pretended import Pretended
 
-from adapterbank.encoder.checkpoint import Backbone, load
-from adapterbank.engine import Engine
+from adapterbank.encoder.backbone import Backbone, load
+from adapterbank.inference.engine import Engine
 from adapterbank.runtime import use_few_threads_for_texts
-from adapterbank.serving.service import BankService
-from adapterbank.serving.shelf import Held
-from adapterbank.serving.terms import Ask
+from adapterbank.serving.service.protocol import Ask
+from adapterbank.serving.service.registry import ServedTask
+from adapterbank.serving.service.service import BankService
 from adapterbank.tasks.spec import Examples, Task
 
 TOKENS = 16
@@ -321,7 +321,7 @@ def inside(options: argparse.Namespace) -> Iterator[tuple[BankService, list[str]
         for name in engine.residents:
             known = engine.slots.find(name)
             assert known is not None
-            service.shelf._held[name] = Held(package, known, name)
+            service.shelf._held[name] = ServedTask(package, known, name)
         yield service, random_bank.texts(backbone, POOL, TOKENS)
 
 

@@ -17,10 +17,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from adapterbank.bank import Bank
-from adapterbank.encoder.checkpoint import load
-from adapterbank.encoder.shared import share
-from adapterbank.serving.jobs import Jobs
+from adapterbank.encoder.backbone import load
+from adapterbank.encoder.shared_memory import share
+from adapterbank.serving.jobs.queue import JobQueue
+from adapterbank.storage.bank import Bank
 
 ROWS = "text,label\n" + "\n".join(
     f"The film was {('dull', 'warm')[i % 2]} {i},{('no', 'yes')[i % 2]}" for i in range(400)
@@ -34,7 +34,7 @@ def megabytes(text: str, name: str) -> float:
 
 def measure(bank: Path, weights: int | None) -> dict[str, float]:
     """Train until the first epoch is done, and look at the process."""
-    jobs = Jobs(bank, weights=weights)
+    jobs = JobQueue(bank, weights=weights)
     jobs.begin()
     with jobs.upload("csv") as upload:
         upload.write(ROWS.encode())

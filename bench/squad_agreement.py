@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from adapterbank.tasks import squad
+from adapterbank.benchmarks import squad
 from adapterbank.tasks.catalog import load
 
 THRESHOLD = 0.25

@@ -12,12 +12,12 @@ import tempfile
 import time
 from unittest import mock
 
-from adapterbank import cache
-from adapterbank.batches import epoch_order, make_rows
-from adapterbank.encoder.checkpoint import load as load_backbone
-from adapterbank.encoder.packed import pack
+from adapterbank.encoder.backbone import load as load_backbone
+from adapterbank.encoder.batch import pack
+from adapterbank.inference.rows import epoch_order, make_rows
+from adapterbank.storage import cache
 from adapterbank.tasks.catalog import train_splits
-from adapterbank.tasks.splits import read_examples
+from adapterbank.tasks.examples import read_examples
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ def real_rows(backbone: str, file: Path) -> list[list[int]]:
     """Tokenise the first sentences of a data file."""
     import pyarrow.parquet as pq
 
-    from adapterbank.encoder.checkpoint import load
+    from adapterbank.encoder.backbone import load
 
     texts = pq.read_table(file).column("sentence").to_pylist()[:ROWS]
     return [row.ids.tolist() for row in load(backbone).tokenize(texts, None, 128)]

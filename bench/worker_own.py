@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from pace import Blocks, answer, memory, next_order, synchronizer
 
-from adapterbank.batches import Rows
-from adapterbank.encoder.checkpoint import Backbone, load
-from adapterbank.encoder.packed import Tokens
-from adapterbank.engine import Engine
-from adapterbank.lesson import Lesson, Progress
+from adapterbank.encoder.backbone import Backbone, load
+from adapterbank.encoder.batch import Tokens
+from adapterbank.inference.engine import Engine
+from adapterbank.inference.rows import Rows
 from adapterbank.methods import Head, Options, Plan, make_plan
-from adapterbank.prepare import initial_tensors
 from adapterbank.runtime import find_dtype
 from adapterbank.tasks.spec import Task
-from adapterbank.train import train
+from adapterbank.training.builder import initial_tensors
+from adapterbank.training.job import Progress, TrainingJob
+from adapterbank.training.loop import train
 
 EPOCH = 400
 """Steps of an epoch at least, by repeating the rows: what ends an epoch is no part of a step, and peers have none."""
@@ -68,7 +68,7 @@ class Worker:
         self.cases, self.device = setup["cases"], torch.device(setup["device"])
         self.backbone: Backbone = load(setup["backbone"])
         head = Head("classification", 2, "first")
-        self.plan: Plan = make_plan(Options(**setup["options"]), depth=self.backbone.anatomy.layers, head=head)
+        self.plan: Plan = make_plan(Options(**setup["options"]), depth=self.backbone.config.layers, head=head)
         self.initial = initial_tensors(self.plan, self.backbone, sigma=1e-2, seed=0)
         self.engine: Engine | None = None
         self.calls = 0
@@ -82,17 +82,19 @@ class Worker:
         size = len(batches[0]["rows"])
         times = -(-EPOCH * size // len(rows))
         data = Rows(rows * times, labels * times)
-        lesson = Lesson(self.plan, self.initial, data, Rows(rows[:1], None), lambda given: 0.0, 1e-4, 1000, batch=size)
-        lessons = [replace(lesson, seed=seed) for seed in range(order.get("runs", 1))]
+        job = TrainingJob(
+            self.plan, self.initial, data, Rows(rows[:1], None), lambda given: 0.0, 1e-4, 1000, batch=size
+        )
+        jobs = [replace(job, seed=seed) for seed in range(order.get("runs", 1))]
         pace = Pace(order, self.device)
         try:
             train(
                 self.backbone,
-                lessons,
+                jobs,
                 device=self.device,
                 dtype=find_dtype("auto", self.device),
                 watch=pace.watch,
-                at_once=len(lessons),
+                at_once=len(jobs),
             )
         except _OtherOrderError:
             return pace.order
@@ -142,7 +144,7 @@ class Worker:
         ]
         for i in range(len(self.engine.residents), slots):
             began = time.perf_counter()
-            self.engine.put(f"task{i}", task, self.plan, sets[i % len(sets)], self.backbone.anatomy.max_length)
+            self.engine.put(f"task{i}", task, self.plan, sets[i % len(sets)], self.backbone.config.max_length)
             self.put_seconds.append(time.perf_counter() - began)
         return self.engine
 

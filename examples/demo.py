@@ -132,7 +132,7 @@ def _ask(bank: adapterbank.OpenBank, prepared: list[Prepared]) -> None:
 
 
 def _dev_texts(data: Prepared) -> list[str]:
-    from adapterbank.tasks.readers import read_table
+    from adapterbank.tasks.tables import read_table
 
     return [str(text) for text in read_table(data.dev).columns["text"]]
 

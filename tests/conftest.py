@@ -16,12 +16,13 @@ from hypothesis import HealthCheck, settings
 from torch import Tensor
 
 from adapterbank import methods
-from adapterbank.bank import Bank
-from adapterbank.encoder.checkpoint import Backbone, load
+from adapterbank.encoder.backbone import Backbone, load
 from adapterbank.methods import Plan
-from adapterbank.slots import bottleneck, heads, lora
+from adapterbank.slots import heads
+from adapterbank.slots.additions import bottleneck, lora
+from adapterbank.storage.bank import Bank
 from families import save_random
-from lessons import Steadily
+from jobs import Steadily
 from packages import BACKBONE
 
 # No test asserts a time: an example that takes long, or long to draw, says that the machine is busy.
@@ -100,10 +101,10 @@ def new_slot() -> Callable[..., dict[str, Tensor]]:
         generator = torch.Generator().manual_seed(seed)
         tensors = dict(backbone.tensors)
         if plan.adapter:
-            tensors |= bottleneck.initial(plan.adapter, backbone.anatomy.hidden, sigma, generator)
+            tensors |= bottleneck.initial(plan.adapter, backbone.config.hidden, sigma, generator)
         if plan.lora:
-            tensors |= lora.initial(plan.lora, backbone.anatomy, generator)
-        tensors |= heads.initial(plan.head, backbone.anatomy.hidden, generator)
+            tensors |= lora.initial(plan.lora, backbone.config, generator)
+        tensors |= heads.initial(plan.head, backbone.config.hidden, generator)
         names = methods.trained(tensors, plan)
         return {name: tensors[name] + 0.1 * torch.randn(tensors[name].shape, generator=generator) for name in names}
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from adapterbank import storage
-from adapterbank.bank import Bank
-from adapterbank.package import FORMAT, Array, Manifest
+from adapterbank.storage import files as storage
+from adapterbank.storage.bank import Bank
+from adapterbank.storage.package import FORMAT, Array, Manifest
 
 BACKBONE = {"name": "tiny", "sha256": "a" * 64}
 TENSORS: dict[str, Array] = {

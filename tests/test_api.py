@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import adapterbank
-from adapterbank import storage
 from adapterbank.api import open_bank
 from adapterbank.errors import (
     AdapterbankError,
@@ -21,6 +20,7 @@ from adapterbank.errors import (
     PackageDamaged,
     UnknownName,
 )
+from adapterbank.storage import files
 from families import save_random
 from small_data import FAST, answers, flags, pairs, process, reviews, scores, snapshot, tags, write
 
@@ -301,7 +301,7 @@ def test_a_package_with_right_checksums_and_wrong_contents_is_refused_in_one_sen
     manifest = json.loads(path.read_text())
     del manifest["checksum"]
     change(manifest)
-    storage.write_json(path, manifest | {"checksum": storage.sha256_json(manifest)})
+    files.write_json(path, manifest | {"checksum": files.sha256_json(manifest)})
     fresh = open_bank(tmp_path / "bank", bert, device="cpu")
     with pytest.raises(AdapterbankError, match=r"s@1|s/1"):
         fresh.predict("s", ["the cat"])
@@ -314,8 +314,8 @@ def test_weights_that_are_no_tensors_are_refused_in_one_sentence(tmp_path, bert)
     (path / "weights.safetensors").write_bytes(b"not tensors")
     manifest = json.loads((path / "manifest.json").read_text())
     del manifest["checksum"]
-    manifest["weights_sha256"] = storage.sha256_bytes(b"not tensors")
-    storage.write_json(path / "manifest.json", manifest | {"checksum": storage.sha256_json(manifest)})
+    manifest["weights_sha256"] = files.sha256_bytes(b"not tensors")
+    files.write_json(path / "manifest.json", manifest | {"checksum": files.sha256_json(manifest)})
     with pytest.raises(AdapterbankError, match="holds no tensors"):
         open_bank(tmp_path / "bank", bert, device="cpu").predict("s", ["the cat"])
 

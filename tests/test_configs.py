@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from adapterbank import grid
+from adapterbank.studies import grid
 from adapterbank.tasks.catalog import CATALOG
 from small_data import shell
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from adapterbank import methods
-from adapterbank.audit import TOLERANCE
-from adapterbank.batches import _WORTH_KEEPING
+from adapterbank.benchmarks.glue import SHEETS
 from adapterbank.config import Config, parse, resolve
 from adapterbank.encoder.windows import STRIDE
+from adapterbank.inference.audit import TOLERANCE
+from adapterbank.inference.rows import _WORTH_KEEPING
 from adapterbank.methods import METHODS
 from adapterbank.metrics import DEFAULT_METRIC, METRICS
 from adapterbank.tasks.catalog import CATALOG
-from adapterbank.tasks.glue import SHEETS
 from adapterbank.tasks.spec import KINDS
 
 ROOT = Path(__file__).parents[1]

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from adapterbank import engine as engines
-from adapterbank import mixed
-from adapterbank import school as schools
-from adapterbank import train as training
 from adapterbank.api import open_bank
-from adapterbank.encoder.checkpoint import load
-from adapterbank.encoder.packed import Tokens
-from adapterbank.engine import Engine
+from adapterbank.encoder.backbone import load
+from adapterbank.encoder.batch import Tokens
 from adapterbank.errors import SlowerWarning
+from adapterbank.inference import engine as engines
+from adapterbank.inference import graph_runner
+from adapterbank.inference.engine import Engine
 from adapterbank.methods import Head, Options, make_plan
 from adapterbank.tasks.spec import Task
+from adapterbank.training import loop as training
+from adapterbank.training import trainer as trainers
 from families import save_random
-from lessons import GPU, lesson_on, three_runs
+from jobs import GPU, job_on, three_runs
 from small_data import reviews
 
 pytestmark = [
@@ -110,18 +110,18 @@ def replays(monkeypatch):
 def learn(monkeypatch):
     """Train on the GPU, as programs if a few steps are worth one; gives states, and the loss of each run and step."""
 
-    def run(backbone, *lessons, worth=0, dtype=torch.float32, dropout=0.1):
-        losses, read = {}, schools.School._read_losses
+    def run(backbone, *jobs, worth=0, dtype=torch.float32, dropout=0.1):
+        losses, read = {}, trainers.Trainer._read_losses
 
-        def noted(school):
-            for found, who in school.unread:
-                losses.update({(learner.number, step): float(found[k]) for learner, k, step in who})
-            read(school)
+        def noted(trainer):
+            for found, who in trainer.unread:
+                losses.update({(active.number, step): float(found[k]) for active, k, step in who})
+            read(trainer)
 
         with monkeypatch.context() as patch:
-            patch.setattr(schools, "_WORTH", worth)
-            patch.setattr(schools.School, "_read_losses", noted)
-            states = training.train(backbone, lessons, device=GPU, dtype=dtype, dropout=dropout)
+            patch.setattr(trainers, "_WORTH", worth)
+            patch.setattr(trainers.Trainer, "_read_losses", noted)
+            states = training.train(backbone, jobs, device=GPU, dtype=dtype, dropout=dropout)
         assert len(losses) == sum(state.step for state in states)
         return states, losses
 
@@ -137,11 +137,11 @@ def assert_same_losses(found, expected, tolerance):
 @pytest.mark.parametrize("name", ["kernel", "composed"])
 def test_a_captured_run_takes_the_steps_of_an_eager_one(name, backbones, new_slot, learn, replays):
     """Three runs at once with seeds, rates, sizes and ends of their own, dropout, and rows of any length."""
-    lessons = three_runs(backbones[name], new_slot)
-    assert len({len(row) for lesson in lessons for row in lesson.train.tokens}) > 4
-    _, expected = learn(backbones[name], *lessons, worth=NEVER)
+    jobs = three_runs(backbones[name], new_slot)
+    assert len({len(row) for job in jobs for row in job.train.tokens}) > 4
+    _, expected = learn(backbones[name], *jobs, worth=NEVER)
     assert not replays
-    states, found = learn(backbones[name], *lessons)
+    states, found = learn(backbones[name], *jobs)
     assert len(replays) == max(state.step for state in states)
     assert_same_losses(found, expected, 1e-4)
 
@@ -149,9 +149,9 @@ def test_a_captured_run_takes_the_steps_of_an_eager_one(name, backbones, new_slo
 @pytest.mark.parametrize("method", ["layernorm", "lora", "bitfit", "feature", "top", "full"])
 def test_every_method_is_captured(method, backbones, new_slot, learn, replays):
     head = Head("classification", 2, "pooler" if method in ("top", "full") else "mean")
-    lesson = lesson_on(backbones["kernel"], new_slot, Options(method=method), head=head, rate=1e-4, epochs=1)
-    _, expected = learn(backbones["kernel"], lesson, worth=NEVER)
-    _, found = learn(backbones["kernel"], lesson)
+    job = job_on(backbones["kernel"], new_slot, Options(method=method), head=head, rate=1e-4, epochs=1)
+    _, expected = learn(backbones["kernel"], job, worth=NEVER)
+    _, found = learn(backbones["kernel"], job)
     assert len(replays) == len(found)
     assert_same_losses(found, expected, 1e-4)
 
@@ -160,9 +160,9 @@ def test_every_method_is_captured(method, backbones, new_slot, learn, replays):
 def test_captured_steps_in_bf16_learn_from_the_first_on(name, backbones, new_slot, learn, replays):
     backbone = backbones[name]
     common = {"rows": 120, "rate": 3e-3, "epochs": 12, "batch": 16}
-    lessons = [lesson_on(backbone, new_slot, Options(size=8), seed=seed, **common) for seed in range(3)]
-    states, found = learn(backbone, *lessons, dtype=torch.bfloat16, dropout=0.0)
-    _, exact = learn(backbone, *lessons, worth=NEVER, dropout=0.0)
+    jobs = [job_on(backbone, new_slot, Options(size=8), seed=seed, **common) for seed in range(3)]
+    states, found = learn(backbone, *jobs, dtype=torch.bfloat16, dropout=0.0)
+    _, exact = learn(backbone, *jobs, worth=NEVER, dropout=0.0)
     assert len(replays) == 12 * 8
     first = [(run, step) for run in range(3) for step in range(3)]
     assert_same_losses({key: found[key] for key in first}, {key: exact[key] for key in first}, 5e-2)
@@ -172,8 +172,8 @@ def test_captured_steps_in_bf16_learn_from_the_first_on(name, backbones, new_slo
 
 
 def test_the_same_seed_gives_the_same_bits_twice_as_a_program_too(backbones, new_slot, learn, replays):
-    lessons = three_runs(backbones["kernel"], new_slot)
-    (states, losses), (again, others) = (learn(backbones["kernel"], *lessons, dtype=torch.bfloat16) for _ in range(2))
+    jobs = three_runs(backbones["kernel"], new_slot)
+    (states, losses), (again, others) = (learn(backbones["kernel"], *jobs, dtype=torch.bfloat16) for _ in range(2))
     assert replays
     assert losses == others
     for mine, wanted in zip(again, states, strict=True):
@@ -190,12 +190,12 @@ def broken(function, **options):
 
 
 def test_a_compiler_that_fails_costs_speed_and_one_warning(backbones, new_slot, learn, replays, monkeypatch):
-    lessons = three_runs(backbones["kernel"], new_slot)
-    _, expected = learn(backbones["kernel"], *lessons, worth=NEVER)
+    jobs = three_runs(backbones["kernel"], new_slot)
+    _, expected = learn(backbones["kernel"], *jobs, worth=NEVER)
     monkeypatch.setattr(torch, "compile", broken)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        states, found = learn(backbones["kernel"], *lessons)
+        states, found = learn(backbones["kernel"], *jobs)
     slower = [str(one.message) for one in said if issubclass(one.category, SlowerWarning)]
     assert len(slower) == 1
     assert "no compiler here" in slower[0]
@@ -225,7 +225,7 @@ FORMS = [
 def tasks_on(backbone, new_slot):
     """Draw a task of every kind and form: name, task, plan and tensors of each."""
     for seed, (head, form) in enumerate(itertools.product(KINDS, FORMS)):
-        plan = make_plan(Options(**form), depth=backbone.anatomy.layers, head=head)
+        plan = make_plan(Options(**form), depth=backbone.config.layers, head=head)
         labels = tuple("abcdefghi"[: head.outputs]) if head.kind in ("classification", "multilabel") else ()
         columns = ("text", "other") if head.kind == "span" else ("text",)
         task = Task(f"t{seed}", head.kind, columns, "label", labels, METRICS[head.kind])
@@ -292,7 +292,7 @@ def test_captured_batches_within_a_budget_are_answered_with_what_was_loaded_last
 
 @pytest.mark.parametrize("staged", [2 << 30, 1])
 def test_batches_that_are_launched_are_answered_by_the_tasks_of_then(staged, backbones, new_slot, monkeypatch, replays):
-    monkeypatch.setattr(mixed, "_STAGED", staged)  # room for all that lies side by side, or for the last alone
+    monkeypatch.setattr(graph_runner, "_STAGED", staged)  # room for all that lies side by side, or for the last alone
     few = {drawn[0]: drawn for drawn in itertools.islice(tasks_on(backbones["kernel"], new_slot), 2)}
     engine = engine_on(backbones["kernel"], new_slot, few, precision="fp32")
     plain = engine_on(backbones["kernel"], new_slot, few, precision="fp32", programs=False)

@@ -11,10 +11,11 @@ import torch
 from adapterbank import methods
 from adapterbank.config import Config
 from adapterbank.encoder import forward
-from adapterbank.encoder.anatomy import read_anatomy
+from adapterbank.encoder.families import read_config
 from adapterbank.errors import ConfigError, UnknownName
 from adapterbank.methods import Head, Options, Plan, make_plan, parse_layers
-from adapterbank.slots import bottleneck, heads, lora
+from adapterbank.slots import heads
+from adapterbank.slots.additions import bottleneck, lora
 from families import FAMILIES
 
 DEPTH = 3
@@ -125,15 +126,15 @@ ONE_SET_OF_WEIGHTS = (
 
 def plan_for(backbone, options, *, pooling="mean"):
     head = Head("classification", 3, pooling)
-    anatomy = backbone.anatomy
-    return make_plan(options, depth=anatomy.layers, head=head, shared_layers=anatomy.shared_layers)
+    config = backbone.config
+    return make_plan(options, depth=config.layers, head=head, shared_layers=config.shared_layers)
 
 
 def all_names(backbone, plan):
     """Name everything that could train: the whole encoder, the plan's adapters and its head."""
-    generator, hidden = torch.Generator(), backbone.anatomy.hidden
+    generator, hidden = torch.Generator(), backbone.config.hidden
     added = bottleneck.initial(plan.adapter, hidden, 0.0, generator) if plan.adapter else {}
-    added |= lora.initial(plan.lora, backbone.anatomy, generator) if plan.lora else {}
+    added |= lora.initial(plan.lora, backbone.config, generator) if plan.lora else {}
     return [*backbone.tensors, *added, *heads.initial(plan.head, hidden, generator)]
 
 
@@ -197,7 +198,7 @@ def test_a_hidden_layer_of_the_head_trains_with_it(bert):
 @pytest.mark.parametrize("classes", [2, 5])
 def test_adapters_of_size_64_on_minilm_train_the_number_of_parameters_that_the_formula_gives(classes, minilm, new_slot):
     head = Head("classification", classes)
-    plan = make_plan(Options(size=64), depth=minilm.anatomy.layers, head=head)
+    plan = make_plan(Options(size=64), depth=minilm.config.layers, head=head)
     count = sum(tensor.numel() for tensor in new_slot(minilm, plan).values())
     assert count == 12 * (2 * 64 * 384 + 384 + 64) + 13 * 768 + 385 * classes
 
@@ -205,14 +206,14 @@ def test_adapters_of_size_64_on_minilm_train_the_number_of_parameters_that_the_f
 def bert_base():
     from transformers import BertConfig
 
-    return read_anatomy(BertConfig().to_dict(), "bert-base")
+    return read_config(BertConfig().to_dict(), "bert-base")
 
 
 @pytest.mark.parametrize("size", [1, 8, 64])
 def test_adapters_on_bert_base_have_the_papers_number_of_parameters(size):
-    anatomy = bert_base()
-    plan = make_plan(Options(size=size), depth=anatomy.layers, head=Head("classification", 2))
-    shapes = bottleneck.initial(plan.adapter, anatomy.hidden, 0.0, torch.Generator())
+    config = bert_base()
+    plan = make_plan(Options(size=size), depth=config.layers, head=Head("classification", 2))
+    shapes = bottleneck.initial(plan.adapter, config.hidden, 0.0, torch.Generator())
     count = sum(tensor.numel() for tensor in shapes.values())
     assert count == 24 * (2 * size * 768 + 768 + size)
     if size == 64:
@@ -220,9 +221,9 @@ def test_adapters_on_bert_base_have_the_papers_number_of_parameters(size):
 
 
 def test_layernorms_of_bert_base_are_the_papers_40k_parameters():
-    anatomy = bert_base()
+    config = bert_base()
     plan = make_plan(Options(method="layernorm"), depth=12, head=Head("classification", 2))
-    shapes = anatomy.shapes(pooler=True)
+    shapes = config.shapes(pooler=True)
     count = sum(torch.Size(shapes[name]).numel() for name in methods.trained(shapes, plan))
     assert count == 25 * 2 * 768 == 38_400
 

@@ -13,7 +13,8 @@ import torch
 
 from adapterbank.config import Config
 from adapterbank.methods import METHODS, Head, Options, make_plan, trained
-from adapterbank.slots import bottleneck, heads, lora
+from adapterbank.slots import heads
+from adapterbank.slots.additions import bottleneck, lora
 from small_data import shell, write
 
 ROOT = Path(__file__).parents[1]
@@ -115,7 +116,7 @@ def test_the_shares_of_the_method_table_are_true(minilm, method, options, said):
     draw = torch.Generator()
     tensors = dict(minilm.tensors) | heads.initial(plan.head, 384, draw)
     tensors |= bottleneck.initial(plan.adapter, 384, 0.01, draw) if plan.adapter else {}
-    tensors |= lora.initial(plan.lora, minilm.anatomy, draw) if plan.lora else {}
+    tensors |= lora.initial(plan.lora, minilm.config, draw) if plan.lora else {}
     percent = 100 * sum(tensors[name].numel() for name in trained(tensors, plan)) / minilm.parameters
     row = next(line for line in README.splitlines() if line.startswith(f"| `{method}` |"))
     assert said in row
@@ -150,25 +151,25 @@ def test_every_option_named_is_an_option():
 
 
 def tree():
-    """Give the tree's lines as path and words."""
-    block = re.search(r"```\nsrc/adapterbank/\n(.*?)```", README, re.DOTALL)
+    """Give the lines of the file tree in docs/design.md as path and words."""
+    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    block = re.search(r"```\nsrc/adapterbank/\n(.*?)```", design, re.DOTALL)
     assert block
-    found, folder = {}, ""
+    found, folders = {}, []
     for line in block[1].splitlines():
         name, _, words = line.strip().partition(" ")
-        depth = (len(line) - len(line.lstrip())) // 2
-        folder = "" if depth == 1 else folder
-        found[folder + name] = words.split()
-        folder = name if name.endswith("/") else folder
+        folders = folders[: (len(line) - len(line.lstrip())) // 2 - 1]
+        found["".join([*folders, name])] = words.split()
+        folders += [name] if name.endswith("/") else []
     return found
 
 
 def test_the_tree_names_every_file_and_no_other():
     package = ROOT / "src" / "adapterbank"
-    files = {str(path.relative_to(package)) for path in package.rglob("*.py") if path.name != "__init__.py"}
-    files = {name for name in files if not name.startswith("cli/")}
-    folders = {f"{path.name}/" for path in package.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert set(tree()) == files | folders
+    files = [path.relative_to(package) for path in package.rglob("*.py") if path.name != "__init__.py"]
+    folders = {f"{folder}/" for path in files for folder in path.parents if str(folder) != "."}
+    listed = {str(path) for path in files if path.parent.name != "commands"}
+    assert set(tree()) == listed | folders
 
 
 def test_the_tree_tells_each_file_in_at_most_six_words():

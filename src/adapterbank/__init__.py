@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from adapterbank.answers import Prediction
     from adapterbank.api import OpenBank, load_backbone, open_bank
-    from adapterbank.client import AsyncClient, Client
+    from adapterbank.client.client import AsyncClient, Client
     from adapterbank.errors import AdapterbankError
+    from adapterbank.inference.predictions import Prediction
 
 _HOMES = {
     "AdapterbankError": "adapterbank.errors",
-    "AsyncClient": "adapterbank.client",
-    "Client": "adapterbank.client",
+    "AsyncClient": "adapterbank.client.client",
+    "Client": "adapterbank.client.client",
     "OpenBank": "adapterbank.api",
-    "Prediction": "adapterbank.answers",
+    "Prediction": "adapterbank.inference.predictions",
     "load_backbone": "adapterbank.api",
     "open_bank": "adapterbank.api",
 }

@@ -7,28 +7,31 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from adapterbank import ablation, benchmarks, grid, metrics, pruning, records
-from adapterbank import audit as audits
 from adapterbank import config as configs
-from adapterbank.answers import Prediction
-from adapterbank.bank import Bank, Removed
-from adapterbank.data import defaults, scored_table
-from adapterbank.encoder import checkpoint
-from adapterbank.encoder.checkpoint import Backbone
-from adapterbank.engine import Engine
+from adapterbank import metrics
+from adapterbank.benchmarks import submissions
+from adapterbank.encoder import backbone as checkpoint
+from adapterbank.encoder.backbone import Backbone
 from adapterbank.errors import InputError, UnknownName
-from adapterbank.lesson import Progress
-from adapterbank.package import Manifest, Package
-from adapterbank.run import Result, run
-from adapterbank.sizing import run_auto
-from adapterbank.spans import Reading
-from adapterbank.sweep import Outcome, make_means, sweep
-from adapterbank.tally import Tally
+from adapterbank.inference import audit as audits
+from adapterbank.inference.engine import Engine
+from adapterbank.inference.predictions import Prediction
+from adapterbank.inference.spans import Reading
+from adapterbank.storage import records
+from adapterbank.storage.bank import Bank, Removed
+from adapterbank.storage.package import Manifest, Package
+from adapterbank.studies import ablation, grid, pruning
+from adapterbank.studies.progress import SweepProgress
+from adapterbank.studies.size_search import run_auto
+from adapterbank.studies.sweep import SweepOutcome, make_context, sweep
 from adapterbank.tasks.catalog import bank_name
-from adapterbank.tasks.readers import table_from
+from adapterbank.tasks.examples import labelled_as, read_examples
 from adapterbank.tasks.spec import Examples, Task
-from adapterbank.tasks.splits import labelled_as, read_examples
-from adapterbank.train import AT_ONCE
+from adapterbank.tasks.tables import table_from
+from adapterbank.training.dataset import defaults, scored_table
+from adapterbank.training.job import Progress
+from adapterbank.training.loop import AT_ONCE
+from adapterbank.training.run import Result, run
 
 
 def load_backbone(name: str) -> Backbone:
@@ -209,8 +212,8 @@ class OpenBank:
         jobs: int = AT_ONCE,
         ray: str | bool = False,
         cpus_per_worker: int = 1,
-        watch: Callable[[Tally], None] = lambda tally: None,
-    ) -> Outcome:
+        watch: Callable[[SweepProgress], None] = lambda progress: None,
+    ) -> SweepOutcome:
         """Run all of a study that has no record yet, together where that is faster; see docs/studies.md.
 
         Args:
@@ -229,11 +232,11 @@ class OpenBank:
         made = grid.make(study, name, own) if isinstance(study, Mapping) else grid.read(study, name, own)
         engine = None
         if ray is not False:
-            from adapterbank.cluster import ray_engine
+            from adapterbank.studies.ray_sweep import ray_engine
 
             engine = ray_engine(None if ray is True else ray, cpus=cpus_per_worker)
-        means = make_means(self.path, records, keep=keep, at_once=jobs)
-        return sweep(made, means, engine=engine, watch=watch, limit=limit, retry=retry)
+        context = make_context(self.path, records, keep=keep, at_once=jobs)
+        return sweep(made, context, engine=engine, watch=watch, limit=limit, retry=retry)
 
     def predict(
         self,
@@ -333,7 +336,7 @@ class OpenBank:
         is missing is left out, and `note` hears of it; the server refuses such a file.
         """
         held = {task.name for task in self.tasks()}
-        return benchmarks.submit(
+        return submissions.submit(
             Path(path),
             held,
             self._labels_of,
@@ -346,18 +349,18 @@ class OpenBank:
 
     def glue_score(self) -> dict[str, Any]:
         """Give the GLUE score of the bank's tasks on dev: the mean, each one's part, what is missing or unofficial."""
-        return benchmarks.dev_score(self.tasks())
+        return submissions.dev_score(self.tasks())
 
     def squad(
         self, task: str, data: Any = None, *, split: str = "dev", best: int = 20, version: str | None = None
-    ) -> benchmarks.SquadAnswers:
+    ) -> submissions.SquadAnswers:
         """Answer a SQuAD file, or the catalog's split: predictions, n-best and null odds by id, and official scores.
 
         `version` is that of the official script, 1.1 or 2.0; by the data without it.
         """
         spec = Task.from_json(self._span_package(task).manifest.task)
         table = scored_table(task, data, split, self.data_root)
-        return benchmarks.answer_squad(table, spec, lambda examples: self.read(task, examples, best), version)
+        return submissions.answer_squad(table, spec, lambda examples: self.read(task, examples, best), version)
 
     def _labels_of(self, task: str, examples: Examples) -> list[Any]:
         """Say what a task of labels or numbers makes of rows."""

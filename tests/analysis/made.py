@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from adapterbank import records, storage
 from adapterbank.config import parse, resolve
+from adapterbank.storage import files, records
 
 ENCODER = 1_000_000
 TRAINED = {"full": ENCODER, "layernorm": 500, "feature": 100, "automl": 0}
@@ -77,10 +77,10 @@ def ablation(package: str = "glue-cola@1", layers: int = 3, backbone: str = "min
 
 def write(folder, *found: dict[str, Any], ablations: tuple[dict[str, Any], ...] = ()):
     """Write records and ablations into a folder."""
-    storage.make_folder(folder)
+    files.make_folder(folder)
     for one in found:
         records.write(folder, one)
     for one in ablations:
-        storage.make_folder(folder / "ablations")
-        storage.write_json(folder / "ablations" / f"{one['package']}.json", one)
+        files.make_folder(folder / "ablations")
+        files.write_json(folder / "ablations" / f"{one['package']}.json", one)
     return folder

@@ -19,7 +19,7 @@ from made import ablation, record, write
 
 from adapterbank import config as configs
 from adapterbank.analysis import figures, report, series
-from adapterbank.analysis.rows import load
+from adapterbank.analysis.run_table import load
 from small_data import shell
 
 RICH = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adapterbank.analysis import figures, rows, tables
+from adapterbank.analysis import figures, run_table, tables
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -14,7 +14,7 @@ RESULTS = ROOT / "results"
 
 @pytest.fixture(scope="module")
 def study():
-    return rows.load([RESULTS / "records"])
+    return run_table.load([RESULTS / "records"])
 
 
 def test_every_record_can_be_used_and_stands_under_the_hash_of_its_config(study):
@@ -74,7 +74,7 @@ def test_the_documentation_counts_the_records(study):
 
 def test_the_documentation_has_table_2(study):
     told = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    rows = [row for row in tables.further(study.of("minilm")).rows if row[7] != "–"]
-    assert len(rows) == 12
-    for row in rows:
+    run_table = [row for row in tables.further(study.of("minilm")).rows if row[7] != "–"]
+    assert len(run_table) == 12
+    for row in run_table:
         assert _told(cell.split(" (")[0] for cell in row[1:9:2]) in told.replace("*", ""), row[0]

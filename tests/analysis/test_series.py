@@ -9,7 +9,7 @@ import pytest
 from made import ablation, record, write
 
 from adapterbank.analysis import series
-from adapterbank.analysis.rows import load
+from adapterbank.analysis.run_table import load
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from made import record, write
 
 from adapterbank.analysis import paper, tables
-from adapterbank.analysis.rows import load
+from adapterbank.analysis.run_table import load
 from adapterbank.tasks.catalog import CATALOG
 
 

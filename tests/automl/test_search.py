@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import pytest
 
-from adapterbank import records
 from adapterbank.api import open_bank
 from adapterbank.automl import search as searches
 from adapterbank.errors import ConfigError, InputError, TrainingError, UnknownName
+from adapterbank.storage import records
 from adapterbank.tasks.spec import Examples, Task
 from small_data import answers, flags, pairs, reviews, scores, shell, tags, write
 

@@ -7,8 +7,8 @@ import io
 
 import pytest
 
-from adapterbank import sizing
 from adapterbank.api import open_bank
+from adapterbank.studies import size_search
 from small_data import FAST, flags, reviews, shell, write
 
 
@@ -69,7 +69,7 @@ def test_a_damaged_record_is_told_before_a_version_is_made_without_one(here):
 
 
 def test_a_config_file_may_ask_for_an_automatic_size(here, monkeypatch):
-    monkeypatch.setattr(sizing, "SIZES", (2, 4))
+    monkeypatch.setattr(size_search, "SIZES", (2, 4))
     options = {name: value for name, value in FAST.items() if name != "size"}
     (here / "auto.yaml").write_text("size: auto\ntask: a\ntrain: train.csv\n")
     found = shell("train", "--bank", "bank", "--config", "auto.yaml", *flags(options))
@@ -81,7 +81,7 @@ def test_a_config_file_may_ask_for_an_automatic_size(here, monkeypatch):
 
 
 def test_train_with_an_automatic_size_says_why(here, monkeypatch):
-    monkeypatch.setattr(sizing, "SIZES", (2, 4))
+    monkeypatch.setattr(size_search, "SIZES", (2, 4))
     options = {name: value for name, value in FAST.items() if name != "size"}
     words = ["train", "--bank", "bank", "--task", "a", "--train", "train.csv", *flags(options)]
     found = shell(*words, "--size", "auto", "--tolerance", 100, "--prune")

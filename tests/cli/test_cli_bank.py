@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from adapterbank.api import open_bank
-from adapterbank.bank import Bank
 from adapterbank.cli.main import app
 from adapterbank.encoder.sources import SOURCES
+from adapterbank.storage.bank import Bank
 from small_data import FAST, answers, flags, pairs, reviews, scores, shell, snapshot, tags, write
 
 ROWS = reviews()

@@ -8,8 +8,8 @@ import zipfile
 import pytest
 
 import adapterbank
+from adapterbank.benchmarks.squad import evaluate
 from adapterbank.tasks.catalog import CATALOG
-from adapterbank.tasks.squad import evaluate
 from small_data import FAST, NOUNS, answers, flags, reviews, shell, write
 
 QUICK = [*flags(FAST), "--device", "cpu"]
@@ -304,7 +304,7 @@ def test_the_cache_is_told_of_and_cleared(tmp_path, monkeypatch):
     monkeypatch.setenv("ADAPTERBANK_CACHE", str(tmp_path / "kept"))
     import numpy as np
 
-    from adapterbank import cache
+    from adapterbank.storage import cache
 
     cache.put("tokens-x", {"a": np.arange(3)})
     told = shell("cache", "--json").json

@@ -261,7 +261,7 @@ def test_a_full_disk_is_told_and_leaves_the_bank_as_it_was(here, monkeypatch):
 def test_a_disk_that_is_full_when_the_package_is_written_leaves_the_bank_as_it_was(here, monkeypatch):
     before = snapshot(here / "bank", without=["runs"])
     with monkeypatch.context() as disk:
-        disk.setattr("adapterbank.resume.save", lambda *_: None)
+        disk.setattr("adapterbank.training.run_state.save", lambda *_: None)
         disk.setattr(os, "fsync", full)
         words = trained(train="scores.csv", dev="scores.csv")
         refused(shell(*words, "--bank", "bank"), r"bank/tasks/.* cannot be used: the disk is full")

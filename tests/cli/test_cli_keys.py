@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapterbank.serving.keys import Keys
+from adapterbank.serving.http.auth import Keys
 from small_data import shell
 
 

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from adapterbank.api import open_bank
-from adapterbank.cli import predict
+from adapterbank.cli.commands import predict
 from small_data import COMMAND, FAST, answers, pairs, reviews, scores, shell, tags, write
 
 ROWS = reviews()

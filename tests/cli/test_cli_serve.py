@@ -15,12 +15,12 @@ import urllib.request
 
 import pytest
 
-from adapterbank import cache
-from adapterbank.bank import Bank
-from adapterbank.cli import serve
+from adapterbank.cli.commands import serve
 from adapterbank.errors import InputError
-from adapterbank.serving.keys import Keys
-from adapterbank.serving.mirror import FOLDER
+from adapterbank.serving.http.auth import Keys
+from adapterbank.serving.service.bank_mirror import FOLDER
+from adapterbank.storage import cache
+from adapterbank.storage.bank import Bank
 from adapterbank.tasks.spec import Examples
 from serving.small_bank import PATIENCE, SmallBank
 from serving.training import FAST, table

@@ -7,11 +7,11 @@ import re
 
 import pytest
 
-from adapterbank import records
-from adapterbank.cli import board
-from adapterbank.cli.board import Board
-from adapterbank.grid import make
-from adapterbank.tally import News, Tally
+from adapterbank.cli import live_table
+from adapterbank.cli.live_table import LiveTable
+from adapterbank.storage import records
+from adapterbank.studies.grid import make
+from adapterbank.studies.progress import RunEvent, SweepProgress
 from small_data import FAST, reviews, shell, write
 
 STUDY = {"task": "a", "train": "a.csv", "dev": "a.csv", **FAST, "size": [4, 8], "seeds": 2}
@@ -94,7 +94,7 @@ def test_stopped_before_the_first_run_has_begun_all_are_left(here, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("adapterbank.sweep.load", stop)
+    monkeypatch.setattr("adapterbank.studies.sweep.load", stop)
     found = shell("sweep", "study.yaml", "--bank", "bank")
     assert found.code == 130
     assert "stopped; 0 done, 0 running, 0 failed, 4 left." in found.err
@@ -127,13 +127,13 @@ def test_what_cannot_be_is_one_line_and_exit_2(here, words, said):
 
 
 def test_the_live_table_has_all_that_one_waits_for(monkeypatch):
-    monkeypatch.setattr(board.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(live_table.sys.stderr, "isatty", lambda: True, raising=False)
     runs = make({**STUDY, "select": None}).runs
-    drawn = Board(runs)
-    tally = Tally(total=4)
-    tally.hear(News(runs[0], "running", 0.5))
-    tally.hear(News(runs[1], "done", score=0.75))
-    tally.hear(News(runs[2], "failed", failure="It diverged."))
+    drawn = LiveTable(runs)
+    tally = SweepProgress(total=4)
+    tally.hear(RunEvent(runs[0], "running", 0.5))
+    tally.hear(RunEvent(runs[1], "done", score=0.75))
+    tally.hear(RunEvent(runs[2], "failed", failure="It diverged."))
     drawn._console.width = 120
     with drawn:
         drawn.watch(tally)
@@ -148,16 +148,18 @@ def test_the_live_table_has_all_that_one_waits_for(monkeypatch):
 
 @pytest.mark.parametrize(("seconds", "said"), [(None, "unknown time"), (5, "5 s"), (600, "10 min"), (7200, "2.0 h")])
 def test_time_left_is_told_for_people(seconds, said):
-    assert board._time(seconds) == said
+    assert live_table._time(seconds) == said
 
 
 def test_time_left_is_of_the_runs_that_are_to_be_run(monkeypatch):
-    monkeypatch.setattr("adapterbank.tally.time.perf_counter", lambda: 10.0)
+    monkeypatch.setattr("adapterbank.studies.progress.time.perf_counter", lambda: 10.0)
     runs = make({**STUDY, "seeds": 4}).runs
-    tally = Tally(total=100, new=8, began=0.0)  # the other 92 have records, and some of those were not come to yet
+    tally = SweepProgress(
+        total=100, new=8, began=0.0
+    )  # the other 92 have records, and some of those were not come to yet
     for run in runs[:4]:
-        tally.hear(News(run, "done", score=0.5))
+        tally.hear(RunEvent(run, "done", score=0.5))
     assert tally.seconds_left() == 10.0
     for run in runs:
-        tally.hear(News(run, "done", score=0.5))
+        tally.hear(RunEvent(run, "done", score=0.5))
     assert tally.seconds_left() == 0.0

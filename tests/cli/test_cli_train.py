@@ -9,11 +9,11 @@ from dataclasses import fields
 import pytest
 
 from adapterbank import config as configs
-from adapterbank import records
 from adapterbank.api import open_bank
-from adapterbank.bank import Bank
 from adapterbank.config import Config, resolve
 from adapterbank.methods import METHODS
+from adapterbank.storage import records
+from adapterbank.storage.bank import Bank
 from small_data import FAST, flags, process, reviews, scores, shell, tags, write
 
 ROWS = reviews()

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from adapterbank.encoder.batch import PackedBatch, Tokens, pack
 from adapterbank.encoder.dropout import Dropout, LayerDropout, mix, row_keys, step_keys
-from adapterbank.encoder.packed import Packed, Tokens, pack
 
 SEED, STEP = 7, 3
 
 
-def batch_of(lengths: Sequence[int]) -> Packed:
+def batch_of(lengths: Sequence[int]) -> PackedBatch:
     """Give a packed batch of rows of these lengths."""
     return pack([Tokens(np.zeros(n, np.int64), np.zeros(n, np.int64)) for n in lengths])
 

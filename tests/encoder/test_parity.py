@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from adapterbank.encoder.anatomy import ACTIVATIONS
-from adapterbank.encoder.checkpoint import Backbone, load
+from adapterbank.encoder.backbone import Backbone, load
+from adapterbank.encoder.batch import PackedBatch, Tokens, pack
 from adapterbank.encoder.dropout import Dropout, row_keys
+from adapterbank.encoder.families import ACTIVATIONS
 from adapterbank.encoder.forward import Frozen, forward
-from adapterbank.encoder.packed import Packed, Tokens, pack
 from families import FAMILIES, save_random
 
 WITH_TYPES = ("bert", "electra", "albert")
@@ -33,7 +33,7 @@ def random_rows(backbone: Backbone, lengths: Sequence[int], *, types: int = 1, s
     """Give rows of random tokens without padding ids, each token of a random type."""
     draw = np.random.default_rng(seed)
     return [
-        Tokens(draw.integers(2, backbone.anatomy.vocabulary, n), np.sort(draw.integers(0, types, n))) for n in lengths
+        Tokens(draw.integers(2, backbone.config.vocabulary, n), np.sort(draw.integers(0, types, n))) for n in lengths
     ]
 
 
@@ -60,7 +60,7 @@ def hidden_states(backbone: Backbone, rows: Sequence[Tokens]) -> list[np.ndarray
     """Give the last hidden states of each row, computed in one packed batch."""
     batch = pack(rows)
     with torch.inference_mode():
-        packed = forward(backbone.anatomy, Frozen(backbone.tensors), batch)
+        packed = forward(backbone.config, Frozen(backbone.tensors), batch)
     return [part.numpy() for part in packed.split(list(batch.lengths))]
 
 
@@ -117,7 +117,7 @@ def test_texts_of_the_maximum_length_give_what_transformers_gives(
     family: str, checkpoint: Checkpoint, tiny: Tiny
 ) -> None:
     model, backbone = checkpoint(family)[1], tiny(family)
-    assert backbone.anatomy.max_length == 64
+    assert backbone.config.max_length == 64
     rows = random_rows(backbone, [64, 63, 1, 64])
     assert_same(hidden_states(backbone, rows), oracle(model, rows)[1:])
     (cut,) = backbone.tokenize(["the cat " * 99])
@@ -191,7 +191,7 @@ def test_the_real_minilm_gives_what_transformers_gives(minilm: Backbone) -> None
     model = BertModel.from_pretrained(minilm.folder).eval()
     texts = ["The film was better than I had feared.", "", "Größe, 東京 and 🙂!", "word " * 600]
     pairs = ["Was it good?", "An answer to nothing.", "?", "short"]
-    assert minilm.anatomy.max_length == 512
+    assert minilm.config.max_length == 512
     for second in (None, pairs):
         rows = minilm.tokenize(texts, second)
         assert [len(row) for row in rows][-1] == 512
@@ -218,7 +218,7 @@ def leaves(backbone: Backbone) -> dict[str, Tensor]:
     return {name: tensor.clone().requires_grad_() for name, tensor in backbone.tensors.items()}
 
 
-def batch_of(backbone: Backbone) -> Packed:
+def batch_of(backbone: Backbone) -> PackedBatch:
     """Give a packed batch of three rows."""
     return pack(random_rows(backbone, [6, 11, 2]))
 
@@ -228,9 +228,9 @@ def batch_of(backbone: Backbone) -> Packed:
 def test_a_start_in_the_middle_gives_the_same_to_the_bit(family: str, first: int, tiny: Tiny) -> None:
     backbone = tiny(family)
     batch, frozen = batch_of(backbone), Frozen(backbone.tensors)
-    whole = forward(backbone.anatomy, frozen, batch)
-    assert torch.equal(forward(backbone.anatomy, frozen, batch, first=first), whole)
-    training = forward(backbone.anatomy, Frozen(leaves(backbone)), batch, first=first)
+    whole = forward(backbone.config, frozen, batch)
+    assert torch.equal(forward(backbone.config, frozen, batch, first=first), whole)
+    training = forward(backbone.config, Frozen(leaves(backbone)), batch, first=first)
     assert_same([training.detach().numpy()], [whole.numpy()])  # not to the bit: MPNet's bias then has another kernel
 
 
@@ -239,7 +239,7 @@ def test_a_start_in_the_middle_gives_the_same_to_the_bit(family: str, first: int
 def test_nothing_below_the_start_gets_a_gradient_and_all_above_does(family: str, first: int, tiny: Tiny) -> None:
     backbone = tiny(family)
     tensors = leaves(backbone)
-    forward(backbone.anatomy, Frozen(tensors), batch_of(backbone), first=first).square().sum().backward()
+    forward(backbone.config, Frozen(tensors), batch_of(backbone), first=first).square().sum().backward()
     expected = {
         name
         for name in tensors
@@ -251,17 +251,17 @@ def test_nothing_below_the_start_gets_a_gradient_and_all_above_does(family: str,
 def test_shared_layers_get_the_gradient_of_the_layers_above_the_start_alone(tiny: Tiny) -> None:
     backbone = tiny("albert")
     tensors = leaves(backbone)
-    forward(backbone.anatomy, Frozen(tensors), batch_of(backbone), first=2).square().sum().backward()
+    forward(backbone.config, Frozen(tensors), batch_of(backbone), first=2).square().sum().backward()
     assert all((tensor.grad is not None) == name.startswith("layers.0.") for name, tensor in tensors.items())
 
 
 def test_with_all_layers_below_the_start_nothing_is_recorded(bert: Backbone) -> None:
-    assert not forward(bert.anatomy, Frozen(leaves(bert)), batch_of(bert), first=3).requires_grad
+    assert not forward(bert.config, Frozen(leaves(bert)), batch_of(bert), first=3).requires_grad
     with torch.no_grad():
-        assert not forward(bert.anatomy, Frozen(leaves(bert)), batch_of(bert)).requires_grad
+        assert not forward(bert.config, Frozen(leaves(bert)), batch_of(bert)).requires_grad
 
 
-def dropout_for(batch: Packed, rows: Sequence[int], *, step: int = 0) -> Dropout:
+def dropout_for(batch: PackedBatch, rows: Sequence[int], *, step: int = 0) -> Dropout:
     """Give the masks of a step for rows with these numbers in their run."""
     keys = row_keys(7, step, torch.tensor(rows))
     return Dropout(keys, batch.rows, batch.positions, rate=0.2, attention_rate=0.3)
@@ -269,9 +269,9 @@ def dropout_for(batch: Packed, rows: Sequence[int], *, step: int = 0) -> Dropout
 
 def test_below_the_start_nothing_is_dropped(bert: Backbone) -> None:
     batch, frozen = batch_of(bert), Frozen(bert.tensors)
-    plain = forward(bert.anatomy, frozen, batch)
-    assert torch.equal(forward(bert.anatomy, frozen, batch, dropout_for(batch, [0, 1, 2]), first=3), plain)
-    assert not torch.allclose(forward(bert.anatomy, frozen, batch, dropout_for(batch, [0, 1, 2]), first=2), plain)
+    plain = forward(bert.config, frozen, batch)
+    assert torch.equal(forward(bert.config, frozen, batch, dropout_for(batch, [0, 1, 2]), first=3), plain)
+    assert not torch.allclose(forward(bert.config, frozen, batch, dropout_for(batch, [0, 1, 2]), first=2), plain)
 
 
 @pytest.mark.parametrize("family", ["bert", "mpnet", "albert"])
@@ -279,18 +279,18 @@ def test_a_row_trains_the_same_alone_and_beside_others(family: str, tiny: Tiny) 
     backbone = tiny(family)
     rows = random_rows(backbone, [6, 11, 2, 11])
     together = pack(rows)
-    states = forward(backbone.anatomy, Frozen(backbone.tensors), together, dropout_for(together, [0, 1, 2, 3]))
+    states = forward(backbone.config, Frozen(backbone.tensors), together, dropout_for(together, [0, 1, 2, 3]))
     for i, expected in enumerate(states.split(list(together.lengths))):
         alone = pack([rows[i]])
-        found = forward(backbone.anatomy, Frozen(backbone.tensors), alone, dropout_for(alone, [i]))
+        found = forward(backbone.config, Frozen(backbone.tensors), alone, dropout_for(alone, [i]))
         assert_same([found.numpy()], [expected.numpy()])
 
 
 def test_rates_of_zero_change_nothing(bert: Backbone) -> None:
     batch = batch_of(bert)
     none = Dropout(row_keys(7, 0, torch.arange(3)), batch.rows, batch.positions, rate=0.0, attention_rate=0.0)
-    plain = forward(bert.anatomy, Frozen(bert.tensors), batch)
-    assert torch.equal(forward(bert.anatomy, Frozen(bert.tensors), batch, none), plain)
+    plain = forward(bert.config, Frozen(bert.tensors), batch)
+    assert torch.equal(forward(bert.config, Frozen(bert.tensors), batch, none), plain)
 
 
 def test_the_encoder_is_never_written(bert: Backbone) -> None:

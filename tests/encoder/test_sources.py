@@ -18,10 +18,10 @@ import torch
 from huggingface_hub import constants
 
 from adapterbank.encoder import sources
-from adapterbank.encoder.checkpoint import Backbone, load
+from adapterbank.encoder.backbone import Backbone, load
 from adapterbank.encoder.sources import SOURCES, Source, at_hand, locate
 from adapterbank.errors import BackboneError
-from adapterbank.storage import sha256_file
+from adapterbank.storage.files import sha256_file
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 Asked = list[tuple[str, set[str]]]

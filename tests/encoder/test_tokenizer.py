@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from adapterbank.encoder.checkpoint import Backbone
-from adapterbank.encoder.packed import Tokens
+from adapterbank.encoder.backbone import Backbone
+from adapterbank.encoder.batch import Tokens
 from adapterbank.encoder.tokenizer import read_tokenizer, token_counts, tokenize, tokenizer_hash
 from adapterbank.errors import BackboneError, InputError
 from families import vocabulary

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapterbank.encoder.checkpoint import Backbone
+from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.tokenizer import tokenize
 from adapterbank.encoder.windows import STRIDE, tokenize_windows, window_starts
 from adapterbank.errors import InputError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapterbank.serving.jobs import Jobs
+from adapterbank.serving.jobs.queue import JobQueue
 from serving.small_bank import SmallBank
 from serving.training import new_bank
 
@@ -18,4 +18,4 @@ def small(tmp_path, bert, new_slot, no_flush):
 @pytest.fixture
 def idle(tmp_path, bert):
     """Give jobs of an empty bank that nobody works on."""
-    return Jobs(new_bank(tmp_path / "bank", bert), threads=1)
+    return JobQueue(new_bank(tmp_path / "bank", bert), threads=1)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 
-from adapterbank.serving.terms import CODES, Answer, Refusal
+from adapterbank.serving.service.protocol import CODES, Refusal, Reply
 
 
 class Dummy:
@@ -32,7 +32,7 @@ class Dummy:
                 except asyncio.CancelledError:
                     self.cancelled += 1
                     raise
-        return [Answer(*_named(ask.task), [{"value": float(len(text))} for text in ask.texts]) for ask in asks]
+        return [Reply(*_named(ask.task), [{"value": float(len(text))} for text in ask.texts]) for ask in asks]
 
     async def tasks(self):
         backbone = {"name": "tiny", "sha256": "a" * 64, "parameters": 10}

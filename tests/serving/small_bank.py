@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from adapterbank.bank import Bank
-from adapterbank.engine import Engine
+from adapterbank.inference.engine import Engine
 from adapterbank.methods import Head, Options, make_plan
-from adapterbank.package import FORMAT, Manifest
-from adapterbank.serving.service import BankService
-from adapterbank.serving.terms import Ask
+from adapterbank.serving.service.protocol import Ask
+from adapterbank.serving.service.service import BankService
+from adapterbank.storage.bank import Bank
+from adapterbank.storage.package import FORMAT, Manifest
 from adapterbank.tasks.spec import Task
 from families import WORDS
 
@@ -47,7 +47,7 @@ class SmallBank:
         columns = ("text", "other") if pair or kind == "span" else ("text",)
         task = Task(name, kind, columns, "label", labels, metric)
         options = Options(size=size)
-        plan = make_plan(options, depth=self.backbone.anatomy.layers, head=Head(kind, outputs))
+        plan = make_plan(options, depth=self.backbone.config.layers, head=Head(kind, outputs))
         tensors = {key: t.numpy() for key, t in self.new_slot(self.backbone, plan, seed=seed).items()}
         trained = sum(array.size for array in tensors.values())
         params = {"trained": trained, "encoder": 1000, "total": 1000 + trained, "percent": trained / 10}

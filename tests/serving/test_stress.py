@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from adapterbank.serving.terms import Ask, Refusal
+from adapterbank.serving.service.protocol import Ask, Refusal
 from adapterbank.tasks.spec import Examples
 from serving.small_bank import running, text_of
 

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from adapterbank import calls
+from adapterbank.client import protocol
 from adapterbank.errors import ServiceError, StorageError
-from adapterbank.serving import routes_train
-from adapterbank.serving.app import create_app
-from adapterbank.serving.jobs import Jobs
-from adapterbank.serving.keys import Keys
-from adapterbank.serving.mirror import Mirror
-from adapterbank.serving.runs import Runs
-from adapterbank.serving.service import BankService
-from adapterbank.serving.terms import CODES
-from adapterbank.serving.watch import JsonLines
+from adapterbank.serving.http import routes_train
+from adapterbank.serving.http.app import create_app
+from adapterbank.serving.http.auth import Keys
+from adapterbank.serving.http.telemetry import JsonLines
+from adapterbank.serving.jobs.queue import JobQueue
+from adapterbank.serving.jobs.run_store import RunStore
+from adapterbank.serving.service.bank_mirror import Mirror
+from adapterbank.serving.service.protocol import CODES
+from adapterbank.serving.service.service import BankService
 from serving.dummy import Dummy, ask, calling
 from serving.small_bank import until
 from serving.training import left, new_bank, send, table
@@ -44,7 +44,7 @@ def lines():
 
 @pytest.fixture
 def jobs(tmp_path, bert):
-    class Idle(Jobs):
+    class Idle(JobQueue):
         """Jobs that nobody works on."""
 
         def begin(self):
@@ -84,7 +84,7 @@ def test_a_table_that_cannot_be_used_is_told_and_the_log_says_more(jobs, lines, 
     def fail(*given):
         raise StorageError(f"The table of runs {jobs.bank} cannot be used.")
 
-    monkeypatch.setattr(Runs, "_open", fail)
+    monkeypatch.setattr(RunStore, "_open", fail)
     answer = ask(app, "GET", "/v1/runs", headers={"X-Request-Id": "r-9"})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
     assert str(jobs.bank) not in answer.text
@@ -155,7 +155,7 @@ def test_the_document_says_that_a_removal_may_be_refused():
 @pytest.mark.parametrize("status", [500, 502, 504])
 def test_who_waits_for_a_run_waits_too_while_a_proxy_says_that_the_server_is_away(status):
     now = [0.0]
-    waiting = calls.Waiting(None, clock=lambda: now[0])
+    waiting = protocol.Waiting(None, clock=lambda: now[0])
     waiting.missed(ServiceError("not as adapterbank does", "", status))
     with pytest.raises(ServiceError):
         waiting.missed(ServiceError("a mistake of ours", "internal", status))

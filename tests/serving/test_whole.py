@@ -16,13 +16,13 @@ import pytest
 pytest.importorskip("fastapi", reason="pip install 'adapterbank[serve]'")
 
 import adapterbank
-from adapterbank.bank import Bank
-from adapterbank.engine import Engine
 from adapterbank.errors import ServiceError, TrainingError
-from adapterbank.serving.app import create_app
-from adapterbank.serving.jobs import Jobs
-from adapterbank.serving.keys import Keys
-from adapterbank.serving.service import BankService
+from adapterbank.inference.engine import Engine
+from adapterbank.serving.http.app import create_app
+from adapterbank.serving.http.auth import Keys
+from adapterbank.serving.jobs.queue import JobQueue
+from adapterbank.serving.service.service import BankService
+from adapterbank.storage.bank import Bank
 from serving.training import FAST, new_bank
 from small_data import answers, pairs, reviews, write
 from stand_in import served
@@ -44,7 +44,7 @@ def serve(bank, bert):
 
     def start(keys=None):
         service = BankService(Bank.open(bank), Engine(bert, device="cpu"))
-        return served(create_app(service, jobs=Jobs(bank, device="cpu", threads=1), keys=keys))
+        return served(create_app(service, jobs=JobQueue(bank, device="cpu", threads=1), keys=keys))
 
     return start
 

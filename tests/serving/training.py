@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from adapterbank.bank import Bank
-from adapterbank.serving.jobs import Jobs
-from adapterbank.serving.runs import Run
+from adapterbank.serving.jobs.queue import JobQueue
+from adapterbank.serving.jobs.run_store import TrainingRun
+from adapterbank.storage.bank import Bank
 from small_data import reviews
 
 FAST: dict[str, Any] = {"epochs": 2, "size": 4, "lr": 0.01, "batch": 8, "max_length": 32}
@@ -27,14 +27,14 @@ def new_bank(folder: Path, backbone: Any) -> Path:
     return Bank.open(folder, {"name": str(backbone.folder), "sha256": backbone.sha256}, create=True).path
 
 
-def send(jobs: Jobs, task: str = "sentiment", data: bytes | None = None, **options: Any) -> Run:
+def send(jobs: JobQueue, task: str = "sentiment", data: bytes | None = None, **options: Any) -> TrainingRun:
     """Queue a run as a request does."""
     with jobs.upload("csv") as upload:
         upload.write(data or table())
         return jobs.submit(task, {**FAST, **options}, upload)
 
 
-def left(jobs: Jobs) -> list[str]:
+def left(jobs: JobQueue) -> list[str]:
     """Give what lies in the folder of data files."""
     return sorted(path.name for path in (jobs.bank / "serving" / "data").iterdir())
 
@@ -45,7 +45,7 @@ def table(count: int = 24) -> bytes:
     return "\n".join(lines).encode()
 
 
-def until(jobs: Jobs, id: str, found: Any = lambda run: run.over, seconds: float = 900) -> Run:
+def until(jobs: JobQueue, id: str, found: Any = lambda run: run.over, seconds: float = 900) -> TrainingRun:
     """Wait until a run is as wanted; its process gives way to all others, so that on a busy machine it takes long."""
     end = time.monotonic() + seconds
     while not found(run := jobs.get(id)):

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
+from adapterbank.encoder.batch import Tokens, pack
 from adapterbank.encoder.dropout import Dropout, row_keys
-from adapterbank.encoder.packed import Tokens, pack
-from adapterbank.evaluate import segments
+from adapterbank.inference.runner import segments
 from adapterbank.methods import Head, Options, make_plan
 from adapterbank.slots import heads
-from adapterbank.slots.route import Route
+from adapterbank.slots.routing import Route
 from adapterbank.slots.stack import Stacks
 from adapterbank.tasks import spec
 

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from adapterbank.evaluate import segments
+from adapterbank.inference.runner import segments
 from adapterbank.methods import Head, Options, make_plan
-from adapterbank.slots import bottleneck, heads
-from adapterbank.slots.route import Route
+from adapterbank.slots import heads
+from adapterbank.slots.additions import bottleneck
+from adapterbank.slots.routing import Route
 from adapterbank.slots.stack import Stacks
 
 HIDDEN = 8

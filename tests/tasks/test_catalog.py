@@ -11,7 +11,7 @@ import pytest
 from adapterbank.errors import DataError, UnknownName
 from adapterbank.tasks import catalog
 from adapterbank.tasks.catalog import CATALOG, bank_name, data_root, find, is_named, load, locate, train_splits
-from adapterbank.tasks.splits import read_examples
+from adapterbank.tasks.examples import read_examples
 from real_data import DATA
 from small_data import write
 

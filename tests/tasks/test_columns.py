@@ -21,8 +21,8 @@ from adapterbank.tasks.columns import (
     label_name,
     label_names,
 )
-from adapterbank.tasks.readers import Table, table_from
 from adapterbank.tasks.spec import Task
+from adapterbank.tasks.tables import Table, table_from
 
 
 def table(*names: str) -> Table:

@@ -11,7 +11,7 @@ import pytest
 
 from adapterbank.errors import DataError
 from adapterbank.tasks.catalog import load
-from adapterbank.tasks.splits import read_examples
+from adapterbank.tasks.examples import read_examples
 
 
 class Split:

@@ -11,9 +11,9 @@ import pytest
 
 from adapterbank.errors import DataError
 from adapterbank.tasks.catalog import CATALOG, find, load, locate
+from adapterbank.tasks.examples import read_examples
 from adapterbank.tasks.layouts import ClassFiles, Delimited, Folders, Lines, Parquet, cut, joined
-from adapterbank.tasks.readers import Table
-from adapterbank.tasks.splits import read_examples
+from adapterbank.tasks.tables import Table
 from small_data import write
 
 

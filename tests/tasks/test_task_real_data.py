@@ -10,8 +10,8 @@ import pytest
 from adapterbank.errors import DataError
 from adapterbank.metrics import score
 from adapterbank.tasks.columns import find_columns, infer_task
-from adapterbank.tasks.readers import read_table
-from adapterbank.tasks.splits import read_examples, split
+from adapterbank.tasks.examples import read_examples, split
+from adapterbank.tasks.tables import read_table
 from real_data import DATA
 
 pytestmark = pytest.mark.data

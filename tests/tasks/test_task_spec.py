@@ -107,7 +107,7 @@ def test_fingerprints_agree_exactly_where_texts_do(first: list[str], second: lis
 
 def test_importing_the_data_modules_loads_nothing_heavy() -> None:
     code = (
-        "import sys, adapterbank.metrics, adapterbank.tasks.splits, adapterbank.tasks.columns\n"
+        "import sys, adapterbank.metrics, adapterbank.tasks.examples, adapterbank.tasks.columns\n"
         "print(*sorted({'torch', 'numpy', 'scipy', 'sklearn', 'pyarrow'} & set(sys.modules)))"
     )
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapterbank import storage
 from adapterbank.analysis import series
-from adapterbank.analysis.panels import (
+from adapterbank.analysis.plotting import (
     LOOKS,
     STYLE,
     by_form,
@@ -32,8 +31,9 @@ from adapterbank.analysis.panels import (
     split,
     with_legend,
 )
-from adapterbank.analysis.rows import Study
+from adapterbank.analysis.run_table import RunTable
 from adapterbank.analysis.series import Data
+from adapterbank.storage import files as storage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,7 +86,7 @@ class Drawing:
         return [folder / f"{self.name}.{ending}" for ending in files]
 
 
-def draw_all(study: Study) -> list[Drawing]:
+def draw_all(study: RunTable) -> list[Drawing]:
     """Draw every figure that a study has numbers for, one encoder after the other."""
     found = []
     for backbone in study.backbones or [""]:
@@ -134,11 +134,11 @@ def _counted_tasks(lines: Data) -> str:
     return f"{many} task{'s' * (many > 1)}" if few == many else f"{few} to {many} tasks a point"
 
 
-def _sizes(data: Data, _: Study) -> Figure:
+def _sizes(data: Data, _: RunTable) -> Figure:
     return _by_task(data, "trained", "trained parameters per task")
 
 
-def _rates(data: Data, _: Study) -> Figure:
+def _rates(data: Data, _: RunTable) -> Figure:
     figure = _by_task(data, "lr", "peak learning rate")
     values = sorted({float(line["lr"] or 0) for line in data})
     for axis in figure.axes:
@@ -168,7 +168,7 @@ def _by_task(data: Data, place: str, label: str) -> Figure:
     return with_legend(figure, axes)
 
 
-def _ablation(data: Data, study: Study) -> Figure:
+def _ablation(data: Data, study: RunTable) -> Figure:
     found = sorted(study.ablations, key=lambda one: rank(one["task"]["name"]))[:_PANELS]
     many = max(len(one["layers"]) for one in found) > 6
     figure, axes = make_panels(len(found), width=5.0 if many else 3.9, height=4.3 if many else 3.4)
@@ -199,7 +199,7 @@ def _heatmap(axis: Axes, one: Mapping[str, Any], metric: str) -> Any:
     return drawn
 
 
-def _sigmas(data: Data, _: Study) -> Figure:
+def _sigmas(data: Data, _: RunTable) -> Figure:
     figure, (axis,) = make_panels(1, width=6, height=3.2)
     for k, (task, lines) in enumerate(split(data, "task")):
         colour, marker = list(LOOKS.values())[k % len(LOOKS)][:2]
@@ -219,7 +219,7 @@ def _sigmas(data: Data, _: Study) -> Figure:
     return figure
 
 
-def _totals(data: Data, _: Study) -> Figure:
+def _totals(data: Data, _: RunTable) -> Figure:
     figure, (axis,) = make_panels(1, width=6, height=3.2)
     for (method, form), lines in by_form(data):
         colour, marker, name = look(method)
@@ -253,8 +253,8 @@ class _Sort:
 
     name: str
     title: str
-    numbers: Callable[[Study], Data]
-    draw: Callable[[Data, Study], Figure]
+    numbers: Callable[[RunTable], Data]
+    draw: Callable[[Data, RunTable], Figure]
     need: str
     """What must be there."""
     caption: str

@@ -14,8 +14,8 @@ from typing import Any
 from adapterbank import __version__
 from adapterbank.analysis import tables
 from adapterbank.analysis.figures import Drawing
-from adapterbank.analysis.rows import Study
-from adapterbank.analysis.tables import Table
+from adapterbank.analysis.run_table import RunTable
+from adapterbank.analysis.tables import ResultTable
 from adapterbank.config import Config
 
 _PAGE = Template("""<!doctype html>
@@ -50,7 +50,7 @@ $body
 """)
 
 
-def page(study: Study, drawings: Sequence[Drawing], folders: Sequence[str]) -> str:
+def page(study: RunTable, drawings: Sequence[Drawing], folders: Sequence[str]) -> str:
     """Give the page of a study; what there are no records for is said in its place."""
     backbones = study.backbones
     several = len(backbones) > 1
@@ -75,13 +75,13 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _tables(study: Study, backbone: str, suffix: str) -> str:
+def _tables(study: RunTable, backbone: str, suffix: str) -> str:
     heading = f"<h3>{escape(backbone)}</h3>\n" if backbone else ""
     found = "".join(_table(table, suffix) for table in tables.with_ours(study))
     return heading + (found or '<p class="note">No run of a task of tables 1 and 2.</p>\n')
 
 
-def _table(table: Table, suffix: str = "", linked: bool = False) -> str:
+def _table(table: ResultTable, suffix: str = "", linked: bool = False) -> str:
     """Write a table, the first cells as links to records if asked; nothing where it has no rows."""
     if not table.rows:
         return ""
@@ -123,7 +123,7 @@ def _figure(drawing: Drawing) -> str:
     )
 
 
-def _repeat(study: Study, folders: Sequence[str]) -> str:
+def _repeat(study: RunTable, folders: Sequence[str]) -> str:
     words = shlex.join(word for folder in folders for word in ("--records", folder))
     problems = "".join(f'<p class="missing">{escape(text)}</p>\n' for text in study.problems)
     return (
@@ -133,7 +133,7 @@ def _repeat(study: Study, folders: Sequence[str]) -> str:
     )
 
 
-def _runs(study: Study) -> str:
+def _runs(study: RunTable) -> str:
     """List the runs and embed every record and ablation whole."""
     found = [
         _details(row.path.stem, f"{row.task}, {row.label}, seed {row.seed}", row.record, command(row.record["config"]))

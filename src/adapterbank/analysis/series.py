@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from adapterbank.analysis.rows import Row, Study, best, by_task, mean
+from adapterbank.analysis.run_table import RunRow, RunTable, best, by_task, mean
 from adapterbank.config import Config
 from adapterbank.methods import METHODS
 
@@ -26,7 +26,7 @@ SUITES = ("all", "further", "GLUE")
 """All tasks, and the two halves of Fig. 3: GLUE, and every other."""
 
 
-def tradeoff(study: Study, suites: Sequence[str] = SUITES) -> Data:
+def tradeoff(study: RunTable, suites: Sequence[str] = SUITES) -> Data:
     """Fig. 1 and 3: trained parameters against the score minus full fine-tuning's, percentiles across tasks.
 
     Fig. 1 has the suite `all`, Fig. 3 the two others.
@@ -55,7 +55,7 @@ def tradeoff(study: Study, suites: Sequence[str] = SUITES) -> Data:
     return sorted(found, key=lambda line: (str(line["suite"]), str(line["method"]), _number(line["trained"])))
 
 
-def sizes(study: Study, *, spans: bool = False) -> Data:
+def sizes(study: RunTable, *, spans: bool = False) -> Data:
     """Fig. 4 (Fig. 5 with `spans`): dev score against trained parameters, for every task that has several sizes."""
     found: Data = []
     for task, rows in by_task(row for row in study.rows if row.plain).items():
@@ -70,18 +70,18 @@ def sizes(study: Study, *, spans: bool = False) -> Data:
     return sorted(found, key=lambda line: (str(line["task"]), str(line["method"]), _number(line["trained"])))
 
 
-def sigmas(study: Study) -> Data:
+def sigmas(study: RunTable) -> Data:
     """Fig. 6, right: dev score against the width of the initial Gaussian."""
     rows = [row for row in study.rows if row.method == "adapter" and "pruned" not in row.record["config"]]
     return _curves(rows, "sigma", lambda row: row.sigma)
 
 
-def rates(study: Study) -> Data:
+def rates(study: RunTable) -> Data:
     """Fig. 7: dev score against the learning rate, for each method in the form that has the most of them."""
     return _curves([row for row in study.rows if row.plain], "lr", lambda row: row.lr)
 
 
-def ablations(study: Study) -> Data:
+def ablations(study: RunTable) -> Data:
     """Fig. 6, left and centre: change of each score in per cent without the adapters of a span of layers."""
     return [
         {
@@ -95,7 +95,7 @@ def ablations(study: Study) -> Data:
     ]
 
 
-def totals(study: Study) -> Data:
+def totals(study: RunTable) -> Data:
     """Give the parameters of all tasks together, in encoders, against their number.
 
     Full copies share nothing, and a method without an encoder needs none; all others add to one encoder. Each method
@@ -107,7 +107,7 @@ def totals(study: Study) -> Data:
     for row in counted:
         options.setdefault(row.method, set()).update(() if row.option is None else (row.option,))
     for rows in by_task(counted).values():
-        forms: dict[tuple[str, str], list[Row]] = {}
+        forms: dict[tuple[str, str], list[RunRow]] = {}
         for row in rows:
             forms.setdefault((row.method, _best_of(row.method, options)), []).append(row)
             if (row.method, row.option) == ("adapter", 64) and len(options["adapter"]) > 1:
@@ -133,7 +133,7 @@ def _shared(method: str) -> int:
     return int(method != "full" and (method not in METHODS or METHODS[method].slot))
 
 
-def _curves(rows: Sequence[Row], name: str, place: Callable[[Row], float | None]) -> Data:
+def _curves(rows: Sequence[RunRow], name: str, place: Callable[[RunRow], float | None]) -> Data:
     """Give the dev score against one option, for each task and method that has at least two values of it."""
     found: Data = []
     for task, mine in by_task(row for row in rows if place(row) is not None).items():
@@ -153,25 +153,25 @@ def _curves(rows: Sequence[Row], name: str, place: Callable[[Row], float | None]
 
 
 def _variety(
-    form: tuple[str, int | None], rows: Sequence[Row], place: Callable[[Row], float | None]
+    form: tuple[str, int | None], rows: Sequence[RunRow], place: Callable[[RunRow], float | None]
 ) -> tuple[int, bool, int]:
     """Rank the forms of a method: most values first, of equals the usual one, so that all panels show the same."""
     return len({place(row) for row in rows}), form == ("adapter", Config().size), len(rows)
 
 
-def _forms(rows: Iterable[Row]) -> dict[tuple[str, int | None], list[Row]]:
+def _forms(rows: Iterable[RunRow]) -> dict[tuple[str, int | None], list[RunRow]]:
     """Group runs by method and the option that decides how much it trains."""
-    found: dict[tuple[str, int | None], list[Row]] = {}
+    found: dict[tuple[str, int | None], list[RunRow]] = {}
     for row in rows:
         found.setdefault((row.method, row.option), []).append(row)
     return found
 
 
-def _shown(rows: Sequence[Row]) -> float:
+def _shown(rows: Sequence[RunRow]) -> float:
     return 100 * mean([row.shown for row in rows]).mean
 
 
-def _spread(rows: Sequence[Row]) -> dict[str, Column]:
+def _spread(rows: Sequence[RunRow]) -> dict[str, Column]:
     found = mean([row.dev for row in rows])
     return {
         "dev": 100 * found.mean,

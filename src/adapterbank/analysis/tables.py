@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from adapterbank.analysis import paper
-from adapterbank.analysis.rows import Row, Study, best, by_task, mean
+from adapterbank.analysis.run_table import RunRow, RunTable, best, by_task, mean
 from adapterbank.encoder.sources import SOURCES
 
 _PAPERS_SHARE = 3.6
@@ -30,7 +30,7 @@ class _Line:
     share: float = math.inf
     """The most that a run may train, in per cent of the encoder."""
 
-    def has(self, row: Row) -> bool:
+    def has(self, row: RunRow) -> bool:
         fits = not row.encoder or 100 * row.trained <= self.share * row.encoder
         return row.method == self.method and (self.option is None or row.option == self.option) and fits
 
@@ -53,7 +53,7 @@ _CHOSEN = "Ours: mean ± s.e.m. over seeds of the setting that is best on dev, a
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """Cells as they are printed."""
 
     name: str
@@ -71,7 +71,7 @@ class Table:
         return text.getvalue()
 
 
-def with_ours(study: Study) -> list[Table]:
+def with_ours(study: RunTable) -> list[ResultTable]:
     """Give tables 1 and 2, as far as there is a score of ours in them."""
     tasks = {row.catalog for row in _plain(study)}
     columns = {task for task, _, _ in paper.GLUE_COLUMNS.values()}
@@ -79,7 +79,7 @@ def with_ours(study: Study) -> list[Table]:
     return [make(study) for make, known in made if tasks & known]
 
 
-def glue(study: Study) -> Table:
+def glue(study: RunTable) -> ResultTable:
     """Table 1: GLUE by method; ours on dev, with a line more for labelled test sets, the paper's from the server."""
     tasks = {rows[0].catalog: rows for rows in by_task(_plain(study)).values()}
     lines: list[tuple[str, ...]] = []
@@ -98,7 +98,7 @@ def glue(study: Study) -> Table:
             lines.append((f"ours: {name}, test", share, *found, _average(tests)))
     for name, (share, scores, total) in paper.GLUE.items():
         lines.append((f"paper: {name}, server", share, *(f"{score:.1f}" for score in scores), f"{total:.1f}"))
-    return Table(
+    return ResultTable(
         "table1",
         "Table 1: GLUE",
         ("", "trained", *paper.GLUE_COLUMNS, "mean"),
@@ -113,7 +113,7 @@ def glue(study: Study) -> Table:
     )
 
 
-def further(study: Study) -> Table:
+def further(study: RunTable) -> ResultTable:
     """Table 2: the paper's seventeen further tasks, test accuracy."""
     tasks = {rows[0].catalog: rows for rows in by_task(_plain(study)).values()}
     titles = {"automl": "AutoML", "full": "full", "top": "variable", "adapter": "adapters"}
@@ -132,7 +132,7 @@ def further(study: Study) -> Table:
     means = [_mean(of.get(method)) for method in paper.FURTHER_METHODS for of in (ours, theirs)]
     lines.append(("mean of the tasks we ran", *means))
     columns = [f"{who} {titles[method]}" for method in paper.FURTHER_METHODS for who in ("ours:", "paper:")]
-    return Table(
+    return ResultTable(
         "table2",
         "Table 2: the paper's further tasks, test accuracy",
         ("task", *columns),
@@ -145,7 +145,7 @@ def further(study: Study) -> Table:
     )
 
 
-def runs(study: Study) -> Table:
+def runs(study: RunTable) -> ResultTable:
     """List every run."""
     columns = ("record", "backbone", "task", "method", "lr", "epochs", "seed", "trained", "metric", "dev", "test", "s")
     lines = [
@@ -164,7 +164,7 @@ def runs(study: Study) -> Table:
         )
         for row in sorted(study.rows, key=lambda row: (row.backbone, row.task, row.method, row.option or 0, row.seed))
     ]
-    return Table(
+    return ResultTable(
         "runs",
         "All runs",
         columns,
@@ -174,7 +174,7 @@ def runs(study: Study) -> Table:
     )
 
 
-def smaller(study: Study) -> Table:
+def smaller(study: RunTable) -> ResultTable:
     """List what automatic size and pruning came to."""
     lines = []
     for row in study.rows:
@@ -185,18 +185,18 @@ def smaller(study: Study) -> Table:
             told += f"{100 * pruned['before']:.2f} before, {100 * pruned['after']:.2f} after"
             lines.append((row.record["package"], "pruned", told))
     columns = ("package", "how", "what came of it")
-    return Table("smaller", "Automatic size and pruning", columns, tuple(lines), words=columns)
+    return ResultTable("smaller", "Automatic size and pruning", columns, tuple(lines), words=columns)
 
 
-def _plain(study: Study) -> Iterable[Row]:
+def _plain(study: RunTable) -> Iterable[RunRow]:
     return (row for row in study.rows if row.plain)
 
 
-def _of(rows: Iterable[Row], line: _Line) -> list[Row]:
+def _of(rows: Iterable[RunRow], line: _Line) -> list[RunRow]:
     return [row for row in rows if line.has(row)]
 
 
-def _cell(rows: Sequence[Row], split: str, metric: str) -> tuple[str, float | None]:
+def _cell(rows: Sequence[RunRow], split: str, metric: str) -> tuple[str, float | None]:
     """Print a mean over seeds, and give it."""
     values = [_value(row, split, metric) for row in rows]
     if not values or any(value is None for value in values):
@@ -205,7 +205,7 @@ def _cell(rows: Sequence[Row], split: str, metric: str) -> tuple[str, float | No
     return f"{found.mean:.1f}" + ("" if found.sem is None else f" ± {found.sem:.1f}"), found.mean
 
 
-def _value(row: Row, split: str, metric: str) -> float | None:
+def _value(row: RunRow, split: str, metric: str) -> float | None:
     scores: Any = row.record["metrics"].get(split)
     if not isinstance(scores, Mapping):
         return None
@@ -213,7 +213,7 @@ def _value(row: Row, split: str, metric: str) -> float | None:
     return float(value) if value is not None else None
 
 
-def _share(chosen: Sequence[Sequence[Row]]) -> str:
+def _share(chosen: Sequence[Sequence[RunRow]]) -> str:
     shares = [100 * mine[0].trained / mine[0].encoder for mine in chosen if mine[0].encoder]
     if not shares:
         return _DASH
@@ -229,7 +229,7 @@ def _mean(values: Sequence[float] | None) -> str:
     return f"{fmean(values):.1f} ({len(values)})" if values else _DASH
 
 
-def _seen(study: Study) -> list[str]:
+def _seen(study: RunTable) -> list[str]:
     """Say which tasks an encoder is no stranger to."""
     known = {name: SOURCES[name].seen for name in study.backbones if name in SOURCES and SOURCES[name].seen}
     return [

@@ -35,7 +35,7 @@ class Draws(Protocol):
 
 
 @dataclass(frozen=True)
-class Row:
+class ModelRow:
     """One sort of model."""
 
     draw: Callable[[Draws], dict[str, Any]]
@@ -59,20 +59,20 @@ def _network(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-MODELS: Mapping[str, Row] = {
-    "linear": Row(
+MODELS: Mapping[str, ModelRow] = {
+    "linear": ModelRow(
         lambda d: {"strength": d.suggest_float("linear.strength", 1e-2, 1e2, log=True)},
         lambda s, seed: LogisticRegression(C=s["strength"], class_weight=s["balance"], max_iter=300, random_state=seed),
         lambda s, seed: Ridge(alpha=1 / s["strength"], random_state=seed),
         balances=True,
     ),
-    "svm": Row(
+    "svm": ModelRow(
         lambda d: {"decay": d.suggest_float("svm.decay", 1e-6, 1e-2, log=True)},
         lambda s, seed: SGDClassifier(loss="hinge", alpha=s["decay"], class_weight=s["balance"], random_state=seed),
         lambda s, seed: SGDRegressor(loss="epsilon_insensitive", alpha=s["decay"], random_state=seed),
         balances=True,
     ),
-    "bayes": Row(
+    "bayes": ModelRow(
         lambda d: {
             "smoothing": d.suggest_float("bayes.smoothing", 1e-3, 10, log=True),
             "complement": d.suggest_categorical("bayes.complement", (False, True)),
@@ -80,7 +80,7 @@ MODELS: Mapping[str, Row] = {
         lambda s, seed: (ComplementNB if s["complement"] else MultinomialNB)(alpha=s["smoothing"]),
         None,
     ),
-    "boosting": Row(
+    "boosting": ModelRow(
         lambda d: {
             "rate": d.suggest_float("boosting.rate", 0.02, 0.3, log=True),
             "leaves": d.suggest_int("boosting.leaves", 7, 63),
@@ -90,7 +90,7 @@ MODELS: Mapping[str, Row] = {
         lambda s, seed: HistGradientBoostingRegressor(**_boosted(s), random_state=seed),
         dense=True,
     ),
-    "network": Row(
+    "network": ModelRow(
         lambda d: {
             "hidden": d.suggest_int("network.hidden", 1, 3),
             "width": d.suggest_categorical("network.width", (32, 64, 128, 256)),

@@ -12,14 +12,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from adapterbank import metrics, storage
+from adapterbank import metrics
 from adapterbank.automl.models import TextModel, draw
 from adapterbank.errors import ConfigError, InputError, TrainingError
+from adapterbank.storage import files
 from adapterbank.tasks.spec import Examples, Task
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The best model, and the way to it."""
 
     model: TextModel = field(repr=False)
@@ -47,7 +48,7 @@ class Found:
             "history": self.history,
             "choice": self.choice,
             "examples_per_second": len(splits["train"]) * len(self.history) / max(spent, 1e-9),
-            "created": storage.now(),
+            "created": files.now(),
         }
 
 
@@ -70,7 +71,7 @@ def search(
     minutes: float = 0.0,
     seed: int = 0,
     watch: Callable[[int, int, float | None], None] = lambda done, total, best: None,
-) -> Found:
+) -> SearchResult:
     """Try models until the budget is spent, or the user interrupts; the best on dev is kept, the first of equals.
 
     `watch` hears of trials done, of how many, and the best score so far.
@@ -104,7 +105,7 @@ def search(
     if kept is None:
         raise TrainingError(f"None of {len(history)} models could be fitted to {len(train)} rows; give more rows.")
     _, best, model = kept
-    return Found(model, history[best - 1]["choice"], history, best, stopped)
+    return SearchResult(model, history[best - 1]["choice"], history, best, stopped)
 
 
 def _tried(

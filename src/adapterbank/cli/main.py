@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from adapterbank import __version__
-from adapterbank.cli import (
+from adapterbank.cli.commands import (
     ablate,
     audit,
     backbones,

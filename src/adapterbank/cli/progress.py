@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from adapterbank.lesson import Progress
+from adapterbank.training.job import Progress
 
 
 class Stages:

@@ -2,7 +2,7 @@
 
 Why our own pass and not a library's modules: each tensor is looked up by name through `Slots`, so a row can bring its
 own adapters, LayerNorms or whole layers; the arithmetic runs on real tokens only; and it can start in the middle.
-Every family in `anatomy.FAMILIES` is this post-LayerNorm encoder (Devlin et al. 2018), with two sites a layer where a
+Every family in `config.FAMILIES` is this post-LayerNorm encoder (Devlin et al. 2018), with two sites a layer where a
 slot may add something (Houlsby et al. 2019, section 2.1):
 
     y = attention(x);    x = LN(x + add(y));    y = feedforward(x);    x = LN(x + add(y))
@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adapterbank.encoder.anatomy import Anatomy
+from adapterbank.encoder.batch import Fused, Grid, PackedBatch, PaddedBatch, PaddedLayout
 from adapterbank.encoder.dropout import Dropout, LayerDropout, Mask
-from adapterbank.encoder.packed import Fused, Grid, Laid, Packed, Padded
+from adapterbank.encoder.families import EncoderConfig
 from adapterbank.errors import SlowerWarning
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -140,13 +140,13 @@ class Frozen:
 
 
 def forward(
-    anatomy: Anatomy,
+    config: EncoderConfig,
     slots: Slots,
-    batch: Packed | Padded,
+    batch: PackedBatch | PaddedBatch,
     dropout: Dropout | None = None,
     first: int = 0,
     prefix: Tensor | None = None,
-    runs: Runs | None = None,
+    runs: LayerFns | None = None,
 ) -> Tensor:
     """Give the last hidden states `[T, hidden]` of a packed batch.
 
@@ -154,81 +154,92 @@ def forward(
     text is always the same and need not be computed twice. `prefix` has it where it is known already. `runs` are
     other ways to run its parts: compiled ones.
     """
-    runs = runs or Runs()
+    runs = runs or LayerFns()
     if prefix is not None:
         x = prefix
     elif first > 0:
         with torch.no_grad():
-            x = lower(anatomy, slots, batch, first)
+            x = lower(config, slots, batch, first)
     else:
-        x = _embed(anatomy, slots, batch, dropout, runs)
+        x = _embed(config, slots, batch, dropout, runs)
     with torch.set_grad_enabled(torch.is_grad_enabled() and first == 0):  # its table is among the embeddings
-        bias = _bias(anatomy, slots, batch, x.dtype)
-    sizes = {"hidden": anatomy.hidden, "heads": anatomy.heads, "longest": batch.longest}
-    for i in range(first, anatomy.layers):
+        bias = _bias(config, slots, batch, x.dtype)
+    sizes = {"hidden": config.hidden, "heads": config.heads, "longest": batch.longest}
+    for i in range(first, config.layers):
         masks = dropout.layer(i, **sizes) if dropout else None
-        layer = slots.layer(f"layers.{anatomy.groups[i]}", f"layers.{i}")
-        x = runs.layer(anatomy, layer, batch.grid, x, bias, masks)
+        layer = slots.layer(f"layers.{config.groups[i]}", f"layers.{i}")
+        x = runs.layer(config, layer, batch.grid, x, bias, masks)
     return x
 
 
-def lower(anatomy: Anatomy, slots: Slots, batch: Packed | Padded, first: int) -> Tensor:
+def lower(config: EncoderConfig, slots: Slots, batch: PackedBatch | PaddedBatch, first: int) -> Tensor:
     """Give the hidden states `[T, hidden]` that layer `first` reads, without dropout."""
-    return between(anatomy, slots, batch, _embed(anatomy, slots, batch, None, Runs()), range(first))
+    return between(config, slots, batch, _embed(config, slots, batch, None, LayerFns()), range(first))
 
 
-def between(anatomy: Anatomy, slots: Slots, batch: Packed | Padded, x: Tensor, layers: Iterable[int]) -> Tensor:
+def between(
+    config: EncoderConfig, slots: Slots, batch: PackedBatch | PaddedBatch, x: Tensor, layers: Iterable[int]
+) -> Tensor:
     """Run some layers, one after the other, on the hidden states `[T, hidden]` that the first reads; no dropout."""
-    bias = _bias(anatomy, slots, batch, x.dtype)
+    bias = _bias(config, slots, batch, x.dtype)
     for i in layers:
-        layer = slots.layer(f"layers.{anatomy.groups[i]}", f"layers.{i}")
-        x = run_layer(anatomy, layer, batch.grid, x, bias, None)
+        layer = slots.layer(f"layers.{config.groups[i]}", f"layers.{i}")
+        x = run_layer(config, layer, batch.grid, x, bias, None)
     return x
 
 
-def _embed(anatomy: Anatomy, slots: Slots, batch: Packed | Padded, dropout: Dropout | None, runs: Runs) -> Tensor:
-    mask = dropout.mask(anatomy.embedding, 0) if dropout else None
+def _embed(
+    config: EncoderConfig, slots: Slots, batch: PackedBatch | PaddedBatch, dropout: Dropout | None, runs: LayerFns
+) -> Tensor:
+    mask = dropout.mask(config.embedding, 0) if dropout else None
     layer = slots.layer("embeddings", "embeddings")
-    return runs.embeddings(anatomy, layer, batch.ids, batch.types, batch.positions, mask)
+    return runs.embeddings(config, layer, batch.ids, batch.types, batch.positions, mask)
 
 
 def run_embeddings(
-    anatomy: Anatomy, layer: Layer, ids: Tensor, types: Tensor, positions: Tensor, mask: Mask | None
+    config: EncoderConfig, layer: Layer, ids: Tensor, types: Tensor, positions: Tensor, mask: Mask | None
 ) -> Tensor:
     """Give what the first layer reads."""
     x = layer.embed(ids, "word")
-    if anatomy.types:
+    if config.types:
         # A family with one token type has no second row to look up.
-        x = x + layer.embed(types.clamp(max=anatomy.types - 1), "type")
-    x = x + layer.embed(positions + anatomy.first_position, "position")
-    x = layer.norm(x, "norm", anatomy.epsilon)
+        x = x + layer.embed(types.clamp(max=config.types - 1), "type")
+    x = x + layer.embed(positions + config.first_position, "position")
+    x = layer.norm(x, "norm", config.epsilon)
     x = mask.drop(x) if mask else x
-    return layer.linear(x, "project") if anatomy.projected else x
+    return layer.linear(x, "project") if config.projected else x
 
 
 def run_layer(
-    anatomy: Anatomy, layer: Layer, grid: Grid | Laid, x: Tensor, bias: Tensor | None, dropout: LayerDropout | None
+    config: EncoderConfig,
+    layer: Layer,
+    grid: Grid | PaddedLayout,
+    x: Tensor,
+    bias: Tensor | None,
+    dropout: LayerDropout | None,
 ) -> Tensor:
     """Run one layer. Nothing in here differs from layer to layer but tensors, so that it is compiled once."""
-    y = _attend(layer.attention(x, "attention"), grid, heads=anatomy.heads, bias=bias, dropout=dropout)
+    y = _attend(layer.attention(x, "attention"), grid, heads=config.heads, bias=bias, dropout=dropout)
     y = layer.linear(y, "attention.output")
     y = dropout.after_attention(y) if dropout else y
-    x = layer.norm(x + layer.add(y, x, "attention"), "attention.norm", anatomy.epsilon)
-    y = ACTIVATIONS[anatomy.activation](layer.linear(x, "feedforward.up"))
+    x = layer.norm(x + layer.add(y, x, "attention"), "attention.norm", config.epsilon)
+    y = ACTIVATIONS[config.activation](layer.linear(x, "feedforward.up"))
     y = layer.linear(y, "feedforward.down")
     y = dropout.after_feedforward(y) if dropout else y
-    return layer.norm(x + layer.add(y, x, "feedforward"), "feedforward.norm", anatomy.epsilon)
+    return layer.norm(x + layer.add(y, x, "feedforward"), "feedforward.norm", config.epsilon)
 
 
 @dataclass(frozen=True)
-class Runs:
+class LayerFns:
     """How the parts of a pass are run."""
 
-    layer: Callable[[Anatomy, Layer, Grid | Laid, Tensor, Tensor | None, LayerDropout | None], Tensor] = run_layer
-    embeddings: Callable[[Anatomy, Layer, Tensor, Tensor, Tensor, Mask | None], Tensor] = run_embeddings
+    layer: Callable[[EncoderConfig, Layer, Grid | PaddedLayout, Tensor, Tensor | None, LayerDropout | None], Tensor] = (
+        run_layer
+    )
+    embeddings: Callable[[EncoderConfig, Layer, Tensor, Tensor, Tensor, Mask | None], Tensor] = run_embeddings
 
 
-def compiled_runs(compiled: Callable[[Any, Any], Any]) -> Runs:
+def compiled_runs(compiled: Callable[[Any, Any], Any]) -> LayerFns:
     """Give the parts compiled by `compiled`, for any number and length of rows."""
 
     def in_layer(_a: Any, _l: Any, _g: Any, x: Tensor, bias: Tensor, masks: LayerDropout | None) -> Any:
@@ -238,12 +249,14 @@ def compiled_runs(compiled: Callable[[Any, Any], Any]) -> Runs:
     def in_embeddings(_a: Any, _l: Any, ids: Tensor, types: Tensor, positions: Tensor, mask: Mask | None) -> Any:
         return [(ids, 0), (types, 0), (positions, 0)] + ([(mask.keys, 0)] if mask else [])
 
-    return Runs(compiled(run_layer, in_layer), compiled(run_embeddings, in_embeddings))
+    return LayerFns(compiled(run_layer, in_layer), compiled(run_embeddings, in_embeddings))
 
 
-def _attend(x: Tensor, grid: Grid | Laid, *, heads: int, bias: Tensor | None, dropout: LayerDropout | None) -> Tensor:
+def _attend(
+    x: Tensor, grid: Grid | PaddedLayout, *, heads: int, bias: Tensor | None, dropout: LayerDropout | None
+) -> Tensor:
     """Scaled dot-product attention within each row; query, key and value `[T, 3 hidden]` in, `[T, hidden]` out."""
-    if isinstance(grid, Laid) and grid.fused and bias is not None and bias.shape[1:3] == (1, 1):
+    if isinstance(grid, PaddedLayout) and grid.fused and bias is not None and bias.shape[1:3] == (1, 1):
         return _fuse(grid.fused, x, heads, bias, dropout)
     # Each [B, heads, L, width]; cut before they are turned, as the gradient of a cut is a plain concatenation.
     q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in grid.to_grid(x).chunk(3, -1))
@@ -265,16 +278,16 @@ def _fuse(fused: Fused, x: Tensor, heads: int, bias: Tensor, dropout: LayerDropo
     return fused(x, bias, *keys, heads, dropout.attention_rate)[0]
 
 
-def fused_attention(anatomy: Anatomy, device: torch.device) -> Fused | None:
+def fused_attention(config: EncoderConfig, device: torch.device) -> Fused | None:
     """Find the kernel that attends to filled-up rows, where there is one for this device and encoder."""
-    if device.type != "cuda" or anatomy.buckets or anatomy.hidden // anatomy.heads not in _KERNEL_WIDTHS:
+    if device.type != "cuda" or config.buckets or config.hidden // config.heads not in _KERNEL_WIDTHS:
         return None
     try:
-        from adapterbank.encoder import kernels
+        from adapterbank.encoder import attention_triton
     except ImportError as error:
         warnings.warn(f"Attention runs slower without Triton ({error}).", SlowerWarning, 2)
         return None
-    found: Fused = kernels.attend
+    found: Fused = attention_triton.attend
     return found
 
 
@@ -304,20 +317,20 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return first.as_strided((sum(len(part) for part in parts), *first.shape[1:]), first.stride())
 
 
-def _bias(anatomy: Anatomy, slots: Slots, batch: Packed | Padded, dtype: torch.dtype) -> Tensor | None:
+def _bias(config: EncoderConfig, slots: Slots, batch: PackedBatch | PaddedBatch, dtype: torch.dtype) -> Tensor | None:
     """Give what is added to the attention scores: the mask of padding, and the family's position bias."""
     mask = batch.bias(dtype)
-    if not anatomy.buckets:
+    if not config.buckets:
         return mask
-    relative = _relative_bias(anatomy, slots, batch).to(dtype)
+    relative = _relative_bias(config, slots, batch).to(dtype)
     return relative if mask is None else relative + mask
 
 
-def _relative_bias(anatomy: Anatomy, slots: Slots, batch: Packed | Padded) -> Tensor:
+def _relative_bias(config: EncoderConfig, slots: Slots, batch: PackedBatch | PaddedBatch) -> Tensor:
     """Give MPNet's attention bias `[1, heads, L, L]`: near distances have a bucket each, far ones share."""
     places = torch.arange(batch.longest, device=batch.ids.device)
     distance = places[:, None] - places[None]
-    half, exact = anatomy.buckets // 2, anatomy.buckets // 4
+    half, exact = config.buckets // 2, config.buckets // 4
     near = distance.abs()
     far = torch.log(near.clamp(min=1).float() / exact) / math.log(_FURTHEST / exact) * (half - exact)
     bucket = torch.where(near < exact, near, (exact + far.long()).clamp(max=half - 1)) + (distance < 0) * half

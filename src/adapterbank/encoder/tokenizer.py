@@ -14,7 +14,7 @@ import numpy as np
 import tokenizers
 from tokenizers import Encoding, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from adapterbank.encoder.packed import Tokens
+from adapterbank.encoder.batch import Tokens
 from adapterbank.errors import BackboneError, InputError
 
 _FROM_VOCABULARY = ("bert", "distilbert", "electra")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from adapterbank.encoder.packed import Tokens
+from adapterbank.encoder.batch import Tokens
 from adapterbank.encoder.tokenizer import encode_whole
 from adapterbank.errors import InputError
 

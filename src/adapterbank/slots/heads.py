@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from adapterbank.encoder.batch import PackedBatch, PaddedBatch
 from adapterbank.encoder.dropout import Dropout
-from adapterbank.encoder.packed import Packed, Padded
 from adapterbank.methods import Head
-from adapterbank.slots.bottleneck import linear
-from adapterbank.slots.route import Route
+from adapterbank.slots.additions.bottleneck import linear
+from adapterbank.slots.routing import Route
 
 _SIGMA = 0.02
 """Of a new head's weights: BERT's own, and the public code's."""
@@ -42,7 +42,7 @@ def initial(head: Head, hidden: int, generator: torch.Generator) -> dict[str, Te
     return found
 
 
-def outputs(hidden: Tensor, batch: Packed, route: Route, dropout: Dropout | None = None) -> list[Tensor]:
+def outputs(hidden: Tensor, batch: PackedBatch, route: Route, dropout: Dropout | None = None) -> list[Tensor]:
     """Give each segment's head outputs, float32: `[rows, outputs]`, or `[tokens, 2]` for spans.
 
     Rows of the bare backbone give their mean hidden state, `[rows, hidden]`.
@@ -64,7 +64,7 @@ def outputs(hidden: Tensor, batch: Packed, route: Route, dropout: Dropout | None
 
 def reads(
     hidden: Tensor,
-    batch: Packed | Padded,
+    batch: PackedBatch | PaddedBatch,
     head: Head,
     look_up: Callable[[Tensor, str], Tensor],
     dropout: Dropout | None = None,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from adapterbank.methods import Plan, decays, roles
-from adapterbank.slots.bottleneck import site_names
+from adapterbank.slots.additions.bottleneck import site_names
 
 LARGEST = 64
 """Rows of one block: enough to share a product, few enough that growing never copies much."""
@@ -27,7 +27,7 @@ _ALIGNED = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class RowLayout:
     """What a row of a block holds, and where."""
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -70,7 +70,7 @@ class Layout:
 class Block:
     """Rows of one layout."""
 
-    layout: Layout
+    layout: RowLayout
     tensor: Tensor
     """[capacity, width], the numbers themselves."""
     owners: list[int | None] = field(default_factory=list)
@@ -118,7 +118,7 @@ class Slot:
     """Slots of one number differ in sizes, label counts and numbers alone."""
 
     @cached_property
-    def layouts(self) -> tuple[Layout, ...]:
+    def layouts(self) -> tuple[RowLayout, ...]:
         """The layouts of its rows."""
         return tuple(block.layout for block, _ in self.rows)
 
@@ -132,9 +132,9 @@ class Stacks:
         self._slots: dict[int, Slot] = {}
         self._next = 0
         self._families: dict[Hashable, int] = {}
-        self._layouts: dict[tuple[object, ...], Layout] = {}
-        self._blocks: dict[Layout, list[Block]] = {}
-        self._free: dict[Layout, list[tuple[Block, int]]] = {}
+        self._layouts: dict[tuple[object, ...], RowLayout] = {}
+        self._blocks: dict[RowLayout, list[Block]] = {}
+        self._free: dict[RowLayout, list[tuple[Block, int]]] = {}
 
     @property
     def device(self) -> torch.device:
@@ -187,7 +187,7 @@ class Stacks:
         self._slots[slot] = Slot(plan, {name: places[name] for name in tensors}, shapes, sites, tuple(rows), family)
         return slot
 
-    def layouts(self, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> list[Layout]:
+    def layouts(self, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> list[RowLayout]:
         """Give the rows that tensors of these shapes are laid out in; equal ones are the same object."""
         parts: dict[tuple[bool, bool], dict[str, tuple[int, ...]]] = {}
         for name, shape in shapes.items():
@@ -195,7 +195,7 @@ class Stacks:
         found = []
         for (head, decaying), part in parts.items():
             key = (head, decaying, frozenset(part.items()))  # in whatever order they were given
-            found.append(self._layouts.setdefault(key, Layout(part, head, decaying)))
+            found.append(self._layouts.setdefault(key, RowLayout(part, head, decaying)))
         return found
 
     def size(self, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> int:
@@ -253,7 +253,7 @@ class Stacks:
             block.owners[row] = None
             self._free.setdefault(block.layout, []).append((block, row))
 
-    def _free_row(self, layout: Layout) -> tuple[Block, int]:
+    def _free_row(self, layout: RowLayout) -> tuple[Block, int]:
         """Find a free row, or make one: in the last block of the layout, which grows by doubling, or in a new one."""
         if free := self._free.get(layout):
             return free.pop()

@@ -18,10 +18,10 @@ from adapterbank.tasks.hub import Hub, read_hub
 from adapterbank.tasks.layouts import (
     WHOLE,
     ClassFiles,
+    DataLayout,
     Delimited,
     Files,
     Folders,
-    Layout,
     Lines,
     PairsJson,
     Parquet,
@@ -29,8 +29,8 @@ from adapterbank.tasks.layouts import (
     cut,
     joined,
 )
-from adapterbank.tasks.readers import Table, listed
 from adapterbank.tasks.spec import Task
+from adapterbank.tasks.tables import Table, listed
 
 ROOT = "ADAPTERBANK_DATA"
 """The environment variable that names the data root."""
@@ -55,7 +55,7 @@ class Entry:
     """How many labels, where they are not stated."""
     numbered: bool = False
     """Whether public copies number the labels in the order they have here."""
-    layouts: tuple[Layout, ...] = ()
+    layouts: tuple[DataLayout, ...] = ()
     """Besides Parquet, which every data set may be kept as."""
     hub: Hub | None = None
     recut: bool = False
@@ -114,11 +114,11 @@ def data_root(given: str | os.PathLike[str] | None = None) -> Path | None:
     return root if named else None
 
 
-def locate(entry: Entry, root: Path | None) -> tuple[Layout, Files] | None:
+def locate(entry: Entry, root: Path | None) -> tuple[DataLayout, Files] | None:
     """Give the layout and files in which a task lies in the data root; None where it does not."""
     if root is None:
         return None
-    every: tuple[Layout, ...] = (Parquet(entry.labels if entry.numbered else ()), *entry.layouts)
+    every: tuple[DataLayout, ...] = (Parquet(entry.labels if entry.numbered else ()), *entry.layouts)
     return next(((layout, files) for layout in every if (files := layout.find(root, entry.folder))), None)
 
 
@@ -270,7 +270,7 @@ _SQUAD = (
 )  # fmt: skip
 
 
-def _paper(name: str, rows: int, labels: tuple[str, ...], *layouts: Layout, **more: Any) -> Entry:
+def _paper(name: str, rows: int, labels: tuple[str, ...], *layouts: DataLayout, **more: Any) -> Entry:
     """Describe one of the seventeen; they have no split of their own, and the paper cut 80/10/10."""
     sizes = (8 * rows // 10, round(rows / 10), rows - 8 * rows // 10 - round(rows / 10))
     folder = more.pop("folder", f"cf_{name}")

@@ -12,8 +12,8 @@ from typing import Any
 
 from adapterbank.errors import DataError, InputError, UnknownName
 from adapterbank.metrics import DEFAULT_METRIC
-from adapterbank.tasks.readers import Table, listed, short
 from adapterbank.tasks.spec import KINDS, Task
+from adapterbank.tasks.tables import Table, listed, short
 
 PAIRS = (
     ("sentence1", "sentence2"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adapterbank.errors import DataError
-from adapterbank.tasks.readers import Table
+from adapterbank.tasks.tables import Table
 
 SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 """What most data sets call their splits."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from adapterbank.errors import DataError
-from adapterbank.tasks.readers import Table, listed, read_table, unpacked
+from adapterbank.tasks.tables import Table, listed, read_table, unpacked
 
 WHOLE = "all"
 """The name of a split that holds everything."""
@@ -30,7 +30,7 @@ Files = Mapping[str, Sequence[Path]]
 """The files of each split."""
 
 
-class Layout(Protocol):
+class DataLayout(Protocol):
     """One way in which a data set is handed out."""
 
     def find(self, root: Path, folder: str) -> Files:

@@ -1,0 +1,69 @@
+"""`adapterbank prune`: a task without its idle adapters, as a new version."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from adapterbank.cli.commands.catalog import DataRoot, ScoredData, Split
+from adapterbank.cli.console import (
+    AsJson,
+    BackboneName,
+    BankPath,
+    Device,
+    Precision,
+    TaskName,
+    print_json,
+    print_table,
+    size,
+)
+
+HELP = """Remove a task's idle adapters: from the lowest layer up, those without which it stays within the tolerance.
+
+Nothing is trained again. The smaller task is a new version of it and becomes the default; `adapterbank rollback` goes
+back.
+
+Example: adapterbank prune --bank bank --task sentiment --data dev.csv
+
+A task of the catalog brings its own data: adapterbank prune --bank bank --task glue/cola --tolerance 1
+
+Python: adapterbank.open_bank("bank").prune("sentiment", "dev.csv")
+"""
+
+
+def command(
+    bank: BankPath,
+    task: TaskName,
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", help="Points of the metric that it may lose in all.")
+    ] = 0.5,
+    data: ScoredData = None,
+    split: Split = "dev",
+    data_root: DataRoot = None,
+    backbone: BackboneName = None,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    json: AsJson = False,
+) -> None:
+    """See `HELP`."""
+    from adapterbank.api import open_bank
+    from adapterbank.cli.progress import Stages
+    from adapterbank.studies.pruning import told
+
+    opened = open_bank(bank, backbone, device=device, precision=precision, data_root=data_root)
+    with Stages(quiet=json) as stages:
+        watch = stages.watcher(f"pruning {task}")
+        found, result = opened.prune(task, data, split=split, tolerance=tolerance, watch=watch)
+    if json:
+        print_json({**found, "package": result.package.ref if result and result.package else None})
+        return
+    steps = [[str(s["layer"]), f"{s['score']:.4f}", "removed" if s["removed"] else "kept"] for s in found["steps"]]
+    print_table(["layer", "without it", "adapters"], steps)
+    typer.echo(told(found))
+    if result and result.package:
+        was, now = opened.show(found["from"]), result.package.manifest
+        typer.echo(
+            f"{result.package.ref}  {now.params['trained']:,} parameters instead of {was.params['trained']:,}, "
+            f"{size(now.bytes)} instead of {size(was.bytes)}"
+        )

@@ -1,0 +1,32 @@
+"""`adapterbank rollback`: make an earlier version of a task the default again."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from adapterbank.cli.console import AsJson, BankPath, print_json
+from adapterbank.storage.bank import Bank
+from adapterbank.tasks.catalog import bank_name
+
+HELP = """Make an earlier version of a task the default again.
+
+Example: adapterbank rollback --bank bank --task sentiment
+
+Example: adapterbank rollback --bank bank --task sentiment --to 3
+"""
+
+
+def command(
+    bank: BankPath,
+    task: Annotated[str, typer.Option("--task", help="Name of the task.", show_default=False)],
+    to: Annotated[int | None, typer.Option("--to", help="The version (default: the default before this one).")] = None,
+    json: AsJson = False,
+) -> None:
+    """See `HELP`."""
+    version = Bank.open(bank).rollback(bank_name(task), to)
+    if json:
+        print_json({"task": task, "default": version})
+    else:
+        typer.echo(f"{task}@{version} is the default now.")

@@ -1,0 +1,60 @@
+"""`adapterbank show`: a package's manifest, for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from adapterbank.cli.console import AsJson, BankPath, TaskName, print_json, size
+from adapterbank.storage.bank import Bank
+
+HELP = """Show all that is known of a task: labels, scores, method, recipe, data, versions.
+
+Example: adapterbank show --bank bank --task sentiment
+"""
+
+
+def command(bank: BankPath, task: TaskName, json: AsJson = False) -> None:
+    """See `HELP`."""
+    opened = Bank.open(bank)
+    package = opened.get(task)
+    m = package.manifest
+    if json:
+        print_json(m.to_json())
+        return
+    default = opened.get(m.name).manifest.version
+    versions = [f"{v} (default)" if v == default else str(v) for v in opened.versions(m.name)]
+    adapter, lora = m.method["adapter"], m.method.get("lora")
+    shape = f", size {adapter['size']}, {adapter['activation']}" if adapter else ""
+    shape += f", rank {lora['rank']}, alpha {lora['alpha']:g}, {', '.join(lora['targets'])}" if lora else ""
+    lines = {
+        "task": f"{package.ref}, {m.task['kind']}, reads {' and '.join(m.task['text'])}",
+        "labels": ", ".join(m.task["labels"]) or "-",
+        **{
+            f"{s} scores": ", ".join(f"{k} {v:.4f}" for k, v in got.items() if k != "rows")
+            for s, got in m.metrics.items()
+        },
+        "method": m.method["name"] + shape,
+        "pooling": m.method["head"]["pooling"],
+        "trained": f"{m.params['trained']:,} parameters, {m.params['percent']:.2f} % of the encoder",
+        "size": size(m.bytes),
+        "backbone": f"{m.backbone['name']} ({m.backbone['sha256'][:12]})",
+        "recipe": ", ".join(f"{k} {v}" for k, v in m.recipe.items() if v is not None and k != "pruned")
+        + f", seed {m.seed}",
+        **_pruned(m.recipe.get("pruned")),
+        "data": ", ".join(f"{s} {d['rows']} rows ({d['sha256'][:12]})" for s, d in m.data.items()),
+        "made": f"{m.created} by adapterbank {m.library}, torch {m.fingerprint['stamp']['torch']}",
+        "versions": ", ".join(versions),
+        "files": str(package.path),
+    }
+    for name, value in lines.items():
+        typer.echo(f"{name:<12} {value}")
+
+
+def _pruned(found: dict[str, Any] | None) -> dict[str, str]:
+    if not found:
+        return {}
+    layers = ", ".join(map(str, found["removed"]))
+    scores = f"{found['metric']} {found['before']:.4f} before, {found['after']:.4f} after"
+    return {"pruned": f"{found['from']} without the adapters of layers {layers}: {scores}"}

@@ -1,0 +1,48 @@
+"""`adapterbank tasks`: list what a bank holds."""
+
+from __future__ import annotations
+
+import typer
+
+from adapterbank.cli.console import AsJson, BankPath, counted, print_json, print_table, say, size
+from adapterbank.storage.bank import Bank
+from adapterbank.storage.package import Manifest
+
+HELP = """List the tasks of a bank with their scores and sizes.
+
+Example: adapterbank tasks --bank bank
+"""
+
+
+def command(bank: BankPath, json: AsJson = False) -> None:
+    """See `HELP`."""
+    opened = Bank.open(bank)
+    packages, problems = opened.listing()
+    for problem in problems:
+        say(f"adapterbank: {problem}")
+    found = [package.manifest for package in packages]
+    if json:
+        print_json([{k: v for k, v in m.to_json().items() if k != "fingerprint"} for m in found])
+        return
+    if not found:
+        typer.echo("The bank has no tasks yet. See: adapterbank train --help")
+        return
+    rows = []
+    for m in found:
+        metric = m.task["metric"]
+        adapter, lora = m.method["adapter"], m.method.get("lora")
+        method = m.method["name"] + (f" {adapter['size']}" if adapter else "") + (f" {lora['rank']}" if lora else "")
+        score = f"{m.metrics['dev'][metric]:.4f}"
+        rows.append([m.name, str(m.version), m.task["kind"], score, metric, method, f"{m.params['percent']:.2f} %",
+                     size(m.bytes), m.created[:10]])  # fmt: skip
+    print_table(["task", "version", "kind", "dev", "metric", "method", "trained", "size", "made"], rows)
+    typer.echo(f"\n{total(found, opened.backbone['name'])}")
+
+
+def total(found: list[Manifest], backbone: str) -> str:
+    """Say what all tasks cost together against one full copy of the encoder for each."""
+    encoder = found[0].params["encoder"]
+    times = (encoder + sum(m.params["trained"] for m in found)) / encoder
+    return (
+        f"{counted(len(found), 'task')} on {backbone}: {times:.2f}× the encoder's parameters, instead of {len(found)}×"
+    )

@@ -1,0 +1,88 @@
+"""One encoder's tensors for many processes: laid out once in sealed memory, which each maps. Knows no tasks and slots.
+
+A checkpoint's own file is not mapped, since its tensors lie at any address and the last bit of a product depends on
+that. Here each begins at a multiple of 64 bytes, as torch's own do, and the seal keeps everyone from writing to them.
+The memory has no name: it is reached through an open descriptor alone, and goes with the last process that has it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from adapterbank.encoder import backbone as checkpoint
+from adapterbank.encoder.backbone import Backbone
+from adapterbank.encoder.forward import PROJECTIONS
+
+_ALIGNMENT = 64
+_ORDER = {part: i for i, part in enumerate(PROJECTIONS)}
+
+
+def share(backbone: Backbone) -> tuple[Backbone, int | None]:
+    """Give the same backbone with its tensors in shared memory, and the descriptor that other processes `attach` to.
+
+    Where the system has no such memory (macOS) the backbone stays as it is, and there is no descriptor.
+    """
+    if not hasattr(os, "memfd_create"):
+        return backbone, None
+    head, places, total = _layout(backbone.tensors)
+    descriptor = os.memfd_create("adapterbank-encoder", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, total)
+    with mmap.mmap(descriptor, total) as memory:
+        memory[: len(head)] = head
+        for name, begin in places.items():
+            data = backbone.tensors[name].contiguous().numpy().tobytes()
+            memory[begin : begin + len(data)] = data
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return replace(backbone, tensors=_mapped(descriptor)), descriptor
+
+
+def attach(name: str, descriptor: int) -> Backbone:
+    """Give a backbone whose tensors another process shares; config and tokenizer come from where `name` leads."""
+    return checkpoint.load(name, _mapped(descriptor))
+
+
+def _mapped(descriptor: int) -> dict[str, Tensor]:
+    """Map the memory: privately, as the seal allows no other way to torch, which wants buffers it could write to."""
+    memory = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    length = int.from_bytes(memory[:8], "little")
+    head = json.loads(memory[8 : 8 + length])
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    found = {}
+    for name, (begin, shape) in head.items():
+        count = 4 * torch.Size(shape).numel()
+        found[name] = whole[begin : begin + count].view(torch.float32).view(shape)
+    return found
+
+
+def _layout(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int], int]:
+    """Give the head, where each tensor begins, and the size of all."""
+    places: dict[str, int] = {}
+    end = 0
+    for name in sorted(tensors, key=_together):
+        places[name] = end
+        end += -(-4 * tensors[name].numel() // _ALIGNMENT) * _ALIGNMENT
+    start = 0
+    while True:  # the head's length depends on the numbers in it
+        told = {name: [start + begin, list(tensors[name].shape)] for name, begin in places.items()}
+        text = json.dumps(told).encode()
+        if 8 + len(text) <= start:
+            break
+        start = -(-(8 + len(text)) // mmap.PAGESIZE) * mmap.PAGESIZE
+    head = len(text).to_bytes(8, "little") + text
+    return head, {name: start + begin for name, begin in places.items()}, start + end
+
+
+def _together(name: str) -> tuple[str, str, int]:
+    """Sort query, key and value of a layer side by side, so that the three are one matrix without a copy."""
+    prefix, _, leaf = name.rpartition(".")
+    above, _, part = prefix.rpartition(".")
+    return (above, leaf, _ORDER[part]) if part in _ORDER else (prefix, leaf, 0)

@@ -1,0 +1,101 @@
+"""Fixed sequences of GPU work: compiled, captured once, replayed. Knows nothing of what is computed.
+
+A GPU of today finishes a small encoder's kernels sooner than Python can ask for them. So the layer is compiled, which
+makes few kernels of many, and a whole step is captured in a CUDA graph, which asks for all of them at once. Where
+either is not to be had the same work is done without it, slower, and a warning says so once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+
+from adapterbank.errors import SlowerWarning
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_COMPILED_FORMS = 64
+"""Forms of one function that may be compiled in a process; torch's own 8 would not do for a sweep."""
+
+
+class GraphCompiler:
+    """All programs of one device; they share memory, as only one runs at a time."""
+
+    def __init__(self, device: torch.device, *, compiled: bool = True) -> None:
+        """Nothing is compiled or captured yet; on other devices than GPUs nothing ever is."""
+        self.device = device
+        self._compiles = self._captures = compiled and device.type == "cuda"
+        self._pool: Any = None
+        self._first: Any = None
+        self._ready: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+    def compiled(self, function: F, changing: Callable[..., Iterable[tuple[Any, int]]] | None = None) -> F:
+        """Give a compiled form of a function, which falls back to the function itself.
+
+        `changing` names, of its arguments, the tensors' dimensions that are not the same at every call.
+        """
+        if not self._compiles:
+            return function
+        if function not in self._ready:
+            torch._dynamo.config.recompile_limit = max(_COMPILED_FORMS, torch._dynamo.config.recompile_limit)
+            self._ready[function] = torch.compile(function, dynamic=None)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            if not self._compiles:
+                return function(*arguments, **options)
+            for tensor, dimension in changing(*arguments) if changing else ():
+                torch._dynamo.maybe_mark_dynamic(tensor, dimension)
+            return self._ready[function](*arguments, **options)
+
+        return call  # type: ignore[return-value]
+
+    def capture(self, body: Callable[[], None]) -> Callable[[], None]:
+        """Give a quick way to do what `body` does. It runs here a few times, and must do no harm by that.
+
+        `body` reads and writes tensors whose places never change, and asks nothing of the host.
+        """
+        if self.device.type != "cuda":
+            return body
+        self._warm(body)
+        if not self._captures:
+            return body
+        try:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                body()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self._captures = False
+            self._say("captured in a CUDA graph", error)
+            return body
+        self._first = self._first or graph  # the shared memory lives as long as one graph that uses it
+        self._pool = self._pool or graph.pool()
+        return graph.replay
+
+    def _warm(self, body: Callable[[], None]) -> None:
+        """Run `body` beside the main stream, as captures ask for: libraries make their workspaces, code is compiled."""
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            try:
+                body()
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # whatever a compiler may raise: it is not needed
+                if not self._compiles:
+                    raise
+                self._compiles = False
+                self._say("compiled", error)
+                body()
+            body()
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+
+    @staticmethod
+    def _say(what: str, error: Exception) -> None:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        reason = f"{type(error).__name__}: {first}"
+        warnings.warn(f"The pass could not be {what} here and runs slower without ({reason}).", SlowerWarning, 4)

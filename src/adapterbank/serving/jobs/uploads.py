@@ -1,0 +1,70 @@
+"""A data file on its way in: streamed to disk under a limit, hashed, whole or not there. Knows no runs and no HTTP."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from adapterbank.errors import InputError
+from adapterbank.serving.jobs.run_store import new_id
+from adapterbank.storage import files
+
+FORMATS = ("csv", "tsv", "jsonl", "parquet")
+
+
+class TooLarge(InputError):
+    """A data file is larger than allowed."""
+
+
+def check_size(size: int, limit: int) -> None:
+    """Refuse a file that is too large."""
+    if size > limit:
+        raise TooLarge(f"The data file is larger than {limit} bytes; send fewer rows, or Parquet.")
+
+
+class Upload:
+    """A data file on its way in: written part by part, and gone unless it was submitted."""
+
+    def __init__(self, folder: Path, ending: str, limit: int) -> None:
+        self.format, self.id, self.size = ending, new_id(), 0
+        self.path = folder / f"{self.id}.{ending}"
+        self._limit, self._hash = limit, hashlib.sha256()
+        self._part = folder / f"{files.TEMPORARY}{self.id}"
+        with files.refusals_explained(self._part):
+            self._file = open(self._part, "xb")  # noqa: SIM115 (closed by `finish` or on leaving)
+
+    def __enter__(self) -> Upload:
+        """Begin."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave nothing of a file that was not submitted."""
+        try:
+            with files.refusals_explained(self._part):
+                self._file.close()  # which writes what is still to be written, and the disk may be full
+        finally:
+            self._part.unlink(missing_ok=True)
+
+    def write(self, part: bytes) -> None:
+        """Add bytes; refused as soon as they are too many."""
+        self.size += len(part)
+        check_size(self.size, self._limit)
+        self._hash.update(part)
+        with files.refusals_explained(self._part):
+            self._file.write(part)
+
+    def finish(self) -> dict[str, Any]:
+        """Close the file, give it its name, and say what it is."""
+        if not self.size:
+            raise InputError("The request has no body; send the data file as it is: curl --data-binary @reviews.csv …")
+        with files.refusals_explained(self._part):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            os.replace(self._part, self.path)
+        return {"format": self.format, "bytes": self.size, "sha256": self._hash.hexdigest()}

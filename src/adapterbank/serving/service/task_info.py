@@ -1,0 +1,64 @@
+"""What is told of tasks: manifests to the JSON of /v1/tasks. Knows no engine and no routes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from adapterbank.errors import InputError
+from adapterbank.storage import files
+from adapterbank.storage.bank import Bank
+from adapterbank.storage.package import Manifest
+
+
+def summary(manifest: Manifest, *, resident: bool) -> dict[str, Any]:
+    """Tell a task in a line of a list."""
+    task, method = manifest.task, manifest.method
+    scores: Mapping[str, Mapping[str, Any]] = manifest.metrics
+    adapter = method.get("adapter")
+    return {
+        "name": manifest.name,
+        "version": manifest.version,
+        "kind": task["kind"],
+        "text": list(task["text"]),
+        "labels": list(task["labels"]),
+        "metric": task["metric"],
+        "score": scores.get("dev", {}).get(task["metric"]),
+        "test_score": scores.get("test", {}).get(task["metric"]),
+        "method": method.get("name") or method.get("method"),
+        "size": adapter["size"] if adapter else None,
+        "params": {key: manifest.params.get(key) for key in ("trained", "encoder", "total", "percent")},
+        "bytes": manifest.bytes,
+        "created": manifest.created,
+        "resident": resident,
+    }
+
+
+def details(bank: Bank, manifest: Manifest, *, resident: bool) -> dict[str, Any]:
+    """Tell all of a task: its manifest, its versions, and its newest ablation."""
+    told = {key: value for key, value in manifest.to_json().items() if key != "fingerprint"}
+    return {
+        **told,
+        "backbone": {**manifest.backbone, "name": called(manifest.backbone["name"])},
+        "resident": resident,
+        "versions": bank.versions(manifest.name),
+        "default": bank.default(manifest.name),
+        "ablation": _ablation(bank.records_path / "ablations", f"{manifest.name}@{manifest.version}"),
+    }
+
+
+def called(backbone: str) -> str:
+    """Give an encoder's name to who asks; of a folder on this machine, its last part."""
+    return Path(backbone).name if Path(backbone).is_absolute() else backbone
+
+
+def _ablation(folder: Path, ref: str) -> Any:
+    """Give the newest ablation of a package; none where none can be read."""
+    found = [path for path in folder.glob("*.json") if path.name.rpartition("-")[0] == ref]
+    for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            return files.read_json(path)
+        except (InputError, OSError):
+            continue
+    return None

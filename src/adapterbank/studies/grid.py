@@ -1,0 +1,253 @@
+"""A study as a YAML file: blocks of options, lists multiply -> its runs. Knows no torch and no records.
+
+    epochs: 10                      # options common to all blocks
+    blocks:
+      - name: adapters
+        task: [glue/cola, {task: glue/sst2, limit: 20000}]
+        size: [8, 64, 256]
+        lr: [3e-4, 1e-3]
+        seeds: 2                    # seeds 0 and 1; a list names them
+        select:                     # afterwards: for each task the best setting on dev,
+          per: [task]
+          seeds: 5                  # with these seeds
+
+A file without `blocks` is one block.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from adapterbank import config as configs
+from adapterbank.config import Config, resolve, unused_options
+from adapterbank.errors import ConfigError, InputError
+from adapterbank.methods import METHODS
+from adapterbank.tasks.catalog import CATALOG
+from adapterbank.training.dataset import defaults, named
+
+_FIELDS = tuple(f.name for f in fields(Config))
+BY = ("best", "mean")
+"""How a setting is chosen: by its best run on dev, as in the paper, or by the mean over its seeds."""
+
+
+@dataclass(frozen=True)
+class Select:
+    """What happens once a block's runs have ended: the best setting of each group is run with further seeds."""
+
+    per: tuple[str, ...] = ("task",)
+    """The options whose values make a group."""
+    by: str = "best"
+    seeds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class GridBlock:
+    """Some runs of a study, and what is chosen among them."""
+
+    name: str
+    runs: tuple[Config, ...]
+    select: Select | None = None
+
+    @property
+    def further(self) -> int:
+        """How many runs `select` asks for at most, beyond those of the grid."""
+        if self.select is None:
+            return 0
+        groups: dict[tuple[Any, ...], set[int]] = {}
+        for run in self.runs:
+            key = tuple(getattr(run, name) for name in self.select.per)
+            groups.setdefault(key, set()).add(run.seed)
+        # A setting may have been run with any of its group's seeds; only those of none are surely new.
+        return sum(len(set(self.select.seeds) - seeds) for seeds in groups.values())
+
+
+@dataclass(frozen=True)
+class Study:
+    """All blocks of a file."""
+
+    blocks: tuple[GridBlock, ...]
+
+    @property
+    def runs(self) -> tuple[Config, ...]:
+        """The runs of all grids; what several blocks ask for is run once."""
+        return tuple(dict.fromkeys(run for block in self.blocks for run in block.runs))
+
+    @property
+    def further(self) -> int:
+        """How many runs are asked for once the grids are done."""
+        return sum(block.further for block in self.blocks)
+
+
+def read(path: str | Path, overrides: Mapping[str, Any] | None = None, base: Mapping[str, Any] | None = None) -> Study:
+    """Read a study from a YAML file; its options win over `base`, and `overrides` over its in every run."""
+    if not Path(path).exists():
+        raise InputError(f"There is no file {path}; name a study such as configs/table1.yaml.")
+    values = configs.read_yaml(path)
+    if not isinstance(values, Mapping):
+        raise InputError(f"{path} is no study, which is 'name: value' lines; see docs/studies.md.")
+    return make(values, overrides, base)
+
+
+def make(values: Any, overrides: Mapping[str, Any] | None = None, base: Mapping[str, Any] | None = None) -> Study:
+    """Make a study of what a YAML file holds; see `read`. Every mistake at once."""
+    if not isinstance(values, Mapping):
+        raise InputError("A study is 'name: value' lines; see docs/studies.md.")
+    common = {_key(name): value for name, value in values.items() if name not in ("blocks", "name")}
+    blocks = values.get("blocks", [{}])
+    if not isinstance(blocks, list) or not blocks or not all(isinstance(block, Mapping) for block in blocks):
+        raise InputError(f"'blocks' must be a list of blocks, each with options, not {blocks!r}; see docs/studies.md.")
+    mistakes: dict[str, None] = {}
+    found = []
+    for number, block in enumerate(blocks, 1):
+        own = {_key(name): value for name, value in block.items()}
+        name = str(own.pop("name", values.get("name", f"block {number}")))
+        try:
+            found.append(_block(name, {**_of_use(common, own), **own}, overrides or {}, base or {}))
+        except ConfigError as error:
+            mistakes |= dict.fromkeys(f"{name}: {mistake}" for mistake in error.mistakes)
+    if mistakes:
+        raise ConfigError(mistakes)
+    return Study(tuple(found))
+
+
+def _of_use(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Give what a block takes from above it: not what its own method has no use for."""
+    method = own.get("method")
+    if isinstance(method, list) and len(method) == 1:
+        method = method[0]
+    idle = unused_options(method) if isinstance(method, str) and method in METHODS else set()
+
+    def used(value: Any) -> Any:
+        if isinstance(value, list):
+            return [used(one) for one in value]
+        return (
+            {name: one for name, one in value.items() if _key(name) not in idle}
+            if isinstance(value, Mapping)
+            else value
+        )
+
+    return {name: used(value) if name != "select" else value for name, value in common.items() if name not in idle}
+
+
+def differing(runs: Sequence[Config]) -> tuple[str, ...]:
+    """Give the options in which runs differ; of those that a method has no use for its runs say nothing."""
+    idle = {method: unused_options(method) for method in {run.method for run in runs}}
+
+    def values(name: str) -> set[Any]:
+        return {getattr(run, name) for run in runs if name not in idle[run.method]}
+
+    return tuple(name for name in _FIELDS if len(values(name)) > 1)
+
+
+def describe(config: Config, differs: Sequence[str] = ()) -> str:
+    """Name a run for people: its task and method, the usual options, and those in which it differs from the others."""
+    usual = ("task", "method", "size", "top", "lr", "epochs", "seed")
+    idle = unused_options(config.method) | {"train", "data_root"}
+    names = [name for name in dict.fromkeys([*usual, *differs]) if name not in idle]
+    return " ".join([config.task, config.method, *(f"{n} {_short(getattr(config, n))}" for n in names[2:])])
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _key(name: Any) -> str:
+    return str(name).replace("-", "_")
+
+
+def _block(name: str, values: dict[str, Any], overrides: Mapping[str, Any], base: Mapping[str, Any]) -> GridBlock:
+    select = _select(values.pop("select", None))
+    if "seeds" in values:
+        if "seed" in values:
+            raise ConfigError([f"seed is {values['seed']!r} and seeds is {values['seeds']!r}; give one of them."])
+        values["seed"] = _seeds(values.pop("seeds"), "seeds")
+    empty = [name for name, value in values.items() if value == []]
+    if empty:
+        raise ConfigError([f"{name} is an empty list, so there is nothing to run; name a value." for name in empty])
+    mistakes: dict[str, None] = {}
+    runs: dict[Config, None] = {}
+    for chosen in _combinations(values):
+        given = {**chosen, **overrides}
+        own = defaults(str(given.get("task", "")), given.get("train"))
+        try:
+            runs[resolve(named(configs.parse({**base, **own, **given})))] = None
+        except ConfigError as error:
+            mistakes |= dict.fromkeys(error.mistakes)
+    if any(not run.task for run in runs):
+        mistakes["task is missing; name one, or a list of them."] = None
+    elif any(not run.train for run in runs):
+        lost = next(run.task for run in runs if not run.train)
+        near = difflib.get_close_matches(lost, CATALOG, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        mistakes[f"{lost!r} is no task of the catalog, so it needs 'train': a file of training data.{hint}"] = None
+    if mistakes:
+        raise ConfigError(mistakes)
+    return GridBlock(name, tuple(runs), select)
+
+
+def _combinations(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Multiply the lists out; where methods are in a list, each takes the options that it has a use for."""
+    lists = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
+    several = len(lists.get("method", ())) > 1
+    for combination in itertools.product(*lists.values()):
+        pairs = list(zip(lists, combination, strict=True))
+        chosen = {name: value for name, value in pairs if not isinstance(value, Mapping)}
+        for _, value in pairs:  # what a mapping brings stands above the rest, wherever that is written
+            chosen |= {_key(k): v for k, v in value.items()} if isinstance(value, Mapping) else {}
+        method = chosen.get("method")
+        if several and isinstance(method, str) and method in METHODS:
+            chosen = {name: value for name, value in chosen.items() if name not in unused_options(method)}
+        yield chosen
+
+
+def _select(value: Any) -> Select | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or set(value) - {"per", "by", "seeds"}:
+        raise ConfigError([f"select is {value!r}; it takes per, by and seeds."])
+    per = value.get("per", ["task"])
+    per = tuple(_key(name) for name in (per if isinstance(per, list) else [per]))
+    if unknown := set(per) - set(_FIELDS):
+        raise ConfigError([f"select: {sorted(unknown)[0]!r} is not an option of a run, so nothing is chosen per it."])
+    by = value.get("by", "best")
+    if by not in BY:
+        raise ConfigError([f"select: by is {by!r}; it must be one of {', '.join(BY)}."])
+    return Select(per, by, tuple(_seeds(value.get("seeds", []), "select: seeds")))
+
+
+def _seeds(value: Any, what: str) -> list[int]:
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return list(range(value))
+    if isinstance(value, list) and all(isinstance(seed, int) and not isinstance(seed, bool) for seed in value):
+        return value
+    raise ConfigError([f"{what} is {value!r}; it must be a number of seeds, or a list of them."])
+
+
+def options(record: Mapping[str, Any]) -> Config | None:
+    """Give the options that a recorded run was run with; None where it is of another version's options."""
+    config = record["config"]
+    return Config(**{name: config[name] for name in _FIELDS}) if config.keys() >= set(_FIELDS) else None
+
+
+def latest(records: Iterable[dict[str, Any]]) -> dict[Config, dict[str, Any]]:
+    """Give of each run the record that counts, by its options: one with scores before a failure, then the newest.
+
+    A run has several where its data could not be read at first, or have changed since.
+    """
+    found: dict[Config, dict[str, Any]] = {}
+    for record in sorted(records, key=lambda one: ("failure" not in one, str(one.get("created", "")))):
+        run = options(record)
+        if run is not None:
+            found[run] = record
+    return found
+
+
+def with_seeds(chosen: Mapping[str, Any], seeds: Sequence[int]) -> list[Config]:
+    """Give a recorded config again, a run for each seed."""
+    base = Config(**{name: chosen[name] for name in _FIELDS})
+    return [replace(base, seed=seed) for seed in seeds]

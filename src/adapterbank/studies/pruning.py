@@ -1,0 +1,200 @@
+"""A trained task without its idle adapters, as a new version with the scores before and after. Knows no shell.
+
+From the lowest layer up, a layer's adapters go if the task, without them and those that went before, stays within the
+tolerance of its score on dev. LayerNorms and the head stay; nothing is trained again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from adapterbank import metrics
+from adapterbank.config import Config, check_tolerance
+from adapterbank.errors import InputError
+from adapterbank.inference.audit import fingerprint
+from adapterbank.inference.engine import Engine, Resident
+from adapterbank.runtime import stamp
+from adapterbank.storage import records
+from adapterbank.storage.bank import Bank
+from adapterbank.storage.package import Manifest, Package, count_params
+from adapterbank.studies.ablation import without
+from adapterbank.tasks.spec import Examples
+from adapterbank.training.dataset import read_data
+from adapterbank.training.run import Result
+
+TOLERANCE = 0.5
+"""Points of the metric (hundredths) that the task may lose in all."""
+
+
+def find_idle(score: Callable[[tuple[int, ...]], float], layers: tuple[int, ...], tolerance: float) -> dict[str, Any]:
+    """Choose the layers whose adapters go, from the lowest; `score` scores the task without some layers' adapters.
+
+    Gives what was removed, the scores before and after, and each step: layer, score without it, whether it went.
+    """
+    before = after = score(())
+    removed: list[int] = []
+    steps = []
+    for layer in layers:
+        found = score((*removed, layer))
+        idle = 100 * (before - found) <= tolerance + 1e-9
+        steps.append({"layer": layer, "score": found, "removed": idle})
+        if idle:
+            removed.append(layer)
+            after = found
+    return {"removed": removed, "before": before, "after": after, "tolerance": tolerance, "steps": steps}
+
+
+def prune(
+    engine: Engine,
+    bank: Bank,
+    package: Package,
+    splits: Mapping[str, Examples],
+    *,
+    tolerance: float = TOLERANCE,
+    watch: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[dict[str, Any], Result | None]:
+    """Remove a package's idle adapters as dev shows them; give what was found, and the new version with its record.
+
+    The engine should have no other task and run no programs: the new package's fingerprint is taken with it. All
+    `splits` are scored anew. Where no adapter is idle there is no new version.
+    """
+    check_tolerance(tolerance)
+    began = time.perf_counter()
+    source = _source(bank, package)  # a damaged record is told before there is a version without one
+    held = engine.residents[engine.load(package, f"{package.ref} whole")]
+    if held.plan.adapter is None:
+        raise InputError(f"{package.ref} was trained with {held.plan.method!r}, which has no adapters to remove.")
+    tensors, layers = package.tensors(), held.plan.adapter.layers
+    tried = iter(range(1, len(layers) + 2))
+
+    def score(removed: tuple[int, ...]) -> float:
+        _put(engine, held, tensors, removed)
+        found: float = _scores(engine, held, splits["dev"])[held.task.metric]
+        watch(next(tried), len(layers) + 1)
+        return found
+
+    found = {"from": package.ref, "metric": held.task.metric, **find_idle(score, layers, tolerance)}
+    for name in (_TRIAL, f"{package.ref} whole"):
+        engine.remove(name)
+    if not found["removed"]:
+        return found, None
+    rest = _put(engine, held, tensors, tuple(found["removed"]))  # the only one there, as in an audit
+    result = _publish(engine, bank, package, splits, rest, found, source, began)
+    engine.remove(_TRIAL)
+    return found, result
+
+
+def follow(
+    engine: Engine,
+    result: Result,
+    config: Config,
+    data: Mapping[str, Any] | None,
+    tolerance: float,
+    note: Callable[[str], None],
+) -> Result:
+    """Prune what a run has just made, on the data of that run, and say what came of it."""
+    splits = {name: rows for name, rows in read_data(config, data).splits.items() if name != "train"}
+    assert result.package is not None  # methods with adapters leave one
+    bank = Bank.open(result.package.path.parents[2])
+    found, pruned = prune(engine, bank, result.package, splits, tolerance=tolerance)
+    note(told(found))
+    return pruned or result
+
+
+def told(found: Mapping[str, Any]) -> str:
+    """Say in one sentence what was removed and what it cost."""
+    if found.get("steps") == []:
+        return f"{found['from']} has no adapters left to remove."
+    if not found["removed"]:
+        return f"No adapter of {found['from']} is idle: each costs more than {found['tolerance']:g} points on dev."
+    layers = ", ".join(map(str, found["removed"]))
+    return (
+        f"Without the adapters of layers {layers}: {found['metric']} {found['before']:.4f} before, "
+        f"{found['after']:.4f} after."
+    )
+
+
+_TRIAL = "pruned"
+
+
+def _put(
+    engine: Engine, held: Resident, tensors: Mapping[str, np.ndarray], removed: tuple[int, ...]
+) -> dict[str, np.ndarray]:
+    plan, rest = without(held.plan, tensors, removed)
+    engine.put(_TRIAL, held.task, plan, rest, held.max_length, held.stride)
+    return rest
+
+
+def _scores(engine: Engine, held: Resident, examples: Examples) -> dict[str, Any]:
+    (said,) = engine.decide([(_TRIAL, examples)], keep=True)
+    return metrics.report(held.task.kind, said, examples.targets or [], held.task.labels, held.task.metric)
+
+
+def _publish(
+    engine: Engine,
+    bank: Bank,
+    package: Package,
+    splits: Mapping[str, Examples],
+    tensors: Mapping[str, np.ndarray],
+    found: Mapping[str, Any],
+    source: Mapping[str, Any],
+    began: float,
+) -> Result:
+    """Put the smaller slot into the bank as a new version, and write its record."""
+    old, held = package.manifest, engine.residents[_TRIAL]
+    scores = {name: _scores(engine, held, examples) for name, examples in splits.items()}
+    count = sum(array.size for array in tensors.values())
+    encoder, gone = int(old.params["encoder"]), int(old.params["trained"]) - count
+    params = count_params(count, encoder=encoder, new=int(old.params["total"]) - encoder - gone)
+    draft = replace(
+        old,
+        version=0,
+        method=held.plan.to_json(),
+        recipe={**old.recipe, "pruned": dict(found)},
+        metrics={name: {k: v for k, v in s.items() if isinstance(v, int | float)} for name, s in scores.items()},
+        params=params,
+        fingerprint=fingerprint(engine, _TRIAL),
+    )
+    made = bank.put(draft, tensors)
+    record = {
+        **source,
+        "config": {**source["config"], "pruned": {"from": package.ref, "tolerance": found["tolerance"]}},
+        "package": made.ref,
+        "task": made.manifest.task,
+        "metrics": scores,
+        "params": params,
+        "bytes": made.manifest.bytes,
+        "created": made.manifest.created,
+        "pruned": dict(found),
+        "seconds": time.perf_counter() - began,
+        "stamp": stamp(engine.device, engine.dtype),
+        "notes": [],
+    }
+    return Result(record, records.write(bank.records_path, record), made, ())
+
+
+def _source(bank: Bank, package: Package) -> dict[str, Any]:
+    """Find the record of the run that made a package; what its manifest says where the record is gone."""
+    for record in records.read_all(bank.records_path):
+        if record.get("package") == package.ref:
+            return record
+    return {"config": _config(package.manifest)}
+
+
+def _config(manifest: Manifest) -> dict[str, Any]:
+    adapter = manifest.method["adapter"] or {}
+    return {
+        "task": manifest.name,
+        "method": manifest.method["name"],
+        "size": adapter.get("size"),
+        "backbone": manifest.backbone["name"],
+        "backbone_sha256": manifest.backbone["sha256"],
+        "data": manifest.data,
+        "seed": manifest.seed,
+        **manifest.recipe,
+    }

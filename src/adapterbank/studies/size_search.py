@@ -1,0 +1,202 @@
+"""Automatic size: the smallest adapter that is as good as any, found by successive halving. Knows no shell.
+
+Every size with every learning rate trains for a few epochs, all of them together; the better half goes on to a longer
+rung, and so on, until a few have had the whole schedule. Each rung starts anew with a schedule of its own length, so
+that its scores are those of finished runs, and the last one's are exactly those of plain runs. Then the smallest within
+the tolerance of the best on dev is taken.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from adapterbank.config import Config, check_tolerance, resolve
+from adapterbank.encoder.backbone import Backbone
+from adapterbank.errors import ConfigError, TrainingError
+from adapterbank.methods import METHODS
+from adapterbank.training.builder import RunBuilder, initial_tensors, make_run_plan
+from adapterbank.training.dataset import named
+from adapterbank.training.job import Progress, RunState, TrainingJob
+from adapterbank.training.loop import train
+from adapterbank.training.run import Result, run
+
+SIZES = (4, 16, 64, 256)
+RATES = (3e-4, 1e-3, 3e-3)
+"""What is tried where the user names no learning rate: around the default, where adapters are best."""
+RUNGS = 3
+"""Each has twice the epochs of the one before and half its runs."""
+TOLERANCE = 0.5
+"""Points of the metric (hundredths) that a smaller adapter may be worse by."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a rung and what it came to."""
+
+    size: int
+    lr: float
+    rung: int
+    epochs: int
+    score: float
+    """The best epoch's score on dev."""
+
+
+def survivors(trials: Sequence[Trial], tolerance: float, keep: int) -> list[Trial]:
+    """Choose who goes on: the best, then the smallest of those within the tolerance of it, then by score."""
+    best = max(trials, key=_merit)
+    near = sorted((t for t in trials if _near(t, best, tolerance)), key=lambda t: (t.size, -t.score))
+    rest = sorted((t for t in trials if t not in near), key=_merit, reverse=True)
+    return list(dict.fromkeys([best, *near, *rest]))[:keep]
+
+
+def choose(trials: Sequence[Trial], tolerance: float) -> Trial:
+    """Give the smallest that is within the tolerance of the best; of one size the better."""
+    best = max(trials, key=_merit)
+    return min((t for t in trials if _near(t, best, tolerance)), key=lambda t: (t.size, -t.score, t.lr))
+
+
+def reason(chosen: Trial, trials: Sequence[Trial], tolerance: float) -> str:
+    """Say in one sentence why this one."""
+    best = max(trials, key=_merit)
+    if best.size == chosen.size:
+        return f"Size {chosen.size} (lr {chosen.lr:g}) is the best on dev, and no smaller one is within {tolerance:g}."
+    behind = 100 * (best.score - chosen.score)
+    return (
+        f"Size {chosen.size} (lr {chosen.lr:g}) scores {100 * chosen.score:.2f} on dev, {behind:.2f} points below the "
+        f"best ({100 * best.score:.2f}, size {best.size}): the smallest within {tolerance:g}."
+    )
+
+
+def run_auto(
+    config: Config,
+    backbone: Backbone,
+    bank_path: str | Path,
+    *,
+    tolerance: float = TOLERANCE,
+    data: Mapping[str, Any] | None = None,
+    note: Callable[[str], None] = lambda text: None,
+    stage: Callable[[str, int, int], None] = lambda what, done, total: None,
+    **rest: Any,
+) -> Result:
+    """Find the size, then do what `run` does; the record holds all that was tried, under `sizing`.
+
+    A learning rate that the config names is the only one tried. `rest` goes to `run`.
+    """
+    if not METHODS[config.method].adapters:
+        raise ConfigError([f"size is 'auto', but method {config.method!r} has no size; leave it out."])
+    if rest.pop("resuming", False):
+        raise ConfigError(["size is 'auto', which cannot be resumed; leave --resume out."])
+    check_tolerance(tolerance)
+    began = time.perf_counter()
+    rates = (config.lr,) if config.lr is not None else RATES
+    config = resolve(named(config, data))
+    trials, state = _halve(config, RunBuilder(backbone), data, rates, tolerance, note, stage)
+    last = [trial for trial in trials if trial.rung == RUNGS]
+    chosen = choose(last, tolerance)
+    why = reason(chosen, last, tolerance)
+    note(why)
+    about = {
+        "tolerance": tolerance,
+        "reason": why,
+        "trials": [asdict(trial) for trial in trials],
+        "seconds": time.perf_counter() - began,
+    }
+    config = replace(config, size=chosen.size, lr=chosen.lr)
+    return run(
+        config,
+        backbone,
+        bank_path,
+        data=data,
+        note=note,
+        stage=stage,
+        reached=state[chosen.size, chosen.lr],
+        about={"sizing": about},
+        **rest,
+    )
+
+
+def _halve(
+    config: Config,
+    builder: RunBuilder,
+    data: Mapping[str, Any] | None,
+    rates: Sequence[float],
+    tolerance: float,
+    note: Callable[[str], None],
+    stage: Callable[[str, int, int], None],
+) -> tuple[list[Trial], dict[tuple[int, float], RunState]]:
+    """Run all rungs; give every trial, and the states of the last rung."""
+    assert config.epochs is not None
+    going = [(size, rate) for size in SIZES for rate in rates]
+    found: list[Trial] = []
+    states: dict[tuple[int, float], RunState] = {}
+    before = 0
+    for rung in range(1, RUNGS + 1):
+        epochs = -(-config.epochs // 2 ** (RUNGS - rung))
+        what = f"rung {rung} of {RUNGS}: {len(going)} runs of {epochs} epoch{'s' if epochs > 1 else ''}"
+        if epochs == before:  # of one or two epochs in all: a rung as long as the last would come to the same
+            states = {key: states[key] for key in going}
+        else:
+            states = _rung(replace(config, epochs=epochs), builder, data, going, partial(stage, what), note)
+        before = epochs
+        trials = [Trial(*key, rung, epochs, state.best_score) for key, state in states.items()]
+        found += trials
+        best = max(trials, key=_merit)
+        note(f"{what}; best on dev {100 * best.score:.2f} with size {best.size}, lr {best.lr:g}")
+        going = [(t.size, t.lr) for t in survivors(trials, tolerance, -(-len(trials) // 2))]
+    return found, states
+
+
+def _rung(
+    config: Config,
+    builder: RunBuilder,
+    data: Mapping[str, Any] | None,
+    going: Sequence[tuple[int, float]],
+    watch: Callable[[int, int], None],
+    note: Callable[[str], None],
+) -> dict[tuple[int, float], RunState]:
+    """Train some sizes and rates together; where the highest rate blows up, without it."""
+    resolved = builder.look(config, data)
+    common = builder.ready(resolved).job
+    jobs: list[TrainingJob] = []
+    for size, rate in going:  # on the same rows, tokenised once
+        plan = make_run_plan(replace(config, size=size), builder.backbone, resolved.data)
+        first = initial_tensors(plan, builder.backbone, sigma=config.sigma, seed=config.seed)
+        jobs.append(replace(common, plan=plan, initial=first, rate=rate))
+    steps = [0] * len(jobs)
+    total = sum(job.epochs * -(-len(job.train) // job.batch) for job in jobs)
+
+    def count(progress: Progress) -> None:
+        steps[progress.run] = progress.step
+        watch(sum(steps), total)
+
+    try:
+        states = train(
+            builder.backbone,
+            jobs,
+            device=resolved.device,
+            dtype=resolved.dtype,
+            dropout=config.dropout,
+            watch=count,
+        )
+    except TrainingError as error:
+        highest = max(rate for _, rate in going)
+        left = [(size, rate) for size, rate in going if rate < highest]
+        if not left:
+            raise
+        note(f"Learning rate {highest:g} is left out: {error}")
+        return _rung(config, builder, data, left, watch, note)
+    return dict(zip(going, states, strict=True))
+
+
+def _merit(trial: Trial) -> tuple[float, int]:
+    """Order trials: the better first, of equals the smaller."""
+    return trial.score, -trial.size
+
+
+def _near(trial: Trial, best: Trial, tolerance: float) -> bool:
+    return 100 * (best.score - trial.score) <= tolerance + 1e-9

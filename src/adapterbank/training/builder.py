@@ -1,0 +1,204 @@
+"""From a config to a run that lacks nothing but its training: data, plan, tokens, first numbers. Knows no bank.
+
+Whatever several runs have in common (a data set, its tokens) is read and made once, and is the same object for all of
+them; that is how the training loop sees that they can share it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adapterbank import metrics
+from adapterbank.config import Config, resolve
+from adapterbank.encoder.backbone import Backbone
+from adapterbank.errors import ConfigError
+from adapterbank.inference.predictions import decide
+from adapterbank.inference.rows import Rows, make_rows
+from adapterbank.methods import Head, Plan, find_method, make_plan, trained
+from adapterbank.runtime import find_device, find_dtype
+from adapterbank.slots import heads
+from adapterbank.slots.additions import bottleneck, lora
+from adapterbank.storage import records
+from adapterbank.tasks.spec import Task
+from adapterbank.training.dataset import Dataset, DatasetReader, named
+from adapterbank.training.job import TrainingJob
+from adapterbank.training.optimizer import AdamSettings
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """A run whose options fit its data and its backbone; nothing has been tokenised yet."""
+
+    config: Config
+    """With every default filled in."""
+    data: Dataset = field(repr=False)
+    plan: Plan
+    identity: dict[str, Any] = field(repr=False)
+    """The config as it stands in the record: every option, the backbone's sha256 and the data's fingerprints."""
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def hash(self) -> str:
+        """The name of its record."""
+        return records.config_hash(self.identity)
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run that lacks nothing but its training."""
+
+    resolved: ResolvedRun
+    job: TrainingJob = field(repr=False)
+    rows: Mapping[str, Rows] = field(repr=False)
+    """The splits that are scored at the end, without their targets."""
+    notes: list[str]
+    seconds: float
+    """It took to get here."""
+
+
+class RunBuilder:
+    """Makes runs of one backbone ready; data and tokens that several of them use are there once."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        stage: Callable[[str, int, int], None] = lambda what, done, total: None,
+    ) -> None:
+        """`stage` hears how far the tokenising is: what, done, of how many."""
+        self.backbone, self._stage, self._reader = backbone, stage, DatasetReader()
+        self._rows: dict[tuple[Any, ...], tuple[Any, Rows]] = {}
+
+    def read(self, config: Config, given: Mapping[str, Any] | None = None) -> Dataset:
+        """Read a run's data, once however many runs have it; see `look`."""
+        return self._reader.read(config, given)
+
+    def look(self, config: Config, given: Mapping[str, Any] | None = None) -> ResolvedRun:
+        """Read a run's data and find all that does not fit; `given` has splits as Python values."""
+        config = resolve(named(config, given))
+        if not find_method(config.method).slot:
+            raise ConfigError([f"method is {config.method!r}, which trains no slot; run it by itself with train."])
+        data = self.read(config, given)
+        plan = make_run_plan(config, self.backbone, data)
+        device = find_device(config.device)
+        dtype = find_dtype(config.precision, device)
+        return ResolvedRun(config, data, plan, identity(config, self.backbone, data.about()), device, dtype)
+
+    def ready(self, resolved: ResolvedRun) -> PreparedRun:
+        """Tokenise the data and put together what the training loop needs."""
+        began = time.perf_counter()
+        config, data = resolved.config, resolved.data
+        notes = list(data.notes)
+        rows = {name: self._tokenised(config, data, name) for name in data.splits}
+        _tell_of_lengths(config, rows["train"], len(data.splits["train"]), notes.append)
+        job = _lesson(resolved, self.backbone, rows["train"], rows["dev"])
+        scored = {name: mine for name, mine in rows.items() if name != "train"}
+        return PreparedRun(resolved, job, scored, notes, time.perf_counter() - began)
+
+    def _tokenised(self, config: Config, data: Dataset, split: str) -> Rows:
+        """Give a split's rows; only those that are trained on carry their targets."""
+        examples = data.splits[split]
+        key = (id(examples), split == "train", config.max_length, config.doc_stride)
+        if key not in self._rows:
+            made = make_rows(
+                self.backbone,
+                examples if split == "train" else replace(examples, targets=None),
+                kind=data.task.kind,
+                max_length=config.max_length,
+                stride=config.doc_stride,
+                keep=True,
+                watch=lambda done, total: self._stage(f"tokenising {split}", done, total),
+            )
+            self._rows[key] = examples, made  # the examples too: an `id` is theirs only while they live
+        return self._rows[key][1]
+
+
+def identity(config: Config, backbone: Backbone, about: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Give all that a run is known by; `about` has its data's fingerprints, None where they could not be read."""
+    return {**config.to_json(), "backbone_sha256": backbone.sha256, "data": about}
+
+
+def make_run_plan(config: Config, backbone: Backbone, data: Dataset) -> Plan:
+    """Say what a slot for this run adds and trains; finds what does not fit the backbone."""
+    assert config.pooling is not None
+    if config.pooling == "pooler" and not backbone.has_pooler:
+        raise ConfigError([f"pooling is 'pooler', but {backbone.name!r} has none; use first or mean."])
+    if config.max_length > backbone.config.max_length:
+        limit = backbone.config.max_length
+        raise ConfigError([f"max_length is {config.max_length}, but {backbone.name!r} has {limit} positions."])
+    task = data.task
+    if config.class_weights != "none" and task.kind != "classification":
+        raise ConfigError([f"class_weights is {config.class_weights!r}, but the task is {task.kind}; leave it out."])
+    head = Head(
+        task.kind, {"regression": 1, "span": 2}.get(task.kind, len(task.labels)), config.pooling, config.head_hidden
+    )
+    if task.kind == "regression":
+        targets = np.array(data.splits["train"].targets, dtype=float)
+        head = replace(head, shift=float(targets.mean()), scale=float(targets.std()) or 1.0)
+    encoder = backbone.config
+    return make_plan(config.method_options(), depth=encoder.layers, head=head, shared_layers=encoder.shared_layers)
+
+
+def initial_tensors(plan: Plan, backbone: Backbone, *, sigma: float, seed: int) -> dict[str, Tensor]:
+    """Give every tensor that trains at its first value: new ones drawn, the encoder's copied."""
+    generator = torch.Generator().manual_seed(seed)
+    found = {name: backbone.tensors[name] for name in trained(backbone.tensors, plan)}
+    if plan.adapter:
+        found |= bottleneck.initial(plan.adapter, backbone.config.hidden, sigma, generator)
+    if plan.lora:
+        found |= lora.initial(plan.lora, backbone.config, generator)
+    return found | heads.initial(plan.head, backbone.config.hidden, generator)
+
+
+def _lesson(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) -> TrainingJob:
+    config, task, held_out = resolved.config, resolved.data.task, resolved.data.splits["dev"]
+    assert config.lr and config.epochs and config.epsilon is not None
+    assert config.weight_decay is not None and config.bias_correction is not None
+    return TrainingJob(
+        resolved.plan,
+        initial_tensors(resolved.plan, backbone, sigma=config.sigma, seed=config.seed),
+        rows,
+        dev,
+        lambda given: metrics.score(
+            task.metric, decide(task, held_out, dev, given), held_out.targets or [], task.labels
+        ),
+        config.lr,
+        config.epochs,
+        batch=config.batch,
+        warmup=config.warmup,
+        settings=AdamSettings(config.epsilon, config.weight_decay, config.bias_correction, config.clip),
+        seed=config.seed,
+        patience=config.patience,
+        class_weights=_class_weights(config, task, rows),
+    )
+
+
+def _tell_of_lengths(config: Config, rows: Rows, examples: int, tell: Callable[[str], None]) -> None:
+    if rows.cut:
+        tell(f"{rows.cut} of {examples} training texts are longer than max_length {config.max_length} and are cut.")
+    if rows.unreachable:
+        tell(
+            f"{rows.unreachable} training rows are left out: their answer fits no window of {config.max_length} tokens."
+        )
+    longer = sum(len(mine) > 1 for mine in rows.by_example(examples)) if rows.owners is not None else 0
+    if longer:
+        tell(
+            f"{longer} of {examples} training documents are longer than {config.max_length} tokens with their "
+            f"question and are cut into overlapping windows: {len(rows)} rows in all."
+        )
+
+
+def _class_weights(config: Config, task: Task, rows: Rows) -> tuple[float, ...] | None:
+    """Weigh each class by the inverse of its share, as scikit-learn's `balanced` does."""
+    if config.class_weights == "none":
+        return None
+    counts = Counter(rows.targets or [])
+    return tuple(len(rows) / (len(task.labels) * counts[i]) if counts[i] else 0.0 for i in range(len(task.labels)))

@@ -1,0 +1,137 @@
+"""One run of training: what it trains on, where it stands, what it tells. Knows no stacks and no optimiser."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adapterbank.inference.rows import Rows, epoch_order
+from adapterbank.methods import Plan
+from adapterbank.slots import heads
+from adapterbank.training.eager_step import Work
+from adapterbank.training.optimizer import AdamSettings, Schedule
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """What one run trains on, and how."""
+
+    plan: Plan
+    initial: Mapping[str, Tensor] = field(repr=False)
+    """The trained tensors' first values."""
+    train: Rows = field(repr=False)
+    dev: Rows = field(repr=False)
+    score: Callable[[list[np.ndarray]], float]
+    """Head outputs of the dev rows -> a number; higher is better."""
+    rate: float
+    """Learning rate at its peak."""
+    epochs: int
+    batch: int = 32
+    warmup: float = 0.1
+    settings: AdamSettings = field(default_factory=AdamSettings)
+    seed: int = 0
+    patience: int = 0
+    """Stop after this many epochs without a better dev score; 0 for never."""
+    class_weights: tuple[float, ...] | None = None
+    """Weight of each class in the loss."""
+
+
+@dataclass
+class RunState:
+    """Where a run stands after an epoch: enough to go on as if it had never stopped."""
+
+    epoch: int = 0
+    """Finished epochs."""
+    step: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+    """Loss, dev score and seconds of each epoch."""
+    best_epoch: int = 0
+    """The epoch, from 1, whose weights are kept; 0 before the first."""
+    tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
+    """`weights`, `best`, and the optimiser's `first` and `second` moments, each by tensor name."""
+    failure: str = ""
+    """Why the run cannot go on, in a sentence."""
+
+    def copy(self) -> RunState:
+        """Give a state that later epochs leave as it is; tensors are replaced, never written."""
+        return replace(self, history=list(self.history), tensors=dict(self.tensors))
+
+    @property
+    def best_score(self) -> float:
+        """The kept epoch's dev score."""
+        return self.history[self.best_epoch - 1]["score"] if self.best_epoch else float("-inf")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a watcher is told after each step (on a GPU after a few), and after each epoch with its dev score."""
+
+    run: int
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    loss: float
+    rows_per_second: float
+    score: float | None = None
+
+
+class ActiveRun:
+    """One run on its way."""
+
+    def __init__(self, number: int, job: TrainingJob, state: RunState) -> None:
+        self.number, self.job, self.state = number, job, state
+        self.slot = -1  # until it is admitted
+        self.lengths = [len(row) for row in job.train.tokens]
+        self.per_epoch = -(-len(job.train) // job.batch)
+        self.schedule = Schedule(job.rate, self.per_epoch * job.epochs, job.warmup)
+        self.losses: list[float] = []
+        self.targets: Tensor | None = None  # on the device, from the first step on
+        self.began = time.perf_counter()
+        self.order: list[np.ndarray] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to learn: all epochs are over, none was better for long, or it has failed."""
+        stale = self.state.epoch - self.state.best_epoch
+        stopped = 0 < self.job.patience <= stale and self.state.epoch > 0
+        return bool(self.state.failure) or stopped or self.state.epoch >= self.job.epochs
+
+    def next_batch(self) -> np.ndarray:
+        """Give the numbers of the rows of the next step."""
+        if not self.order:
+            self.order = epoch_order(self.lengths, self.job.batch, seed=self.job.seed, epoch=self.state.epoch)
+            self.losses, self.began = [], time.perf_counter()
+        return self.order[self.state.step % self.per_epoch]
+
+    def weigh(self, batch: np.ndarray) -> np.ndarray:
+        """Give the weight of each row of a batch in its loss; they sum to 1."""
+        job = self.job
+        if job.class_weights is None:
+            return np.full(len(batch), 1 / len(batch))
+        assert job.train.targets is not None
+        found = np.array([job.class_weights[job.train.targets[row]] for row in batch])
+        return np.asarray(found / found.sum())
+
+    def work(self, batch: np.ndarray, device: torch.device) -> Work:
+        """Say what is to be computed for a batch."""
+        job = self.job
+        if self.targets is None:
+            head = job.plan.head
+            self.targets = heads.KINDS[head.kind].targets(job.train.targets or [], head).to(device)
+        weights, clock = self.weigh(batch), (job.seed, self.state.step)
+        return Work(self.slot, job.plan, job.train, batch, weights, self.targets, *clock)
+
+    def progress(self, score: float | None = None) -> Progress:
+        """Say how far it is; with the epoch's score where one has just ended."""
+        seen = min(len(self.losses) * self.job.batch, len(self.job.train))
+        speed = seen / max(1e-9, time.perf_counter() - self.began)
+        loss = float(np.mean(self.losses[-50:]))
+        steps = self.per_epoch * self.job.epochs
+        epoch = self.state.epoch + (score is None)
+        return Progress(self.number, epoch, self.job.epochs, self.state.step, steps, loss, speed, score)

@@ -1,0 +1,302 @@
+"""The engine: any requests in one go give what each gives by itself."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.special
+import torch
+
+from adapterbank.errors import UnknownName
+from adapterbank.inference import runner
+from adapterbank.inference.engine import Engine
+from adapterbank.inference.predictions import Prediction, decided, told
+from adapterbank.methods import Head, Options, make_plan
+from adapterbank.tasks.spec import Examples, Task
+from families import FAMILIES
+
+TEXTS = ["the cat sat on the mat", "why", "a big red fox jumps over the lazy dog", "was it a good film?", "bad bad dog"]
+PAIRS = ["the dog ran in the house", "a cat", "who is it", "the film was bad, the house was red", "why was the fox big"]
+LABELS = ("north", "east", "south", "west")
+
+
+def task(name, kind, *, pair=False):
+    metric = {"classification": "accuracy", "multilabel": "micro_f1", "regression": "spearman", "span": "span_f1"}[kind]
+    labels = LABELS if kind in ("classification", "multilabel") else ()
+    return Task(name, kind, ("text", "other") if pair or kind == "span" else ("text",), "label", labels, metric)
+
+
+def residents(backbone):
+    """Give tasks that differ in kind, method, size, pooling and length: name -> (task, plan, max_length)."""
+    config = backbone.config
+    pooler = "pooler" if backbone.has_pooler else "first"
+    wanted = {
+        "place": ("classification", Options(size=3), Head("classification", 4, "mean"), 64),
+        "pair": ("classification", Options(size=8, activation="relu"), Head("classification", 4, "first"), 64),
+        "short": ("multilabel", Options(method="layernorm"), Head("multilabel", 4, "mean"), 5),
+        "grade": ("regression", Options(method="feature"), Head("regression", 1, pooler, shift=3.0, scale=2.0), 64),
+        "where": ("span", Options(size=5, train_norms=False), Head("span", 2), 64),
+        "whole": ("classification", Options(method="full"), Head("classification", 4, pooler), 64),
+    }
+    return {
+        name: (
+            task(name, kind, pair=name == "pair"),
+            make_plan(options, depth=config.layers, head=head, shared_layers=config.shared_layers),
+            length,
+        )
+        for name, (kind, options, head, length) in wanted.items()
+    }
+
+
+@pytest.fixture
+def engine_of(tiny, new_slot):
+    def get(family, names=None):
+        backbone = tiny(family)
+        engine = Engine(backbone, device="cpu", precision="fp32")
+        for seed, (name, (about, plan, length)) in enumerate(residents(backbone).items()):
+            if names is None or name in names:
+                tensors = new_slot(backbone, plan, seed=seed)
+                engine.put(name, about, plan, {key: t.numpy() for key, t in tensors.items()}, length)
+        return engine
+
+    return get
+
+
+def request(name, places):
+    pairs = [PAIRS[i] for i in places] if name in ("pair", "where") else None
+    return name, Examples([TEXTS[i] for i in places], pairs)
+
+
+REQUESTS = [
+    request("where", [3, 0]),
+    request("place", [0, 1, 2, 3, 4]),
+    request(None, [2, 1]),
+    request("whole", [4, 0, 1]),
+    request("pair", [1, 2]),
+    request("place", [4]),
+    request("short", [2, 0, 1]),
+    request("grade", [0, 4, 2]),
+    request(None, [4]),
+    request("where", [1]),
+]
+
+
+def assert_same(found, expected):
+    assert len(found) == len(expected)
+    for mine, wanted in zip(found, expected, strict=True):
+        a, b = mine.to_json(), wanted.to_json()
+        assert a.keys() == b.keys()
+        for key in a:
+            if key in ("label", "labels", "answer", "start", "end"):
+                assert a[key] == b[key]
+            elif key == "probabilities":
+                assert a[key] == pytest.approx(b[key], abs=1e-5)
+            else:
+                np.testing.assert_allclose(a[key], b[key], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_requests_of_many_tasks_in_one_go_are_answered_as_each_alone(family, engine_of):
+    engine = engine_of(family)
+    requests = [r for r in REQUESTS for _ in range(2)]
+    random.Random(0).shuffle(requests)
+    together = engine.predict(requests)
+    assert [len(mine) for mine in together] == [len(examples) for _, examples in requests]
+    for (name, examples), mine in zip(requests, together, strict=True):
+        assert_same(mine, engine.predict([(name, examples)])[0])
+        lonely = engine_of(family, names=(name,)) if name else engine_of(family, names=())
+        for i in range(len(examples)):
+            assert_same([mine[i]], lonely.predict([(name, examples.select([i]))])[0])
+
+
+def test_answers_keep_the_order_of_the_rows(engine_of):
+    engine = engine_of("bert")
+    name, examples = request("place", [0, 1, 2, 3, 4])
+    forward = engine.predict([(name, examples)])[0]
+    backward = engine.predict([(name, examples.select([4, 3, 2, 1, 0]))])[0]
+    assert_same(forward, backward[::-1])
+    assert len({tuple(p.probabilities.values()) for p in forward}) == 5
+
+
+def test_more_rows_than_one_batch_holds_keep_their_order_too(engine_of, monkeypatch):
+    engine = engine_of("bert")
+    whole = engine.predict(REQUESTS)
+    monkeypatch.setattr(runner, "TOKENS_AT_ONCE", 12)
+    for mine, wanted in zip(engine.predict(REQUESTS), whole, strict=True):
+        assert_same(mine, wanted)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_request_for_no_task_gives_the_mean_of_the_last_hidden_states(family, engine_of, checkpoint):
+    engine, model = engine_of(family, names=("place",)), checkpoint(family)[1]
+    found = engine.predict([(None, Examples(TEXTS))])[0]
+    for text, prediction in zip(TEXTS, found, strict=True):
+        ids = torch.from_numpy(engine.backbone.tokenize([text])[0].ids)[None]
+        with torch.no_grad():
+            expected = model(input_ids=ids).last_hidden_state[0].mean(0)
+        np.testing.assert_allclose(prediction.embedding, expected.numpy(), atol=1e-5, rtol=1e-5)
+        assert set(prediction.to_json()) == {"embedding"}
+
+
+def test_each_kind_of_task_answers_in_its_own_fields(engine_of):
+    engine = engine_of("bert")
+    kinds = dict.fromkeys(["place", "short", "grade", "where"])
+    for name in kinds:
+        kinds[name] = engine.predict([request(name, [0, 3])])[0][1].to_json()
+        json.dumps(kinds[name])
+    assert set(kinds["place"]) == {"label", "probabilities"}
+    assert set(kinds["short"]) == {"labels", "probabilities"}
+    assert set(kinds["grade"]) == {"value"}
+    assert set(kinds["where"]) == {"answer", "start", "end"}
+    assert PAIRS[3][kinds["where"]["start"] : kinds["where"]["end"]] == kinds["where"]["answer"]
+
+
+@pytest.mark.parametrize("likely", [0.0, 4e-7, 0.12345649, 0.5, 0.999999499, 0.9999999, 1.0])
+def test_json_has_six_digits_of_a_probability(likely):
+    assert Prediction(probabilities={"a": likely}).to_json() == {"probabilities": {"a": round(likely, 6)}}
+
+
+def test_what_is_no_number_stays_so_in_json():
+    assert str(Prediction(label="a", probabilities={"a": float("nan")}).to_json()["probabilities"]["a"]) == "nan"
+
+
+@pytest.mark.parametrize("kind", ["classification", "multilabel", "regression"])
+def test_what_is_told_at_once_is_what_each_prediction_tells_to_the_bit(kind):
+    wide = 1 if kind == "regression" else len(LABELS)
+    given = np.random.default_rng(4).normal(0, 9, (500, wide)).astype(np.float32)
+    given[7, 0], given[8], given[9] = np.nan, 0, 300
+    expected = [one.to_json() for one in decided(task("a", kind), list(given))]
+    assert json.dumps(told(task("a", kind), list(given))) == json.dumps(expected)
+    assert told(task("a", kind), []) == decided(task("a", kind), []) == []
+
+
+def test_a_request_is_told_as_its_predictions_tell_it_whatever_its_kind(engine_of):
+    engine = engine_of("bert")
+    for name in (*residents(engine.backbone), None):
+        (one,) = engine.prepare([request(name, [0, 3, 4])])
+        given = engine.compute(one.rows.tokens, [one.known] * len(one.rows.tokens))
+        assert engine.tell(one, given, 2) == [mine.to_json() for mine in engine.finish(one, given, 2)]
+
+
+def test_probabilities_are_the_softmax_or_sigmoid_of_the_outputs(engine_of):
+    engine = engine_of("bert")
+    for name, squash in (("place", scipy.special.softmax), ("short", scipy.special.expit)):
+        _, examples = request(name, [0, 1, 2])
+        given = engine.outputs(engine.rows(name, examples).tokens, [name] * 3)
+        for out, prediction in zip(given, engine.predict([(name, examples)])[0], strict=True):
+            expected = squash(out.astype(np.float64))
+            assert list(prediction.probabilities) == list(LABELS)
+            assert list(prediction.probabilities.values()) == pytest.approx(list(expected), abs=1e-12)
+            if name == "place":
+                assert prediction.label == LABELS[int(expected.argmax())]
+            else:
+                assert prediction.labels == tuple(x for x, p in zip(LABELS, expected, strict=True) if p > 0.5)
+
+
+def certain(engine, name, bias):
+    """Put a task again with a head that says the same of everything."""
+    held = engine.residents[name]
+    with engine.slots.using([engine.slots.find(name)]) as slots:
+        (slot,) = slots.values()
+        tensors = {key: tensor.numpy() for key, tensor in engine.stacks.take(slot).items()}
+    tensors["head.weight"] = np.zeros_like(tensors["head.weight"])
+    tensors["head.bias"] = np.array(bias, dtype=np.float32)
+    engine.put(name, held.task, held.plan, tensors, held.max_length)
+
+
+def test_a_label_that_is_beyond_doubt_has_probability_zero_or_one_without_a_warning(engine_of):
+    engine = engine_of("bert")
+    bias = [2000.0, -2000.0, 2000.0, -2000.0]
+    for name in ("place", "short"):
+        certain(engine, name, bias)
+    many = engine.predict([request("short", [0])])[0][0]
+    assert many.labels == ("north", "south")
+    assert list(many.probabilities.values()) == [1.0, 0.0, 1.0, 0.0]
+    one = engine.predict([request("place", [0])])[0][0]
+    assert list(one.probabilities.values()) == [0.5, 0.0, 0.5, 0.0]
+
+
+def test_a_replaced_task_answers_as_the_new_one_and_the_others_as_before(engine_of, new_slot):
+    engine = engine_of("bert")
+    before = engine.predict(REQUESTS)
+    held = len(engine.stacks)
+    about, plan, length = residents(engine.backbone)["pair"]
+    other = replace(plan, adapter=replace(plan.adapter, size=17))
+    tensors = {key: t.numpy() for key, t in new_slot(engine.backbone, other, seed=50).items()}
+    engine.put("pair", about, other, tensors, length)
+    assert len(engine.stacks) == held
+    after = engine.predict(REQUESTS)
+    for (name, _), a, b in zip(REQUESTS, before, after, strict=True):
+        if name == "pair":
+            assert a[0].probabilities != pytest.approx(b[0].probabilities, abs=1e-3)
+        else:
+            assert_same(a, b)
+    fresh = Engine(engine.backbone, device="cpu", precision="fp32")
+    fresh.put("pair", about, other, tensors, length)
+    pair = next(r for r in REQUESTS if r[0] == "pair")
+    assert_same(after[REQUESTS.index(pair)], fresh.predict([pair])[0])
+
+
+def test_the_length_that_a_task_was_trained_with_cuts_its_texts_and_no_others(engine_of):
+    engine = engine_of("bert")
+    text = Examples([TEXTS[2]])
+    assert [len(engine.rows(name, text).tokens[0]) for name in ("short", "place", None)] == [5, 11, 11]
+
+
+def test_an_unknown_task_is_told_the_tasks_that_are_there(engine_of):
+    engine = engine_of("bert")
+    with pytest.raises(UnknownName, match="Did you mean 'place'") as caught:
+        engine.predict([request("plaice", [0])])
+    assert all(name in str(caught.value) for name in residents(engine.backbone))
+
+
+def test_a_removed_task_is_unknown_and_the_others_stay(engine_of):
+    engine = engine_of("bert")
+    before = engine.predict([request("place", [0, 1])])[0]
+    engine.remove("pair")
+    with pytest.raises(UnknownName):
+        engine.predict([request("pair", [0])])
+    with pytest.raises(UnknownName):
+        engine.remove("pair")
+    assert_same(engine.predict([request("place", [0, 1])])[0], before)
+
+
+def test_no_requests_and_requests_without_rows_get_no_answers(engine_of):
+    engine = engine_of("bert")
+    assert engine.predict([]) == []
+    empty = [(name, Examples([], [] if name in ("pair", "where") else None)) for name in (None, *engine.residents)]
+    assert engine.predict(empty) == [[] for _ in empty]
+    mixed = engine.predict([empty[0], request("place", [1]), empty[1]])
+    assert [len(mine) for mine in mixed] == [0, 1, 0]
+    assert engine.decide([("place", Examples([]))]) == [[]]
+
+
+def test_an_empty_text_is_answered_too(engine_of):
+    engine = engine_of("bert")
+    assert engine.predict([("place", Examples([""]))])[0][0].label in LABELS
+    found = engine.predict([("where", Examples(["who"], [""]))])[0][0]
+    assert (found.answer, found.start, found.end) == ("", 0, 0)
+
+
+def test_decide_gives_what_the_metric_compares(engine_of):
+    engine = engine_of("bert")
+    for name, key in (("place", "label"), ("short", "labels"), ("grade", "value"), ("where", "answer")):
+        _, examples = request(name, [0, 1, 3])
+        (said,) = engine.decide([(name, examples)])
+        expected = [getattr(p, key) for p in engine.predict([(name, examples)])[0]]
+        if key == "label":
+            said = [LABELS[i] for i in said]
+        elif key == "labels":
+            said = [tuple(LABELS[i] for i in chosen) for chosen in said]
+        assert said == expected
+
+
+def test_predicting_changes_no_tensor_of_the_backbone(engine_of):
+    engine = engine_of("bert")
+    before = {name: tensor.clone() for name, tensor in engine.backbone.tensors.items()}
+    engine.predict(REQUESTS)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in engine.backbone.tensors.items())

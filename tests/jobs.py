@@ -1,0 +1,163 @@
+"""Small lessons for the tiny encoders, ways to train on them, and how two runs are compared."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from adapterbank.inference.rows import make_rows
+from adapterbank.methods import Head, Options, make_plan
+from adapterbank.tasks.spec import Examples
+from adapterbank.training import graph_step
+from adapterbank.training import loop as training
+from adapterbank.training import trainer as trainers
+from adapterbank.training.job import TrainingJob
+from adapterbank.training.loop import train
+from adapterbank.training.optimizer import AdamSettings
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+SUBJECTS = ("the cat", "a dog", "the big red fox", "the lazy small dog in the house", "it", "a mat")
+ENDS = ("", ".", " on the mat", " in a house!", " over it", " why")
+
+
+def reviews(count, seed):
+    """Give texts of any length that say `good` or `bad`, and which of the two."""
+    random = np.random.default_rng(seed)
+    targets = [int(t) for t in random.integers(0, 2, count)]
+    texts = [f"{random.choice(SUBJECTS)} was {('bad', 'good')[t]}{random.choice(ENDS)}" for t in targets]
+    return Examples(texts, None, targets)
+
+
+def accuracy(targets):
+    """Give the score that says how many dev rows are right."""
+    return lambda given: float(np.mean([int(out.argmax()) == t for out, t in zip(given, targets, strict=True)]))
+
+
+def job_on(backbone, new_slot, options=None, *, head=None, rows=20, seed=0, rate=1e-3, epochs=2, **changes):
+    """Give a small classification lesson; `changes` are fields of `TrainingJob`."""
+    head = head or Head("classification", 2)
+    config = backbone.config
+    plan = make_plan(options or Options(size=4), depth=config.layers, head=head, shared_layers=config.shared_layers)
+    data, dev = reviews(rows, seed), reviews(7, seed + 100)
+    return TrainingJob(
+        **{
+            "plan": plan,
+            "initial": new_slot(backbone, plan, seed=seed, sigma=0.05),
+            "train": make_rows(backbone, data, kind="classification", max_length=32),
+            "dev": make_rows(backbone, dev, kind="classification", max_length=32),
+            "score": accuracy(dev.targets),
+            "rate": rate,
+            "epochs": epochs,
+            "batch": 6,
+            "seed": seed,
+            **changes,
+        }
+    )
+
+
+def learn(backbone, *jobs, **options):
+    """Train on the CPU in float32; give the states."""
+    return train(backbone, jobs, device=CPU, **{"dtype": torch.float32, **options})
+
+
+def assert_same_bits(found, expected):
+    """Ask for equal bits of all that two states hold."""
+    assert found.tensors.keys() == expected.tensors.keys() == {"weights", "best", "first", "second"}
+    for part, tensors in expected.tensors.items():
+        assert found.tensors[part].keys() == tensors.keys()
+        for name in tensors:
+            assert torch.equal(found.tensors[part][name], tensors[name]), f"{part} {name}"
+    assert scores(found) == scores(expected)
+    assert (found.epoch, found.step, found.best_epoch) == (expected.epoch, expected.step, expected.best_epoch)
+
+
+def assert_close(found, expected, tolerance=1e-5):
+    """Ask for equal weights, moments and losses, but for rounding."""
+    for part in ("weights", "first", "second"):
+        for name, tensor in expected.tensors[part].items():
+            close = {"atol": tolerance, "rtol": tolerance}
+            torch.testing.assert_close(found.tensors[part][name], tensor, msg=lambda m, n=name: f"{n}: {m}", **close)
+    losses = [[epoch["loss"] for epoch in state.history] for state in (found, expected)]
+    assert losses[0] == pytest.approx(losses[1], abs=tolerance)
+
+
+def scores(state):
+    """Give loss and score of each epoch."""
+    return [(epoch["loss"], epoch["score"]) for epoch in state.history]
+
+
+def moved(state, job):
+    """Say how far the furthest number has moved from where it began."""
+    return max(float((t - job.initial[name]).abs().max()) for name, t in state.tensors["weights"].items())
+
+
+def through_numpy(state):
+    """Give a state as it comes back from a file."""
+    kept = copy.deepcopy(state)
+    for part, tensors in kept.tensors.items():
+        kept.tensors[part] = {name: torch.from_numpy(t.numpy().copy()) for name, t in tensors.items()}
+    return kept
+
+
+def kept_after(backbone, job, **options):
+    """Run to the end and give each epoch's kept state."""
+    kept = []
+    (end,) = learn(backbone, job, keep=lambda run, state: kept.append(through_numpy(state)), **options)
+    return end, kept
+
+
+def three_runs(backbone, new_slot):
+    """Give runs of one form that differ in all that such runs may differ in."""
+    settings = [
+        AdamSettings(),
+        AdamSettings(bias_correction=True, clip=0.1),
+        AdamSettings(weight_decay=0.2, epsilon=1e-4, clip=0),
+    ]
+    return [
+        job_on(backbone, new_slot, Options(size=size), seed=seed, rate=rate, epochs=epochs, rows=rows, settings=mine)
+        for size, seed, rate, epochs, rows, mine in zip(
+            (5, 6, 8), (0, 3, 2**33 + 5), (1e-3, 3e-3, 5e-4), (2, 1, 3), (20, 13, 9), settings, strict=True
+        )
+    ]
+
+
+class Steadily:
+    """Trains on the CPU as a GPU would be trained on: every step a program, none of them eager."""
+
+    def __init__(self, monkeypatch):
+        self.monkeypatch, self.steps, self.moves, self.changes = monkeypatch, 0, 0, {}
+
+    def __call__(self, backbone, *jobs, **options):
+        """Train as `learn` does; `changes`, (owner, name) -> value, are in force meanwhile."""
+
+        def prepare(trainer, coming, places):
+            trainer.places = max(1, min(places, len(coming)))
+            if coming:
+                head = coming[0].job.plan.head
+                trainer.data = graph_step.DeviceRows.of([c.job.train for c in coming], head, trainer.stacks.device)
+
+        def never(*_):
+            raise AssertionError("an eager step")
+
+        groups, step, move = training._groups, graph_step.GraphStep.step, trainers.Trainer._move_together
+
+        def counted(*given):
+            self.steps += 1
+            return step(*given)
+
+        def seen(trainer):
+            self.moves += 1
+            return move(trainer)
+
+        with self.monkeypatch.context() as patch:
+            patch.setattr(trainers.Trainer, "prepare", prepare)
+            patch.setattr(trainers.Trainer, "_eager_step", never)
+            patch.setattr(trainers.Trainer, "_move_together", seen)
+            patch.setattr(training, "_groups", lambda config, jobs, _: groups(config, jobs, GPU))
+            patch.setattr(graph_step.GraphStep, "step", counted)
+            for (owner, name), value in self.changes.items():
+                patch.setattr(owner, name, value)
+            return learn(backbone, *jobs, **options)

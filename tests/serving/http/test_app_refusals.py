@@ -1,0 +1,163 @@
+"""The routes, over a service that computes nothing: what is refused, and how that is told."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from adapterbank.serving.http import routes_predict
+from adapterbank.serving.http.app import create_app
+from adapterbank.serving.http.schemas import PredictRequest, RowsRequest
+from adapterbank.serving.service.protocol import Limits, Refusal
+from serving.dummy import Dummy, ask, code, post
+
+
+@pytest.fixture
+def app():
+    return create_app(Dummy(), page=False)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({}, "bad_request"),
+        ({"texts": []}, "bad_request"),
+        ({"texts": "abc"}, "bad_request"),
+        ({"texts": ["a"], "text": "a"}, "bad_request"),
+        ({"texts": ["a", 1]}, "bad_request"),
+        ({"texts": [None]}, "bad_request"),
+        ({"texts": ["a"], "pairs": ["b", "c"]}, "bad_request"),
+        ({"texts": ["a"], "pair": "b"}, "bad_request"),
+        ({"texts": ["a"], "best": -1}, "bad_request"),
+        ({"texts": ["a"], "best": "1"}, "bad_request"),
+        ({"texts": ["a"], "more": 1}, "bad_request"),
+        ({"texts": ["a"] * 6}, "too_many_texts"),
+        ({"texts": ["a" * 101]}, "text_too_long"),
+        ({"texts": ["a"], "pairs": ["a" * 101]}, "text_too_long"),
+        ({"texts": ["a" * 100] * 5, "pairs": ["b" * 100] * 5}, "too_large"),
+        ([], "bad_request"),
+        ("text", "bad_request"),
+        (None, "bad_request"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_with_its_code(body, expected):
+    app = create_app(Dummy(), page=False, limits=Limits(body=900, texts=5, characters=100))
+    assert code(post(app, "/v1/tasks/length/predict", body)) == expected
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"texts": ["\\ud800"]}', b'{"texts": [NaN]}', b"[" * 500])
+def test_a_body_that_is_no_json_is_refused(app, body):
+    headers = {"content-type": "application/json"}
+    assert code(ask(app, "POST", "/v1/tasks/length/predict", content=body, headers=headers)) == "bad_request"
+    assert code(ask(app, "POST", "/v1/predict", content=body, headers=headers)) == "bad_request"
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([], "bad_request"),
+        ([{"task": "length"}], "bad_request"),
+        ([{"text": "a"}], "bad_request"),
+        ([{"task": "length", "text": "a"}] * 6, "too_many_texts"),
+        ([{"task": "length", "text": "a" * 101}], "text_too_long"),
+        ([{"task": "length", "text": "a"}, {"task": "none", "text": "a"}], "unknown_task"),
+    ],
+)
+def test_rows_that_cannot_be_answered_are_refused_with_their_code(rows, expected):
+    app = create_app(Dummy(), page=False, limits=Limits(texts=5, characters=100))
+    assert code(post(app, "/v1/predict", {"rows": rows})) == expected
+
+
+def test_a_body_is_given_up_as_soon_as_it_is_too_large():
+    app = create_app(Dummy(), page=False, limits=Limits(body=1000))
+    sent = []
+
+    async def stream():
+        for _ in range(100):
+            sent.append(1)
+            yield b"x" * 100
+
+    headers = {"content-type": "application/json"}
+    answer = ask(app, "POST", "/v1/predict", content=stream(), headers=headers)
+    assert code(answer) == "too_large"
+    assert len(sent) <= 12
+    assert code(ask(app, "POST", "/v1/predict", content=b"x" * 1001, headers=headers)) == "too_large"
+
+
+@pytest.mark.parametrize(
+    ("form", "body"),
+    [(PredictRequest, {"texts": [1] * 1000}), (PredictRequest, {"texts": ["a"], "pairs": [None] * 1000}),
+     (RowsRequest, {"rows": [{}] * 1000})],
+)  # fmt: skip
+def test_a_body_full_of_mistakes_is_read_to_the_first(form, body):
+    with pytest.raises(ValidationError) as found:
+        form.model_validate_json(json.dumps(body))
+    assert found.value.error_count() <= 3
+
+
+def test_of_very_many_mistakes_only_their_number_is_told(app):
+    answer = post(app, "/v1/predict", {str(i): i for i in range(1000)})
+    assert code(answer) == "bad_request"
+    assert answer.json()["error"]["message"] == "The body has 1,001 mistakes; see /docs."
+
+
+@pytest.mark.parametrize("pause", [0.2, 0.03], ids=["stands still", "trickles"])
+def test_a_body_that_does_not_come_is_given_up(app, monkeypatch, pause):
+    monkeypatch.setattr(routes_predict, "WHOLE", 0.1)
+    sent = []
+
+    async def stream():
+        for _ in range(50):
+            await asyncio.sleep(pause)
+            sent.append(1)
+            yield b"x"
+
+    headers = {"content-type": "application/json"}
+    assert code(ask(app, "POST", "/v1/predict", content=stream(), headers=headers)) == "too_slow"
+    assert len(sent) < 10
+
+
+def test_a_body_that_is_packed_is_refused(app):
+    packed = {"content": gzip.compress(b'{"text": "abc"}'), "headers": {"content-encoding": "gzip"}}
+    answer = ask(app, "POST", "/v1/tasks/length/predict", **packed)
+    assert (code(answer), "'gzip'; send it as it is" in answer.text) == ("unsupported", True)
+
+
+def test_another_content_type_is_refused(app):
+    headers = {"content-type": "text/csv"}
+    assert code(ask(app, "POST", "/v1/predict", content=b"{}", headers=headers)) == "unsupported"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "expected"),
+    [
+        ("GET", "/nothing", "not_found"),
+        ("GET", "/v1", "not_found"),
+        ("PUT", "/v1/tasks", "method_not_allowed"),
+        ("GET", "/v1/predict", "method_not_allowed"),
+        ("GET", "/v1/tasks/none", "unknown_task"),
+        ("POST", "/v1/tasks/length/rollback", "conflict"),
+    ],
+)
+def test_what_the_framework_refuses_has_the_same_shape(app, method, path, expected):
+    assert code(ask(app, method, path)) == expected
+
+
+def test_a_method_that_is_not_taken_is_answered_with_those_that_are(app):
+    assert ask(app, "PUT", "/v1/tasks/length").headers["allow"] == "DELETE, GET"
+    assert ask(app, "DELETE", "/v1/predict").headers["allow"] == "POST"
+
+
+def test_overload_is_429_with_the_seconds_to_wait():
+    service = Dummy()
+
+    async def full(asks):
+        raise Refusal("overloaded", "Too much is waiting.", retry_after=2.2)
+
+    service.predict = full
+    answer = post(create_app(service, page=False), "/v1/tasks/length/predict", {"text": "a"})
+    assert (answer.status_code, code(answer), answer.headers["retry-after"]) == (429, "overloaded", "3")

@@ -1,0 +1,70 @@
+"""The document of the routes: it states limits and errors, and its page names them all."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import re
+from functools import partial
+
+import pytest
+
+from adapterbank.serving.http.app import create_app
+from adapterbank.serving.service.protocol import Limits
+from serving.dummy import Dummy, ask, code
+
+
+@pytest.fixture
+def jobs_app(idle):
+    idle.start = idle.stop = partial(asyncio.sleep, 0)
+    return create_app(Dummy(), jobs=idle, page=False)
+
+
+@pytest.fixture
+def app():
+    return create_app(Dummy(), page=False)
+
+
+def test_the_document_states_the_limits_and_the_errors(app):
+    document = ask(app, "GET", "/openapi.json").json()
+    route = document["paths"]["/v1/tasks/{task}/predict"]["post"]
+    (texts, _) = route["requestBody"]["content"]["application/json"]["schema"]["oneOf"]
+    assert texts["properties"]["texts"]["maxItems"] == Limits().texts
+    assert {"200", "404", "413", "415", "422", "429", "500", "503"} <= route["responses"].keys()
+
+
+def test_the_page_of_routes_names_them_all_and_fetches_nothing(app):
+    answer = ask(app, "GET", "/docs")
+    document = ask(app, "GET", "/openapi.json").json()
+    for path in document["paths"]:
+        assert f" {path}</code>" in answer.text
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert [part for part in ("://", "<script", "<link", "<img") if part in answer.text] == []
+
+
+def test_the_page_of_routes_says_what_each_takes_and_gives(jobs_app):
+    answer = ask(jobs_app, "GET", "/docs")
+    sections = {part.partition("</code>")[0]: part for part in answer.text.split("<section>\n<h2><code>")[1:]}
+    asking, training = sections["POST /v1/tasks/{task}/predict"], sections["POST /v1/tasks/{task}/train"]
+    assert "<pre>{&quot;texts&quot;: [" in asking
+    for name in ("texts", "pairs", "text", "pair", "best"):
+        assert f"<code>{name}</code>" in asking
+    assert "200: <code>task</code>, <code>version</code>, <code>predictions</code>" in asking
+    assert "<dt><code>429</code></dt><dd>rate_limited, overloaded</dd>" in asking
+    assert "The body is a file: text/csv," in training
+    assert "<dt><code>epochs</code></dt><dd>Passes over the training data" in training
+    assert "<details>" not in sections["GET /healthz"].replace("<details><summary>Errors", "")
+
+
+def test_the_style_of_the_page_is_the_one_that_its_policy_allows(app):
+    answer = ask(app, "GET", "/docs")
+    (style,) = re.findall("<style>(.*?)</style>", answer.text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"style-src 'sha256-{digest}'" in answer.headers["content-security-policy"]
+
+
+def test_an_address_is_never_led_on_to_another(app):
+    answer = ask(app, "GET", "/v1/tasks/", headers={"host": "evil.example"})
+    assert code(answer) == "not_found"
+    assert "location" not in answer.headers

@@ -1,0 +1,79 @@
+"""Claims about what is told of a failure: enough to act on, nothing of the server's folders or of a user's text."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from adapterbank.errors import PackageDamaged
+from adapterbank.serving.http.telemetry import JsonLines
+from adapterbank.serving.service.protocol import Ask, Refusal
+from adapterbank.serving.service.requests import refusal, shown
+from serving.small_bank import running
+
+
+@pytest.mark.parametrize(
+    ("message", "bank", "told"),
+    [
+        ("/srv/bank/tasks/a/1 is missing; restore it.", "/srv/bank", "tasks/a/1 is missing; restore it."),
+        ("/srv/bank cannot be used: it is full.", "/srv/bank", "the bank cannot be used: it is full."),
+        ("bank/tasks/a/1 is not in the bank.", "bank", "tasks/a/1 is not in the bank."),
+        ("tasks/a/1 is missing.", ".", "tasks/a/1 is missing."),
+        ("No task 'b'. See: adapterbank tasks --bank /srv/bank", "/srv/bank", "No task 'b'. See: GET /v1/tasks"),
+    ],
+)
+def test_files_are_named_from_the_bank_on(message, bank, told):
+    assert shown(message, Path(bank)) == told
+
+
+def test_an_unforeseen_failure_is_logged_without_its_message():
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonLines())
+    logger = logging.getLogger("adapterbank.serving")
+    logger.addHandler(handler)
+    try:
+        try:
+            raise ValueError("cannot read 'a secret'")
+        except ValueError as error:
+            told = refusal(error, SimpleNamespace(request="r-17"), Path("bank"))
+    finally:
+        logger.removeHandler(handler)
+    assert (told.code, "secret" in str(told)) == ("internal", False)
+    assert "ValueError" in stream.getvalue()
+    assert '"request_id": "r-17"' in stream.getvalue()
+    assert "secret" not in stream.getvalue()
+
+
+@pytest.mark.parametrize(("exists", "code"), [(True, "damaged"), (False, "unknown_task"), (PermissionError, "damaged")])
+def test_a_package_that_cannot_even_be_looked_for_is_damaged_not_gone(exists, code):
+    def look():
+        if exists is PermissionError:
+            raise PermissionError(13, "Permission denied")
+        return exists
+
+    path, known = SimpleNamespace(exists=look), SimpleNamespace(gone=False)
+    job = SimpleNamespace(held=SimpleNamespace(known=known, package=SimpleNamespace(path=path)))
+    assert refusal(PackageDamaged("a@1 cannot be read; restore it."), job, Path("bank")).code == code
+
+
+def test_nobody_learns_where_the_bank_or_the_encoder_lies(small, tmp_path):
+    small.put("whole")
+    (small.put("broken").path / "weights.safetensors").write_bytes(b"nothing")
+
+    async def run():
+        async with running(small) as service:
+            with pytest.raises(Refusal) as refused:
+                await service.predict([Ask("broken", ["a"])])
+            return await service.tasks(), await service.task("whole"), refused.value.message
+
+    tasks, whole, message = asyncio.run(run())
+    assert tasks["problems"][0]["message"] == message
+    assert message.startswith("tasks/broken/1/weights.safetensors is not what was written")
+    assert str(tmp_path) not in f"{tasks}{whole}"
+    assert "/" not in tasks["backbone"]["name"] + whole["backbone"]["name"]

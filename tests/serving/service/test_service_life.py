@@ -1,0 +1,128 @@
+"""The service's threads: lanes that compute at once, one start, a stop that answers what is queued."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import threading
+
+import pytest
+import torch
+
+from adapterbank.serving.service.protocol import Ask, Refusal
+from adapterbank.serving.service.service import BankService
+from serving.small_bank import PATIENCE, Gate, running, until
+
+
+def test_on_a_cpu_each_core_has_a_lane_with_one_thread_of_its_own(small, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    small.put("a")
+    service = BankService(small.bank, small.engine())
+    assert (service.lanes, service.batching.lanes, service.batching.budget) == (3, 3, 1024)
+    one = BankService(small.bank, small.engine(), lanes=1)
+    assert (one.lanes, one.batching.budget) == (1, one.engine.tokens_at_once)
+
+
+def test_threads_take_shorter_turns_while_it_runs(small):
+    before = sys.getswitchinterval()
+
+    async def run():
+        async with running(small):
+            return sys.getswitchinterval()
+
+    assert asyncio.run(run()) == pytest.approx(min(before, 0.001))
+    assert sys.getswitchinterval() == before
+
+
+def test_lanes_compute_at_the_same_time(small):
+    small.put("a")
+    meeting = threading.Barrier(2, timeout=PATIENCE)
+
+    async def run():
+        async with running(small, lanes=2) as service:
+            launch = service.engine.launch
+            service.engine.launch = lambda *given: (meeting.wait(), launch(*given))[1]
+            service.batching.budget = 1  # a row a batch
+            answers = await asyncio.gather(*(service.predict([Ask("a", ["why"])]) for _ in range(2)))
+            return [one.predictions for (one,) in answers]
+
+    first, second = asyncio.run(run())
+    assert first == second
+
+
+def test_when_it_stops_it_answers_what_is_queued_and_refuses_the_rest(small):
+    small.put("a")
+
+    async def run():
+        async with running(small) as service:
+            gate = Gate(service)
+            queued = [asyncio.ensure_future(service.predict([Ask("a", ["why"])])) for _ in range(5)]
+            await until(gate.busy.is_set)
+            stopping = asyncio.ensure_future(service.stop())
+            await until(lambda: not service.ready)
+            with pytest.raises(Refusal) as refused:
+                await service.predict([Ask("a", ["why"])])
+            gate.opened.set()
+            await stopping
+            return refused.value, await asyncio.gather(*queued)
+
+    refused, found = asyncio.run(run())
+    assert refused.code == "not_ready"
+    assert len(found) == 5
+
+
+def test_it_starts_once_stops_more_than_once_and_does_not_start_again(small):
+    small.put("a")
+
+    async def run():
+        async with running(small) as service:
+            await service.start()
+            assert len(service._threads) == 1
+            found = await service.predict([Ask("a", ["why"])])
+            await asyncio.gather(service.stop(), service.stop())
+            with pytest.raises(RuntimeError, match="make another"):
+                await service.start()
+            never = BankService(small.bank, small.engine())
+            await never.stop()
+            return found
+
+    assert len(asyncio.run(run())[0].predictions) == 1
+
+
+def test_who_waits_in_a_loop_that_has_ended_holds_up_nobody(small):
+    small.put("a")
+
+    async def run():
+        async with running(small) as service:
+            gate = Gate(service)
+
+            def elsewhere():
+                loop = asyncio.new_event_loop()
+                asked = loop.create_task(service.predict([Ask("a", ["why"])]))
+                while not gate.busy.is_set():
+                    loop.run_until_complete(asyncio.sleep(0.005))
+                asked.cancel()
+                loop.run_until_complete(asyncio.gather(asked, return_exceptions=True))
+                loop.close()
+
+            await asyncio.to_thread(elsewhere)
+            gate.opened.set()
+            return await service.predict([Ask("a", ["why"])])
+
+    assert len(asyncio.run(run())[0].predictions) == 1
+
+
+def test_a_task_whose_folder_has_just_gone_is_unknown(small):
+    small.put("a")
+
+    async def run():
+        async with running(small) as service:
+            service.shelf.stop()  # it would notice within half a second
+            assert (await service.task("a"))["name"] == "a"
+            shutil.rmtree(small.bank.path / "tasks" / "a")
+            with pytest.raises(Refusal) as refused:
+                await service.task("a")
+            return refused.value.code
+
+    assert asyncio.run(run()) == "unknown_task"

@@ -1,0 +1,219 @@
+"""A batch's choice: a row's slot is the only one that it feels, in any company and any order."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from adapterbank.encoder.batch import pack
+from adapterbank.encoder.dropout import Dropout, row_keys
+from adapterbank.encoder.forward import forward
+from adapterbank.inference.runner import outputs, segments
+from adapterbank.methods import Head, Options, make_plan
+from adapterbank.slots import heads
+from adapterbank.slots.routing import Route
+from adapterbank.slots.stack import Stacks
+from families import FAMILIES, TEXTS
+
+
+def kinds_of_slots(backbone):
+    """Give plans that differ in all that a plan may differ in."""
+    config = backbone.config
+    pooler = "pooler" if backbone.has_pooler else "first"
+    wanted = [
+        (Options(size=3), Head("classification", 2, "mean")),
+        (Options(size=4, activation="silu"), Head("classification", 7, "first")),
+        (
+            Options(size=8, activation="relu", placement="parallel", combine="multiply", depth=2, inner_norm=True),
+            Head("classification", 5, pooler),
+        ),
+        (
+            Options(size=33, activation="tanh", layers="1-2", sites="feedforward", train_norms=False),
+            Head("regression", 1, "mean", shift=2.0, scale=1.5),
+        ),
+        (Options(size=1, sites="attention", activation="gelu"), Head("span", 2)),
+        (Options(method="layernorm"), Head("multilabel", 4, "mean")),
+        (Options(method="lora", rank=3), Head("classification", 2, "mean")),
+        (Options(method="lora", rank=4, alpha=64 / 3), Head("classification", 5, "first")),
+        (Options(method="lora", rank=5, targets="key,output,up,down", layers="1-2"), Head("span", 2)),
+        (Options(method="bitfit"), Head("classification", 3, pooler)),
+        (Options(method="bitfit"), Head("regression", 1, "mean")),
+        (Options(method="feature"), Head("classification", 3, pooler, hidden=6)),
+        (Options(method="feature"), Head("span", 2)),
+        (Options(method="full"), Head("classification", 2, pooler)),
+        (Options(method="full"), Head("regression", 1, "first")),
+    ]
+    if not config.shared_layers:
+        wanted.append((Options(method="top", top=1), Head("classification", 3, pooler)))
+        wanted.append((Options(method="layernorm", layers="2"), Head("classification", 2, "first")))
+    return [
+        make_plan(options, depth=config.layers, head=head, shared_layers=config.shared_layers)
+        for options, head in wanted
+    ]
+
+
+def one_row_alone(backbone, plan, tensors, row):
+    """Send one row through the pass with no other slot, or no slot, in sight."""
+    stacks = Stacks(backbone.tensors)
+    slot = None if plan is None else stacks.put(plan, tensors)
+    route, batch = Route(stacks, segments([(slot, len(row))])), pack([row])
+    with torch.no_grad():
+        (found,) = heads.outputs(forward(backbone.config, route, batch), batch, route)
+    return found if plan is not None and plan.head.kind == "span" else found[0]
+
+
+@pytest.fixture(scope="module")
+def crowd(tiny, new_slot):
+    """Give a family's stacks with one slot of each kind, and rows of every slot with what each gives alone."""
+    made = {}
+
+    def get(family):
+        if family not in made:
+            backbone = tiny(family)
+            stacks, requests = Stacks(backbone.tensors), []
+            rows = backbone.tokenize(TEXTS)
+            plans = [*kinds_of_slots(backbone), None]
+            for seed, plan in enumerate(plans):
+                tensors = None if plan is None else new_slot(backbone, plan, seed=seed)
+                slot = None if plan is None else stacks.put(plan, tensors)
+                for row in (rows[(seed + k) % len(rows)] for k in (0, 2, 5)):
+                    requests.append((slot, row, one_row_alone(backbone, plan, tensors, row).numpy()))
+            made[family] = backbone, stacks, requests
+        return made[family]
+
+    return get
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_mixed_batch_in_any_order_gives_each_row_what_its_task_gives_alone(family, seed, crowd):
+    backbone, stacks, requests = crowd(family)
+    mixed = requests * 2
+    random.Random(seed).shuffle(mixed)
+    tokens, slots = [row for _, row, _ in mixed], [slot for slot, _, _ in mixed]
+    found = outputs(backbone.config, stacks, tokens, slots)
+    for (slot, _, expected), mine in zip(mixed, found, strict=True):
+        np.testing.assert_allclose(mine, expected, atol=1e-5, rtol=1e-5, err_msg=f"slot {slot}")
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_pass_may_hold_slots_of_every_method_in_segments_of_any_order(family, seed, crowd):
+    backbone, stacks, requests = crowd(family)
+    mixed = list(requests)
+    if family == "mpnet":  # rows that bring their own table of distances are a batch of their own
+        full = {slot for slot, _, _ in mixed if slot is not None and stacks.plan(slot).method == "full"}
+        mixed = [request for request in mixed if request[0] not in full]
+    random.Random(seed).shuffle(mixed)
+    batch = pack([row for _, row, _ in mixed])
+    route = Route(stacks, segments([(slot, len(row)) for slot, row, _ in mixed]))
+    with torch.no_grad():
+        given_ = heads.outputs(forward(backbone.config, route, batch), batch, route)
+    waiting = iter(mixed)
+    for segment, out in zip(route.segments, given_, strict=True):
+        mine = list(itertools.islice(waiting, segment.rows))
+        expected = np.concatenate([np.atleast_2d(alone) for _, _, alone in mine])
+        np.testing.assert_allclose(out.numpy(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_rows_with_different_tables_of_distances_cannot_share_a_pass(crowd):
+    backbone, stacks, requests = crowd("mpnet")
+    full = next(r for r in requests if r[0] is not None and stacks.plan(r[0]).method == "full")
+    mixed = [requests[0], full]
+    route = Route(stacks, segments([(slot, len(row)) for slot, row, _ in mixed]))
+    with pytest.raises(ValueError, match="relative"):
+        forward(backbone.config, route, pack([row for _, row, _ in mixed]))
+
+
+def test_other_slots_coming_and_going_change_no_bit_of_a_slots_answer(bert, new_slot):
+    plans = kinds_of_slots(bert)
+    stacks, rows = Stacks(bert.tensors), bert.tokenize(TEXTS)
+    slot = stacks.put(plans[0], new_slot(bert, plans[0], seed=1))
+
+    def answer():
+        return outputs(bert.config, stacks, rows, [slot] * len(rows))
+
+    before = answer()
+    others = [stacks.put(plan, new_slot(bert, plan, seed=k)) for k, plan in enumerate(plans)]
+    during = answer()
+    for other in others[::2]:
+        stacks.remove(other)
+    stacks.put(plans[1], new_slot(bert, plans[1], seed=77))
+    after = answer()
+    for a, b, c in zip(before, during, after, strict=True):
+        assert np.array_equal(a, b)
+        assert np.array_equal(a, c)
+
+
+def gradients_in(stacks):
+    """Give the leaves' gradients, laid out as the slots are; zero where a leaf has none."""
+    found = {block: torch.zeros_like(block.tensor) for block in stacks.blocks}
+    for block, rows in found.items():
+        for name, view in block.layout.views(rows).items():
+            if block.views[name].grad is not None:
+                view.copy_(block.views[name].grad)
+    return found
+
+
+def training_gradients(backbone, jobs, rate=0.1):
+    """Give each slot's gradient of its own mean loss when all are in one batch, with dropout; lessons by seed."""
+    stacks = Stacks(backbone.tensors)
+    slots = [stacks.put(plan, tensors) for _, plan, tensors, _ in jobs]
+    stacks.learn(torch.float32)
+    rows = [(slot, row) for slot, (_, _, _, mine) in zip(slots, jobs, strict=True) for row in mine]
+    batch, route = pack([row for _, row in rows]), Route(stacks, segments([(slot, len(row)) for slot, row in rows]))
+    keys = torch.cat([row_keys(seed, 5, torch.arange(len(mine))) for seed, _, _, mine in jobs])
+    drop = Dropout(keys, batch.rows, batch.positions, rate=rate, attention_rate=rate)
+    found = heads.outputs(forward(backbone.config, route, batch, drop), batch, route, drop)
+    torch.stack([0.1 * out.square().mean() for out in found]).sum().backward()
+    gradients = gradients_in(stacks)
+    return [stacks.take(slot, gradients) for slot in slots]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_slots_gradient_beside_other_slots_is_its_gradient_alone(family, tiny, new_slot):
+    backbone = tiny(family)
+    rows = backbone.tokenize(TEXTS)
+    plans = [plan for plan in kinds_of_slots(backbone) if plan.method in ("adapter", "layernorm", "feature")]
+    plans.append(dataclasses.replace(plans[0], head=Head("classification", 6)))
+    jobs = [
+        (seed, plan, new_slot(backbone, plan, seed=seed), [rows[(seed + k) % len(rows)] for k in range(3)])
+        for seed, plan in enumerate(plans)
+    ]
+    together = training_gradients(backbone, jobs)
+    for job, mine in zip(jobs, together, strict=True):
+        (alone,) = training_gradients(backbone, [job])
+        assert any(gradient.abs().max() > 1e-3 for gradient in alone.values())
+        for name in alone:
+            torch.testing.assert_close(mine[name], alone[name], atol=1e-6, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("method", ["full", "top"])
+def test_a_slot_that_changes_whole_layers_gets_its_own_gradient_beside_others_too(method, bert, new_slot):
+    rows = bert.tokenize(TEXTS)
+    options = [Options(method=method), Options(size=3), Options(method=method)]
+    plans = [make_plan(option, depth=3, head=Head("classification", 2, "pooler")) for option in options]
+    jobs = [(seed, plan, new_slot(bert, plan, seed=seed), rows[seed : seed + 3]) for seed, plan in enumerate(plans)]
+    together = training_gradients(bert, jobs)
+    for job, mine in zip(jobs, together, strict=True):
+        (alone,) = training_gradients(bert, [job])
+        for name in alone:
+            torch.testing.assert_close(mine[name], alone[name], atol=1e-6, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_slot_without_rows_in_the_batch_gets_no_gradient(bert, new_slot):
+    plan = make_plan(Options(size=3), depth=3, head=Head("classification", 2))
+    stacks = Stacks(bert.tensors)
+    busy, idle = (stacks.put(plan, new_slot(bert, plan, seed=seed)) for seed in (0, 1))
+    stacks.learn(torch.float32)
+    rows = bert.tokenize(TEXTS[:2])
+    batch, route = pack(rows), Route(stacks, segments([(busy, len(row)) for row in rows]))
+    heads.outputs(forward(bert.config, route, batch), batch, route)[0].square().sum().backward()
+    gradients = gradients_in(stacks)
+    assert all(gradient.any() for gradient in stacks.take(busy, gradients).values())
+    assert not any(gradient.any() for gradient in stacks.take(idle, gradients).values())

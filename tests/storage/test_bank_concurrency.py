@@ -1,0 +1,139 @@
+"""Claims about `Bank.put` under many writers, full disks and interruptions: wholly, or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import adapterbank
+from adapterbank.errors import StorageError
+from adapterbank.storage import files as storage
+from adapterbank.storage.bank import Bank
+from packages import TENSORS, draft, files, pointers, put
+
+pytestmark = pytest.mark.usefixtures("no_flush")
+
+RACE = """
+import sys
+import numpy as np
+from adapterbank.storage.bank import Bank
+from adapterbank.package import Manifest
+path, worker = sys.argv[1], int(sys.argv[2])
+backbone = {"name": "tiny", "sha256": "a" * 64}
+print("ready", flush=True)
+sys.stdin.readline()
+bank = Bank.open(path, backbone, create=True)
+for _ in range(4):
+    draft = Manifest(1, "sst2", 0, {}, {}, backbone, {}, worker, {}, {}, {}, 0, "", "0", "", {})
+    package = bank.put(draft, {"w": np.full(100, worker, np.float32)})
+    print(package.manifest.version, flush=True)
+"""
+
+
+def test_eight_processes_make_one_bank_and_each_put_gets_a_version_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "bank"
+    environment = os.environ | {"PYTHONPATH": str(Path(adapterbank.__file__).parents[1])}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACE, str(path), str(worker)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+        for worker in range(8)
+    ]
+    for worker in workers:  # all have imported what they need, so that they truly start together
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "ready\n"
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    given = [[int(line) for line in worker.communicate()[0].split()] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0] * 8
+    assert sorted(version for versions in given for version in versions) == list(range(1, 33))
+    bank = Bank.open(path)
+    for worker_number, versions in enumerate(given):
+        for version in versions:
+            package = bank.get(f"sst2@{version}")
+            assert package.manifest.seed == worker_number
+            assert (package.tensors()["w"] == worker_number).all()
+    assert pointers(bank) == {"default": 32, "previous": list(range(1, 32)), "last": 32}
+    assert not list(bank.path.rglob(".tmp-*"))
+
+
+def fail_from(monkeypatch: pytest.MonkeyPatch, call: str, count: int, error: BaseException) -> list[int]:
+    """Let `os.<call>` fail from the `count`-th time on, an interrupt only once; returns the calls made."""
+    real, made = getattr(os, call), [0]
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        made[0] += 1
+        if made[0] == count or (made[0] > count and isinstance(error, OSError)):
+            raise error
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(os, call, wrapped)
+    return made
+
+
+@pytest.mark.parametrize("earlier", [0, 1])
+@pytest.mark.parametrize("call", ["fsync", "replace", "rename"])
+def test_a_disk_that_fills_up_anywhere_in_a_put_leaves_the_bank_as_it_was(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch, call: str, earlier: int
+) -> None:
+    told = []
+    for count in range(1, 40):
+        name = f"task{count}"
+        put(bank, *[name] * earlier)
+        before = files(bank)
+        with monkeypatch.context() as patch:
+            made = fail_from(patch, call, count, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+            try:
+                bank.put(draft(name), TENSORS)
+            except StorageError as error:
+                told.append(str(error))
+                assert files(bank) == before
+            else:  # only the flush of a folder was refused, or nothing
+                assert bank.get(name).verify() == []
+                assert bank.get(name).manifest.version == earlier + 1
+        if made[0] < count:
+            break
+    assert told
+    assert all("the disk is full; free some space" in sentence for sentence in told)
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace", "rename", "mkdir", "open"])
+def test_an_interrupt_anywhere_in_a_put_leaves_nothing_or_the_whole_package(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    interrupted = 0
+    for count in range(1, 30):
+        before, served = files(bank), len(bank.names())
+        with monkeypatch.context() as patch:
+            fail_from(patch, call, count, KeyboardInterrupt())
+            try:
+                bank.put(draft(f"task{count}"), TENSORS)
+            except KeyboardInterrupt:
+                interrupted += 1
+            else:
+                break
+        assert not list(bank.path.rglob(".tmp-*"))
+        if len(bank.names()) == served:
+            assert files(bank) == before
+        else:
+            assert bank.get(f"task{count}").verify() == []
+    assert interrupted >= 1
+
+
+def test_a_process_killed_before_it_points_leaves_a_bank_that_works(bank: Bank) -> None:
+    put(bank, "sst2", "sst2")
+    storage.write_json(bank.path / "tasks" / "sst2" / "task.json", {"default": 1, "previous": [], "last": 1})
+    assert bank.get("sst2").ref == "sst2@1"
+    assert bank.put(draft(), TENSORS).ref == "sst2@3"

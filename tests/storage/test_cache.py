@@ -1,0 +1,97 @@
+"""The cache: what was put is got, what is damaged is absent, and clearing takes nothing that is not its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adapterbank.errors import StorageError
+from adapterbank.storage import cache
+
+ARRAYS = {"a": np.arange(1000), "b": np.array([[1.5, -2.0]]), "c": np.array([True, False])}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ADAPTERBANK_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_what_was_put_is_got() -> None:
+    assert cache.get("key") is None
+    cache.put("key", ARRAYS)
+    found = cache.get("key")
+    assert found is not None
+    assert set(found) == set(ARRAYS)
+    for name, array in ARRAYS.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+
+
+@pytest.mark.parametrize("where", [0, 40, 500, 3000, -30])
+def test_any_damaged_byte_makes_an_entry_absent_or_leaves_it_true(folder: Path, where: int) -> None:
+    cache.put("key", ARRAYS)
+    file = folder / "key.npz"
+    data = bytearray(file.read_bytes())
+    data[where] ^= 0xFF
+    file.write_bytes(bytes(data))
+    found = cache.get("key")
+    assert found is None or all(np.array_equal(found[name], array) for name, array in ARRAYS.items())
+
+
+def test_every_byte_of_a_directory_may_be_damaged(folder: Path) -> None:
+    """Among them are bits that say "encrypted" and bytes that name the way of packing."""
+    cache.put("key", {"a": np.arange(3)})
+    file = folder / "key.npz"
+    whole = file.read_bytes()
+    places = [*range(40), *range(whole.index(b"PK\1\2"), len(whole))]
+    for place in places:
+        for bits in (1, 8, 0xFF):
+            data = bytearray(whole)
+            data[place] ^= bits
+            file.write_bytes(bytes(data))
+            found = cache.get("key")
+            assert found is None or all(np.array_equal(array, np.arange(3)) for array in found.values()), place
+
+
+def test_a_home_that_is_not_there_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADAPTERBANK_CACHE", "~nobody-of-this-name/x")
+    with pytest.raises(StorageError, match="ADAPTERBANK_CACHE names '~nobody-of-this-name/x'"):
+        cache.folder()
+
+
+def test_a_pickle_is_never_opened(folder: Path) -> None:
+    folder.mkdir()
+    np.savez(folder / "key.npz", a=np.array([{"code": 1}], dtype=object))
+    assert cache.get("key") is None
+
+
+def test_clearing_removes_entries_and_leftovers_and_nothing_else(folder: Path) -> None:
+    cache.put("one", ARRAYS)
+    cache.put("two", ARRAYS)
+    (folder / ".tmp-left").write_bytes(b"half")
+    (folder / "mine.txt").write_text("a note")
+    entries, taken = cache.usage()
+    assert entries == 2
+    assert taken == sum(path.stat().st_size for path in folder.glob("*.npz"))
+    assert cache.clear() == (entries, taken)
+    assert [path.name for path in folder.iterdir()] == ["mine.txt"]
+    assert cache.usage() == cache.clear() == (0, 0)
+
+
+def test_a_disk_that_refuses_costs_the_work_and_not_the_run(folder: Path) -> None:
+    folder.write_text("a file where the folder should be")
+    cache.put("key", ARRAYS)
+    assert cache.get("key") is None
+
+
+def test_without_a_name_it_lies_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("ADAPTERBANK_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache.folder() == tmp_path / "adapterbank"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert os.fspath(cache.folder()) == str(tmp_path / ".cache" / "adapterbank")

@@ -1,0 +1,193 @@
+"""Claims about `adapterbank.storage.package`: names stay inside, and what comes back is what was put or is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from adapterbank.errors import BankError, InputError, PackageDamaged
+from adapterbank.storage import files as storage
+from adapterbank.storage.bank import Bank
+from adapterbank.storage.package import FORMAT, Array, check_name, parse_ref
+from packages import STRANGE_NAMES, TENSORS, draft, files
+
+pytestmark = pytest.mark.usefixtures("no_flush")
+
+
+# --- names and references
+
+
+@pytest.mark.parametrize("name", ["a", "SST-2", "mrpc.v2", "0", "x" * 100, "a..b"])
+def test_a_plain_name_is_taken(name: str) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize("name", STRANGE_NAMES)
+def test_a_name_that_could_lead_elsewhere_is_refused_and_named(name: str) -> None:
+    with pytest.raises(InputError, match="cannot be a task name; use") as caught:
+        check_name(name)
+    assert repr(name) in str(caught.value)
+
+
+@given(st.text(max_size=12) | st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}\n?", fullmatch=True))
+@example("..")
+@example("a/../..")
+def test_an_accepted_name_is_one_folder_inside_the_bank(name: str) -> None:
+    try:
+        check_name(name)
+    except InputError:
+        return
+    inside = Path("/bank/tasks")
+    assert Path(os.path.normpath(inside / name)).parent == inside
+    assert re.fullmatch(r"[A-Za-z0-9._-]+", name)
+
+
+def test_a_reference_is_a_name_with_or_without_a_version() -> None:
+    assert parse_ref("sst2") == ("sst2", None)
+    assert parse_ref("sst2@13") == ("sst2", 13)
+
+
+@pytest.mark.parametrize("ref", ["sst2@", "sst2@0", "sst2@-1", "sst2@1.5", "sst2@1@2", "sst2@²", "@1"])
+def test_a_reference_with_a_strange_version_is_refused(ref: str) -> None:
+    with pytest.raises(InputError):
+        parse_ref(ref)
+
+
+# --- there and back
+
+
+def test_a_package_comes_back_as_it_was_put(bank: Bank) -> None:
+    package = bank.put(draft(), TENSORS)
+    assert package.ref == "sst2@1"
+    assert bank.get("sst2") == bank.get("sst2@1") == package
+    loaded = package.tensors()
+    assert loaded.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert loaded[name].dtype == tensor.dtype
+        np.testing.assert_array_equal(loaded[name], tensor)
+    assert package.verify() == []
+
+
+def test_put_fills_in_what_only_it_can_know(bank: Bank) -> None:
+    package = bank.put(draft(), TENSORS)
+    weights = package.path / "weights.safetensors"
+    manifest = package.manifest
+    assert manifest.version == 1
+    assert manifest.bytes == weights.stat().st_size
+    assert manifest.weights_sha256 == storage.sha256_file(weights)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", manifest.created)
+    given = draft(version=1, bytes=manifest.bytes, weights_sha256=manifest.weights_sha256)
+    assert manifest == dataclasses.replace(given, created=manifest.created)
+
+
+def test_a_transposed_view_and_a_scalar_come_back_as_they_were(bank: Bank) -> None:
+    tensors: dict[str, Array] = {
+        "t": np.arange(6, dtype=np.float32).reshape(2, 3).T,
+        "s": np.array(3.0),
+        "e": np.zeros((0, 4)),
+    }
+    loaded = bank.put(draft(), tensors).tensors()
+    for name, tensor in tensors.items():
+        assert loaded[name].shape == tensor.shape
+        np.testing.assert_array_equal(loaded[name], tensor)
+
+
+def test_the_same_tensors_in_another_order_give_the_same_weights_file(bank: Bank) -> None:
+    first = bank.put(draft(), TENSORS)
+    second = bank.put(draft(), dict(reversed(TENSORS.items())))
+    assert first.manifest.weights_sha256 == second.manifest.weights_sha256
+
+
+@pytest.mark.parametrize("odd", [np.array(["text"]), np.array([1j]), np.array([1], np.longdouble)])
+def test_tensors_that_could_not_be_read_back_are_refused(bank: Bank, odd: Any) -> None:
+    with pytest.raises(InputError):
+        bank.put(draft(), {"odd": odd})
+    assert bank.names() == []
+
+
+def test_a_manifest_that_json_cannot_hold_is_refused_and_nothing_is_left(bank: Bank) -> None:
+    before = files(bank)
+    with pytest.raises(InputError, match="null for a number that is nan"):
+        bank.put(draft(metrics={"loss": float("nan")}), TENSORS)
+    assert files(bank) == before
+
+
+def test_tuples_and_number_keys_do_not_upset_the_checksum(bank: Bank) -> None:
+    bank.put(draft(metrics={2: (1, 2), 10: ()}), TENSORS)
+    assert bank.get("sst2").manifest.metrics == {"2": [1, 2], "10": []}
+
+
+# --- damage
+
+
+def test_damaged_weights_are_detected(bank: Bank) -> None:
+    package = bank.put(draft(), TENSORS)
+    file = package.path / "weights.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(PackageDamaged, match=r"weights\.safetensors is not what was written.*restore"):
+        package.tensors()
+    assert len(package.verify()) == 1
+    file.unlink()
+    with pytest.raises(PackageDamaged, match=r"weights\.safetensors is missing"):
+        package.tensors()
+
+
+def test_an_edited_manifest_is_detected(bank: Bank) -> None:
+    package = bank.put(draft(), TENSORS)
+    file = package.path / "manifest.json"
+    file.write_text(file.read_text().replace("0.91", "0.99"))
+    with pytest.raises(PackageDamaged, match=r"manifest\.json was changed after it was written; restore"):
+        bank.get("sst2")
+    assert len(package.verify()) == 1
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null"])
+def test_a_manifest_that_is_none_is_detected(bank: Bank, text: str) -> None:
+    package = bank.put(draft(), TENSORS)
+    (package.path / "manifest.json").write_text(text)
+    with pytest.raises(PackageDamaged, match=r"manifest\.json"):
+        bank.get("sst2")
+
+
+def resealed(package_path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a manifest and make its checksum right again, as another release could have written it."""
+    value = storage.read_json(package_path / "manifest.json")
+    del value["checksum"]
+    change(value)
+    storage.write_json(package_path / "manifest.json", value | {"checksum": storage.sha256_json(value)})
+
+
+def test_a_manifest_with_more_keys_than_this_release_knows_is_read(bank: Bank) -> None:
+    package = bank.put(draft(), TENSORS)
+    resealed(package.path, lambda value: value.update(colour="blue"))
+    assert bank.get("sst2") == package
+    file = package.path / "manifest.json"
+    file.write_text(file.read_text().replace("blue", "red"))
+    with pytest.raises(PackageDamaged):
+        bank.get("sst2")
+
+
+def test_a_manifest_that_lacks_a_key_says_which(bank: Bank) -> None:
+    package = bank.put(draft(), TENSORS)
+    resealed(package.path, lambda value: value.pop("recipe"))
+    with pytest.raises(PackageDamaged, match="lacks recipe"):
+        bank.get("sst2")
+
+
+def test_a_manifest_of_a_later_format_asks_for_an_upgrade(bank: Bank) -> None:
+    package = bank.put(draft(), TENSORS)
+    resealed(package.path, lambda value: value.update(format=FORMAT + 1))
+    with pytest.raises(BankError, match="upgrade adapterbank") as caught:
+        bank.get("sst2")
+    assert not isinstance(caught.value, PackageDamaged)

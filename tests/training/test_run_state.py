@@ -1,0 +1,297 @@
+"""Claims about `adapterbank.training.run_state`: a stopped run leaves the bank whole, and resumes exactly."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from unittest import mock
+
+import pytest
+import torch
+
+from adapterbank.api import open_bank
+from adapterbank.cli.progress import Display
+from adapterbank.errors import InputError
+from adapterbank.training import run_state
+from adapterbank.training.job import RunState
+from small_data import FAST, flags, process, reviews, shell, snapshot, write
+
+ROWS = reviews()
+LONG = {**FAST, "epochs": 4}
+
+
+@pytest.fixture
+def bank(tmp_path, bert):
+    return open_bank(tmp_path / "bank", bert, device="cpu")
+
+
+def stop_at(epoch, step=2):
+    """Give a watcher that presses Ctrl-C in the middle of an epoch; an epoch has three steps here."""
+
+    def watch(progress):
+        if progress.score is None and progress.epoch == epoch and progress.step == 3 * (epoch - 1) + step:
+            raise KeyboardInterrupt
+
+    return watch
+
+
+def interrupt(bank, *, watch=None, **options):
+    with pytest.raises(KeyboardInterrupt):
+        bank.train("s", ROWS, ROWS, watch=watch or stop_at(2), **{**LONG, **options})
+
+
+def kept(bank):
+    """Give the folders of unfinished runs."""
+    runs = bank.path / "runs"
+    return sorted(path for path in runs.iterdir() if any(path.iterdir())) if runs.exists() else []
+
+
+def test_a_run_that_is_stopped_leaves_no_new_version_and_its_state(bank):
+    bank.train("s", ROWS, ROWS, **FAST, seed=9)
+    before = snapshot(bank.path, without=["runs"])
+    interrupt(bank)
+    assert snapshot(bank.path, without=["runs"]) == before
+    (folder,) = kept(bank)
+    assert sorted(path.name for path in folder.iterdir()) == ["epoch-1.safetensors", "state.json"]
+    assert json.loads((folder / "state.json").read_text())["epoch"] == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"method": "full", "size": 64, "lr": 1e-4},
+        {"method": "top", "size": 64, "lr": 1e-3, "top": 2},
+        {"method": "feature", "size": 64},
+        {"dropout": 0.3, "clip": 0, "warmup": 0.5},
+        {"bias_correction": False, "class_weights": "balanced"},
+        {"patience": 2},
+    ],
+)
+def test_a_resumed_run_ends_with_the_bits_of_an_unbroken_one(bank, tmp_path, bert, options):
+    interrupt(bank, **options)
+    notes = []
+    resumed = bank.train("s", ROWS, ROWS, resume=True, note=notes.append, **{**LONG, **options})
+    whole = open_bank(tmp_path / "unbroken", bert, device="cpu").train("s", ROWS, ROWS, **{**LONG, **options})
+    assert notes[0] == "Going on after epoch 1."
+    assert resumed.package.manifest.weights_sha256 == whole.package.manifest.weights_sha256
+    assert resumed.package.manifest.fingerprint == whole.package.manifest.fingerprint
+    for name in ("metrics", "best_epoch", "params", "config"):
+        assert resumed.record[name] == whole.record[name]
+    for part in ("loss", "score"):
+        assert [e[part] for e in resumed.record["history"]] == [e[part] for e in whole.record["history"]]
+    assert kept(bank) == []
+
+
+@pytest.mark.parametrize("stops", [[(1, 1)], [(2, 2), (2, 3), (3, 1)], [(4, 3)]])
+def test_it_does_not_matter_where_or_how_often_a_run_is_stopped(bank, tmp_path, bert, stops):
+    for place in stops:
+        interrupt(bank, watch=stop_at(*place), resume=True)
+    resumed = bank.train("s", ROWS, ROWS, resume=True, **LONG).package
+    whole = open_bank(tmp_path / "unbroken", bert, device="cpu").train("s", ROWS, ROWS, **LONG).package
+    assert resumed.ref == "s@1"
+    assert resumed.manifest.weights_sha256 == whole.manifest.weights_sha256
+
+
+def test_a_run_that_failed_after_its_last_epoch_trains_nothing_again(bank, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("adapterbank.storage.bank.Bank.put", full)
+    with pytest.raises(OSError, match="No space"):
+        bank.train("s", ROWS, ROWS, **LONG)
+    monkeypatch.undo()
+    steps = []
+    assert bank.train("s", ROWS, ROWS, resume=True, watch=steps.append, **LONG).package.ref == "s@1"
+    assert steps == []
+
+
+def test_without_resume_the_run_starts_anew_and_ends_the_same(bank, tmp_path, bert):
+    interrupt(bank)
+    steps = []
+    again = bank.train("s", ROWS, ROWS, watch=steps.append, **LONG).package
+    assert steps[0].step == 1
+    whole = open_bank(tmp_path / "unbroken", bert, device="cpu").train("s", ROWS, ROWS, **LONG).package
+    assert again.manifest.weights_sha256 == whole.manifest.weights_sha256
+    assert kept(bank) == []
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"lr": 0.02}, {"epochs": 5}, {"train": ROWS[:-1]}])
+def test_a_run_of_other_options_or_data_does_not_take_the_state(bank, change):
+    interrupt(bank)
+    notes = []
+    given = {"task": "s", "train": ROWS, "dev": ROWS, **LONG, **change}
+    bank.train(**given, resume=True, note=notes.append)
+    assert notes[0] == "There is no unfinished run of this config and data; it starts at the first epoch."
+    assert len(kept(bank)) == 1
+
+
+# --- the state on disk --------------------------------------------------------------------------------------
+
+
+def state(epoch, best=1):
+    tensors = {part: {"head.weight": torch.full((2, 3), float(epoch))} for part in ("weights", "first", "second")}
+    history = [{"loss": 1.0, "score": 0.5, "seconds": 0.1}] * epoch
+    return RunState(epoch, 3 * epoch, history, best, {**tensors, "best": tensors["weights"]})
+
+
+def test_the_last_state_kept_is_the_one_given_and_the_only_one_on_disk(tmp_path):
+    for epoch in (1, 2):
+        run_state.save(tmp_path / "run", state(epoch))
+    found = run_state.load(tmp_path / "run")
+    assert (found.epoch, found.step, found.history, found.best_epoch) == (2, 6, state(2).history, 1)
+    assert set(found.tensors) == {"weights", "first", "second", "best"}
+    assert all(torch.equal(held["head.weight"], torch.full((2, 3), 2.0)) for held in found.tensors.values())
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["epoch-2.safetensors", "state.json"]
+    run_state.forget(tmp_path / "run")
+    assert run_state.load(tmp_path / "run") is None
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_state_half_written_leaves_the_one_before(tmp_path, monkeypatch):
+    run_state.save(tmp_path / "run", state(1))
+    with monkeypatch.context() as broken:
+        broken.setattr(run_state.files, "write_json", mock.Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run_state.save(tmp_path / "run", state(2))
+    assert run_state.load(tmp_path / "run").epoch == 1
+
+
+def flip(folder):
+    file = folder / "epoch-1.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+DAMAGES = {
+    "state.json cut off": lambda folder: (folder / "state.json").write_text('{"epoch": 1, '),
+    "state.json of another shape": lambda folder: (folder / "state.json").write_text("[]"),
+    "state.json without fields": lambda folder: (folder / "state.json").write_text('{"epoch": 1}'),
+    "state.json with a path": lambda folder: (folder / "state.json").write_text('{"epoch": "../../x"}'),
+    "weights cut off": lambda folder: (folder / "epoch-1.safetensors").write_bytes(b"\x08"),
+    "weights gone": lambda folder: (folder / "epoch-1.safetensors").unlink(),
+    "a byte of the weights flipped": flip,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_state_is_told_in_one_sentence_and_can_be_left_aside(bank, damage):
+    interrupt(bank)
+    (folder,) = kept(bank)
+    DAMAGES[damage](folder)
+    with pytest.raises(
+        InputError, match=r"The state in .* cannot be read \(.*\); run again without --resume"
+    ) as caught:
+        bank.train("s", ROWS, ROWS, resume=True, **LONG)
+    assert "\n" not in str(caught.value)
+    assert bank.tasks() == []
+    assert bank.train("s", ROWS, ROWS, **LONG).package.ref == "s@1"
+
+
+# --- the shell ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def words(tmp_path, checkpoint):
+    data = write(tmp_path / "train.csv", ROWS)
+    encoder = checkpoint("bert")[0]
+    return [
+        "train",
+        "--bank",
+        tmp_path / "my bank",
+        "--task",
+        "s",
+        "--train",
+        data,
+        "--dev",
+        data,
+        "--backbone",
+        encoder,
+    ]
+
+
+def test_ctrl_c_says_how_to_go_on_and_doing_so_ends_the_run(tmp_path, words, monkeypatch):
+    with monkeypatch.context() as pressed:
+        real, stop = Display.watch, stop_at(2)
+        pressed.setattr(Display, "watch", lambda self, progress: (real(self, progress), stop(progress)))
+        found = shell(*words, *flags(LONG))
+    assert (found.code, found.out) == (130, "")
+    first, second = found.err.splitlines()
+    assert first == "adapterbank: stopped after epoch 1 of 4; the bank's tasks are as they were. To go on:"
+    assert second.strip().startswith(f"adapterbank train --bank '{tmp_path / 'my bank'}' --task s")
+    assert second.endswith(" --resume")
+    assert not (tmp_path / "my bank" / "tasks" / "s").exists()
+    again = shell(*words, *flags(LONG), "--resume", "--json")
+    assert (again.code, again.json["package"]) == (0, "s@1")
+    assert again.err.splitlines()[0] == "note: Going on after epoch 1."
+    whole = shell("train", "--bank", tmp_path / "unbroken", *words[3:], *flags(LONG), "--json").json
+    for name in ("metrics", "best_epoch"):
+        assert again.json[name] == whole[name]
+
+
+def test_resume_without_a_state_says_so_and_starts_anew(words):
+    found = shell(*words, *flags(FAST), "--resume")
+    assert found.code == 0
+    told = found.err.splitlines()[0]
+    assert told == "note: There is no unfinished run of this config and data; it starts at the first epoch."
+
+
+def test_a_damaged_state_is_exit_code_2_in_one_line(tmp_path, words, monkeypatch):
+    with monkeypatch.context() as pressed:
+        pressed.setattr(Display, "watch", lambda self, progress: stop_at(2)(progress))
+        shell(*words, *flags(LONG))
+    (state_file,) = (tmp_path / "my bank" / "runs").glob("*/state.json")
+    state_file.write_text("{")
+    found = shell(*words, *flags(LONG), "--resume")
+    assert (found.code, found.out, len(found.err.splitlines())) == (2, "", 1)
+    assert "run again without --resume" in found.err
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_to_a_real_process_leaves_the_bank_whole(tmp_path, words, name):
+    bank = tmp_path / "my bank"
+    assert shell(*words, *flags(FAST)).code == 0
+    before = snapshot(bank, without=["runs"])
+    with process(*words, *flags({**FAST, "epochs": 5000, "seed": 1})) as running:
+        for _ in range(18_000):
+            if list((bank / "runs").glob("*/state.json")) or running.poll() is not None:
+                break
+            time.sleep(0.05)
+        running.send_signal(getattr(signal, name))
+        out, err = running.communicate(timeout=900)
+    assert (running.returncode, out) == (130, "")
+    assert err.startswith("adapterbank: stopped after epoch ")
+    assert "Traceback" not in err
+    assert snapshot(bank, without=["runs"]) == before
+    assert shell("audit", "--bank", bank).code == 0
+
+
+@pytest.mark.minilm
+@pytest.mark.parametrize("options", [{"method": "feature"}, {"method": "top"}, {"layers": "3-5", "size": 8}])
+def test_kept_lower_layers_do_not_move_a_resumed_runs_bits(minilm, tmp_path, options):
+    """On the real encoder with texts of many lengths: where a row is met in another batch, rounding would show."""
+    rows = [("a film to watch again " * (1 + i % 5) + "!" * (i % 7), "ab"[i % 2]) for i in range(48)]
+    fast = {"epochs": 2, "max_length": 32, **options}
+    bank = open_bank(tmp_path / "bank", minilm, device="cpu")
+    with pytest.raises(KeyboardInterrupt):
+        bank.train("s", rows, rows[:8], watch=stop_at(2, 1), **fast)
+    resumed = bank.train("s", rows, rows[:8], resume=True, **fast)
+    whole = open_bank(tmp_path / "whole", minilm, device="cpu").train("s", rows, rows[:8], **fast)
+    assert resumed.package.manifest.weights_sha256 == whole.package.manifest.weights_sha256
+
+
+def test_the_same_run_started_twice_at_once_ends_twice(bank):
+    """The second finds the first one's folder taken, and keeps its state elsewhere."""
+    inner = []
+
+    def start_another(progress):
+        if progress.score is not None and not inner:
+            inner.append(True)
+            inner.append(open_bank(bank.path, bank.backbone, device="cpu").train("s", ROWS, ROWS, **LONG))
+
+    outer = bank.train("s", ROWS, ROWS, watch=start_another, **LONG)
+    assert (inner[1].package.ref, outer.package.ref) == ("s@1", "s@2")
+    assert inner[1].package.manifest.weights_sha256 == outer.package.manifest.weights_sha256
+    assert kept(bank) == []
