@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from adapterbank.encoder.backbone import Backbone
-from adapterbank.methods import Head, Options, Plan, make_plan
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, Plan, make_plan
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import FORMAT, Manifest, count_params
 from adapterbank.tasks.spec import Task

@@ -19,8 +19,9 @@ from adapterbank.encoder.backbone import Backbone, load
 from adapterbank.encoder.batch import Tokens
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.rows import Rows
-from adapterbank.methods import Head, Options, Plan, make_plan
+from adapterbank.methods import Options
 from adapterbank.runtime import find_dtype
+from adapterbank.slots.plan import Head, Plan, make_plan
 from adapterbank.tasks.spec import Task
 from adapterbank.training.builder import initial_tensors
 from adapterbank.training.job import Progress, TrainingJob

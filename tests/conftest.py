@@ -15,11 +15,9 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
-from adapterbank import methods
 from adapterbank.encoder.backbone import Backbone, load
-from adapterbank.methods import Plan
-from adapterbank.slots import heads
-from adapterbank.slots.additions import bottleneck, lora
+from adapterbank.slots.plan import Plan, trained
+from adapterbank.slots.tensors import initial
 from adapterbank.storage.bank import Bank
 from families import save_random
 from jobs import Steadily
@@ -99,13 +97,8 @@ def new_slot() -> Callable[..., dict[str, Tensor]]:
 
     def make(backbone: Backbone, plan: Plan, *, seed: int = 0, sigma: float = 0.3) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(seed)
-        tensors = dict(backbone.tensors)
-        if plan.adapter:
-            tensors |= bottleneck.initial(plan.adapter, backbone.config.hidden, sigma, generator)
-        if plan.lora:
-            tensors |= lora.initial(plan.lora, backbone.config, generator)
-        tensors |= heads.initial(plan.head, backbone.config.hidden, generator)
-        names = methods.trained(tensors, plan)
+        tensors = dict(backbone.tensors) | initial(plan, backbone.config, sigma, generator)
+        names = trained(tensors, plan)
         return {name: tensors[name] + 0.1 * torch.randn(tensors[name].shape, generator=generator) for name in names}
 
     return make

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from adapterbank.inference.rows import make_rows
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.tasks.spec import Examples
 from adapterbank.training import graph_step
 from adapterbank.training import loop as training

@@ -14,7 +14,7 @@ from adapterbank.methods import METHODS
 
 NUMERIC = [f for f in fields(Config) if f.metadata["low"] is not None]
 CHOSEN = [f for f in fields(Config) if f.metadata["choices"]]
-SPECIAL = {name for row in METHODS.values() for name in row.uses} | {"sigma"}
+SPECIAL = {name for row in METHODS.values() for name in row.uses}
 ANOTHER = {
     **{"size": 8, "layers": "0", "sites": "attention", "activation": "relu", "sigma": 0.5, "placement": "parallel"},
     **{"combine": "multiply", "inner_norm": True, "depth": 2, "train_norms": False, "top": 2},
@@ -189,7 +189,7 @@ def test_every_special_option_has_another_value_here():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_option_that_a_method_has_no_use_for_is_refused(method):
-    used = {*METHODS[method].uses, *(("sigma",) if METHODS[method].adapters else ())}
+    used = {*METHODS[method].uses}
     given = {"method": method, **ANOTHER}
     if SPECIAL - used:
         found = mistakes(**given)

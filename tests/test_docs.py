@@ -35,7 +35,7 @@ def table(heading):
 
 def test_the_table_of_defaults_is_the_table_of_the_library():
     titles, rows = table("Defaults")
-    assert titles == ["adapter", "layernorm", "lora", "bitfit", "feature", "full", "top", "why"]
+    assert titles == ["adapter", "layernorm", "lora", "ia3", "bitfit", "feature", "full", "top", "why"]
     assert sorted(titles[:-1]) == sorted(name for name, row in METHODS.items() if row.slot)
     named = {name.replace(" ", "_").replace("learning_rate", "lr"): values for name, values in rows.items()}
     assert set(named) == set(METHODS["adapter"].defaults)
@@ -54,7 +54,7 @@ def test_the_table_of_defaults_is_the_table_of_the_library():
 
 def test_a_config_resolves_to_what_the_table_says():
     _, rows = table("Defaults")
-    for column, method in enumerate(["adapter", "layernorm", "lora", "bitfit", "feature", "full", "top"]):
+    for column, method in enumerate(["adapter", "layernorm", "lora", "ia3", "bitfit", "feature", "full", "top"]):
         found = resolve(parse({"method": method}))
         assert float(rows["learning rate"][column]) == found.lr
         assert int(rows["epochs"][column]) == found.epochs
@@ -79,7 +79,7 @@ def test_the_defaults_common_to_all_are_told_as_they_are():
 def test_the_variants_are_the_adapters_options_with_their_values():
     _, rows = table("Variants of the adapter")
     said = {name.removeprefix("--").removeprefix("no-").replace("-", "_"): values for name, values in rows.items()}
-    assert set(said) == {*METHODS["adapter"].uses, "sigma"}
+    assert set(said) == {*METHODS["adapter"].uses}
     for name, (values, what) in said.items():
         meta = OPTIONS[name].metadata
         assert what

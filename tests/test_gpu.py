@@ -17,7 +17,8 @@ from adapterbank.errors import SlowerWarning
 from adapterbank.inference import engine as engines
 from adapterbank.inference import graph_runner
 from adapterbank.inference.engine import Engine
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.tasks.spec import Task
 from adapterbank.training import loop as training
 from adapterbank.training import trainer as trainers
@@ -146,7 +147,7 @@ def test_a_captured_run_takes_the_steps_of_an_eager_one(name, backbones, new_slo
     assert_same_losses(found, expected, 1e-4)
 
 
-@pytest.mark.parametrize("method", ["layernorm", "lora", "bitfit", "feature", "top", "full"])
+@pytest.mark.parametrize("method", ["layernorm", "lora", "ia3", "bitfit", "feature", "top", "full"])
 def test_every_method_is_captured(method, backbones, new_slot, learn, replays):
     head = Head("classification", 2, "pooler" if method in ("top", "full") else "mean")
     job = job_on(backbones["kernel"], new_slot, Options(method=method), head=head, rate=1e-4, epochs=1)

@@ -13,9 +13,12 @@ from adapterbank.config import Config
 from adapterbank.encoder import forward
 from adapterbank.encoder.families import read_config
 from adapterbank.errors import ConfigError, UnknownName
-from adapterbank.methods import Head, Options, Plan, make_plan, parse_layers
-from adapterbank.slots import heads
-from adapterbank.slots.additions import bottleneck, lora
+from adapterbank.methods import Options, parse_layers
+from adapterbank.slots import plan as plans
+from adapterbank.slots import tensors as slot_tensors
+from adapterbank.slots.additions.adapter import Adapter
+from adapterbank.slots.additions.lora import Lora
+from adapterbank.slots.plan import Head, Plan, make_plan
 from families import FAMILIES
 
 DEPTH = 3
@@ -132,10 +135,7 @@ def plan_for(backbone, options, *, pooling="mean"):
 
 def all_names(backbone, plan):
     """Name everything that could train: the whole encoder, the plan's adapters and its head."""
-    generator, hidden = torch.Generator(), backbone.config.hidden
-    added = bottleneck.initial(plan.adapter, hidden, 0.0, generator) if plan.adapter else {}
-    added |= lora.initial(plan.lora, backbone.config, generator) if plan.lora else {}
-    return [*backbone.tensors, *added, *heads.initial(plan.head, hidden, generator)]
+    return [*backbone.tensors, *slot_tensors.initial(plan, backbone.config, 0.0, torch.Generator())]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -153,10 +153,10 @@ def test_a_method_trains_exactly_these_tensors(family, case, tiny):
             plan_for(backbone, options)
         return
     plan = plan_for(backbone, options)
-    found = methods.trained(all_names(backbone, plan), plan)
+    found = plans.trained(all_names(backbone, plan), plan)
     assert set(found) == expected(family) | HEAD
     assert len(found) == len(set(found))
-    assert methods.first_trained_layer(found, DEPTH) == first
+    assert plans.first_trained_layer(found, DEPTH) == first
 
 
 @pytest.mark.parametrize(
@@ -171,9 +171,9 @@ def test_a_method_trains_exactly_these_tensors(family, case, tiny):
 def test_the_pooler_trains_only_under_full_and_top_and_only_where_the_head_reads_it(family, case, tiny):
     options, expected, first = CASES[case]
     plan = plan_for(tiny(family), options, pooling="pooler")
-    found = set(methods.trained(all_names(tiny(family), plan), plan))
+    found = set(plans.trained(all_names(tiny(family), plan), plan))
     assert found == expected(family) | HEAD | (POOLER if options.method in ("full", "top") else set())
-    assert methods.first_trained_layer(found, DEPTH) == first
+    assert plans.first_trained_layer(found, DEPTH) == first
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -190,7 +190,7 @@ def test_a_plan_comes_back_from_json_the_same(case, bert):
 
 def test_a_hidden_layer_of_the_head_trains_with_it(bert):
     plan = make_plan(Options(method="feature"), depth=DEPTH, head=Head("classification", 2, hidden=5))
-    found = set(methods.trained(all_names(bert, plan), plan))
+    found = set(plans.trained(all_names(bert, plan), plan))
     assert found == HEAD | {"head.hidden.weight", "head.hidden.bias"}
 
 
@@ -213,8 +213,8 @@ def bert_base():
 def test_adapters_on_bert_base_have_the_papers_number_of_parameters(size):
     config = bert_base()
     plan = make_plan(Options(size=size), depth=config.layers, head=Head("classification", 2))
-    shapes = bottleneck.initial(plan.adapter, config.hidden, 0.0, torch.Generator())
-    count = sum(tensor.numel() for tensor in shapes.values())
+    shapes = slot_tensors.added_shapes(plan, config)
+    count = sum(torch.Size(shape).numel() for shape in shapes.values())
     assert count == 24 * (2 * size * 768 + 768 + size)
     if size == 64:
         assert count == 24 * 99_136 == 2_379_264
@@ -224,7 +224,7 @@ def test_layernorms_of_bert_base_are_the_papers_40k_parameters():
     config = bert_base()
     plan = make_plan(Options(method="layernorm"), depth=12, head=Head("classification", 2))
     shapes = config.shapes(pooler=True)
-    count = sum(torch.Size(shapes[name]).numel() for name in methods.trained(shapes, plan))
+    count = sum(torch.Size(shapes[name]).numel() for name in plans.trained(shapes, plan))
     assert count == 25 * 2 * 768 == 38_400
 
 
@@ -244,7 +244,7 @@ def test_every_tensor_has_one_home_among_the_roles(family, tiny):
 def test_weight_decay_spares_every_layernorm_and_bias_and_nothing_else(family, tiny):
     plan = plan_for(tiny(family), Options(inner_norm=True, depth=2))
     names = all_names(tiny(family), plan)
-    spared = {name for name in names if not methods.decays(name)}
+    spared = {name for name in names if not plans.decays(name)}
     assert spared == {n for n in names if n.endswith(".bias")} | {n for n in names if n.endswith("norm.weight")}
 
 
@@ -294,7 +294,7 @@ def test_more_top_layers_than_there_are_is_refused(top):
 
 def test_layers_that_share_weights_may_have_adapters_in_some_layers_when_no_norms_train(tiny):
     plan = plan_for(tiny("albert"), Options(layers="2", train_norms=False))
-    assert set(methods.trained(all_names(tiny("albert"), plan), plan)) == adapters([2]) | HEAD
+    assert set(plans.trained(all_names(tiny("albert"), plan), plan)) == adapters([2]) | HEAD
 
 
 def test_an_unknown_method_is_told_the_nearest_one():
@@ -321,8 +321,7 @@ def test_every_method_has_its_defaults_each_with_a_reason(name):
 
 @pytest.mark.parametrize("name", methods.METHODS)
 def test_what_a_method_uses_is_an_option(name):
-    known = fields(Options) if methods.METHODS[name].slot else fields(Config)
-    assert set(methods.METHODS[name].uses) <= {field.name for field in known}
+    assert set(methods.METHODS[name].uses) <= {field.name for field in fields(Config)}
     assert methods.METHODS[name].summary
 
 
@@ -343,16 +342,16 @@ def test_options_of_the_adapter_reach_the_plan():
         inner_norm=True,
         depth=2,
     )
-    adapter = make_plan(options, depth=3, head=Head("classification", 2)).adapter
-    assert adapter == methods.Adapter(5, (1,), ("feedforward",), "tanh", "parallel", "multiply", True, 2)
+    adapter = make_plan(options, depth=3, head=Head("classification", 2)).additions[0]
+    assert adapter == Adapter(5, (1,), ("feedforward",), "tanh", "parallel", "multiply", True, 2)
 
 
 def test_options_of_low_rank_parts_reach_the_plan_in_the_order_of_the_pass():
     options = Options(method="lora", rank=5, alpha=2.0, targets="down,query", layers="1")
-    found = make_plan(options, depth=3, head=Head("classification", 2)).lora
-    assert found == methods.Lora(5, 2.0, (1,), ("query", "down"))
+    found = make_plan(options, depth=3, head=Head("classification", 2)).additions[0]
+    assert found == Lora(5, 2.0, (1,), ("query", "down"))
     assert found.scale == 0.4
-    assert (found.widened(8).rank, found.widened(8).scale) == (8, 0.4)
+    assert (found.resized(8).rank, found.resized(8).scale) == (8, 0.4)
 
 
 def test_a_plan_written_before_there_was_lora_is_read():
@@ -363,5 +362,5 @@ def test_a_plan_written_before_there_was_lora_is_read():
 
 def test_low_rank_parts_of_bert_base_are_the_papers_0_3_million():
     plan = make_plan(Options(method="lora"), depth=12, head=Head("classification", 2))
-    count = sum(torch.Size(shape).numel() for shape in lora.shapes(plan.lora, bert_base()).values())
+    count = sum(torch.Size(shape).numel() for shape in slot_tensors.added_shapes(plan, bert_base()).values())
     assert count == 12 * 2 * 2 * 8 * 768 == 294_912

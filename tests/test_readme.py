@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from adapterbank.config import Config
-from adapterbank.methods import METHODS, Head, Options, make_plan, trained
-from adapterbank.slots import heads
-from adapterbank.slots.additions import bottleneck, lora
+from adapterbank.methods import METHODS, Options
+from adapterbank.slots import tensors as slot_tensors
+from adapterbank.slots.plan import Head, make_plan, trained
 from small_data import shell, write
 
 ROOT = Path(__file__).parents[1]
@@ -107,16 +107,14 @@ def eval_or_exec(statement, names):
         ("top", {}, "7.8 % a layer"),
         ("layernorm", {}, "0.05 %"),
         ("lora", {}, "0.3 %"),
+        ("ia3", {}, "0.06 %"),
         ("bitfit", {}, "0.1 %"),
         ("feature", {}, "0.003 %"),
     ],
 )
 def test_the_shares_of_the_method_table_are_true(minilm, method, options, said):
     plan = make_plan(Options(method=method, **options), depth=6, head=Head("classification", 2))
-    draw = torch.Generator()
-    tensors = dict(minilm.tensors) | heads.initial(plan.head, 384, draw)
-    tensors |= bottleneck.initial(plan.adapter, 384, 0.01, draw) if plan.adapter else {}
-    tensors |= lora.initial(plan.lora, minilm.config, draw) if plan.lora else {}
+    tensors = dict(minilm.tensors) | slot_tensors.initial(plan, minilm.config, 0.01, torch.Generator())
     percent = 100 * sum(tensors[name].numel() for name in trained(tensors, plan)) / minilm.parameters
     row = next(line for line in README.splitlines() if line.startswith(f"| `{method}` |"))
     assert said in row

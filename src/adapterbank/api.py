@@ -193,7 +193,7 @@ class OpenBank:
         return pruning.prune(self._lone_engine(), self.bank, package, rows, tolerance=tolerance, watch=watch)
 
     def _lone_engine(self) -> Engine:
-        """Give an engine of its own, as an audit has."""
+        """Return an engine of its own, as an audit has."""
         return Engine(self.backbone, device=self._device, precision=self._precision, programs=False)
 
     def _examples(self, package: Package, data: Any, split: str) -> Examples:
@@ -311,7 +311,7 @@ class OpenBank:
         return found
 
     def read(self, task: str, examples: Examples, best: int = 1) -> list[Reading]:
-        """Give all that a span task makes of questions and contexts: its best answers and the score of "no answer"."""
+        """Return what a span task reads in questions and contexts: the best answers and the score of "no answer"."""
         return self.engine.read(self._load(self._span_package(task)), examples, best, keep=True)
 
     def _span_package(self, task: str) -> Package:
@@ -348,7 +348,7 @@ class OpenBank:
         )
 
     def glue_score(self) -> dict[str, Any]:
-        """Give the GLUE score of the bank's tasks on dev: the mean, each one's part, what is missing or unofficial."""
+        """Return the GLUE score of the bank's tasks on dev: mean, parts, and what is missing or unofficial."""
         return submissions.dev_score(self.tasks())
 
     def squad(
@@ -373,7 +373,7 @@ class OpenBank:
         return [package.manifest for package in self.bank.tasks()] if self.path.exists() else []
 
     def show(self, task: str) -> Manifest:
-        """Give the manifest of a task or of one version, `name@2`."""
+        """Return the manifest of a task or of one version, `name@2`."""
         return self._package(task).manifest
 
     def remove(self, task: str) -> None:

@@ -92,7 +92,7 @@ class Config:
         high=methods.MAX_SIZE,
     )
     layers: str = option(
-        "all", "Adapter, layernorm, lora, bitfit: which layers: all, upper, or such as 0,2,6-11.", group="Method"
+        "all", "Adapter, layernorm, lora, ia3, bitfit: which layers: all, upper, or such as 0,2,6-11.", group="Method"
     )
     sites: str = option("attention,feedforward", "Adapter: after which sub-layers.", group="Method")
     activation: str = option("gelu_tanh", "Adapter: nonlinearity.", group="Method", choices=methods.ACTIVATIONS)
@@ -151,11 +151,11 @@ class Config:
     )
 
     def to_json(self) -> dict[str, Any]:
-        """Give all fields as JSON values."""
+        """Return all fields as JSON values."""
         return dataclasses.asdict(self)
 
     def method_options(self) -> Options:
-        """Give the fields that decide what a slot adds and trains; call on a resolved config."""
+        """Return the fields that decide what a slot adds and trains; call on a resolved config."""
         return Options(**{f.name: getattr(self, f.name) for f in fields(Options)})
 
 
@@ -256,11 +256,11 @@ def resolve(config: Config) -> Config:
 
 
 def unused_options(method: str) -> set[str]:
-    """Give the options that other methods have a use for and this one has not."""
-    special = {name for row in METHODS.values() for name in row.uses} | {"sigma"}
+    """Return the options that other methods have a use for and this one has not."""
+    special = {name for row in METHODS.values() for name in row.uses}
     row = METHODS[method]
     special |= set() if row.slot else {*_OF_SLOTS}
-    return special - {*row.uses, *(("sigma",) if row.adapters else ())}
+    return special - {*row.uses}
 
 
 def _idle_options(config: Config) -> list[str]:

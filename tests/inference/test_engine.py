@@ -15,7 +15,8 @@ from adapterbank.errors import UnknownName
 from adapterbank.inference import runner
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.predictions import Prediction, decided, told
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.tasks.spec import Examples, Task
 from families import FAMILIES
 
@@ -225,7 +226,7 @@ def test_a_replaced_task_answers_as_the_new_one_and_the_others_as_before(engine_
     before = engine.predict(REQUESTS)
     held = len(engine.stacks)
     about, plan, length = residents(engine.backbone)["pair"]
-    other = replace(plan, adapter=replace(plan.adapter, size=17))
+    other = replace(plan, additions=(plan.additions[0].resized(17),))
     tensors = {key: t.numpy() for key, t in new_slot(engine.backbone, other, seed=50).items()}
     engine.put("pair", about, other, tensors, length)
     assert len(engine.stacks) == held

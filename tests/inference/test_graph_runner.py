@@ -19,7 +19,8 @@ from adapterbank.inference.engine import Engine
 from adapterbank.inference.graph_runner import GraphRunner
 from adapterbank.inference.graphs import GraphCompiler
 from adapterbank.inference.runner import outputs, place
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.stack import Stacks
 from adapterbank.tasks.spec import Examples, Task
 from families import FAMILIES, save_random

@@ -12,8 +12,9 @@ from torch.nn.utils.rnn import pad_sequence
 from adapterbank.encoder.batch import Tokens, pack
 from adapterbank.encoder.dropout import Dropout, row_keys
 from adapterbank.inference.runner import segments
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
 from adapterbank.slots import heads
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.routing import Route
 from adapterbank.slots.stack import Stacks
 from adapterbank.tasks import spec

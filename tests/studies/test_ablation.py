@@ -9,7 +9,8 @@ import torch
 from adapterbank.api import open_bank
 from adapterbank.errors import InputError
 from adapterbank.inference.runner import outputs, place
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.stack import Stacks
 from adapterbank.storage import files
 from adapterbank.studies import ablation
@@ -32,7 +33,7 @@ def ready(backbone, new_slot, layers="all", kind="classification"):
     plan = make_plan(options, depth=backbone.config.layers, head=head, shared_layers=backbone.config.shared_layers)
     tensors = new_slot(backbone, plan)
     stacks = Stacks(place(backbone, torch.device("cpu"), torch.float32))
-    slots = stacks.put(plan, tensors), stacks.put(*without(plan, tensors, plan.adapter.layers))
+    slots = stacks.put(plan, tensors), stacks.put(*without(plan, tensors, plan.removable_layers))
     return stacks, slots, plan, tensors, backbone.tokenize(TEXTS, None, 32)
 
 
@@ -106,7 +107,7 @@ def test_twelve_layers_have_seventy_eight_spans():
 def test_removing_takes_the_adapters_of_those_layers_and_nothing_else(bert, new_slot):
     *_, plan, tensors, _ = ready(bert, new_slot)
     smaller, rest = without(plan, tensors, (1,))
-    assert smaller.adapter.layers == (0, 2)
+    assert smaller.removable_layers == (0, 2)
     assert smaller.trains == plan.trains
     gone = set(tensors) - set(rest)
     assert gone == {name for name in tensors if name.startswith("layers.1.") and ".adapter." in name}

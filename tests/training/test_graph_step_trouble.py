@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from adapterbank.errors import TrainingError
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, make_plan
+from adapterbank.slots.sharing import step_form
 from adapterbank.training import graph_step
 from adapterbank.training import trainer as trainers
-from adapterbank.training.graph_step import form, room
+from adapterbank.training.graph_step import room
 from adapterbank.training.job import ActiveRun, RunState
 from jobs import GPU, assert_close, assert_same_bits, job_on, learn, three_runs
 
@@ -126,8 +128,8 @@ def plan_of(options, head=None):
 def test_runs_share_a_program_when_they_differ_in_no_more_than_their_true_size():
     base = plan_of(Options(size=5))
     for size in (5, 6, 7, 8):
-        assert form(plan_of(Options(size=size))) == form(base)
-        assert hash(form(plan_of(Options(size=size)))) == hash(form(base))
+        assert step_form(plan_of(Options(size=size))) == step_form(base)
+        assert hash(step_form(plan_of(Options(size=size)))) == hash(step_form(base))
     others = [
         plan_of(Options(size=4)),
         plan_of(Options(size=9)),
@@ -139,7 +141,7 @@ def test_runs_share_a_program_when_they_differ_in_no_more_than_their_true_size()
         plan_of(Options(method="layernorm")),
         plan_of(Options(method="feature")),
     ]
-    assert len({form(plan) for plan in [base, *others]}) == 1 + len(others)
+    assert len({step_form(plan) for plan in [base, *others]}) == 1 + len(others)
 
 
 def test_rows_are_filled_up_to_few_lengths_with_little_padding():

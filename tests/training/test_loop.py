@@ -11,7 +11,8 @@ import torch
 
 from adapterbank.encoder.families import checkpoint_names
 from adapterbank.inference.rows import Rows, epoch_order, make_rows
-from adapterbank.methods import Head, Options, first_trained_layer
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, first_trained_layer
 from adapterbank.training import eager_step
 from adapterbank.training.eager_step import EagerStep
 from adapterbank.training.job import RunState

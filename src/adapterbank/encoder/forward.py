@@ -224,6 +224,7 @@ def run_layer(
     y = dropout.after_attention(y) if dropout else y
     x = layer.norm(x + layer.add(y, x, "attention"), "attention.norm", config.epsilon)
     y = ACTIVATIONS[config.activation](layer.linear(x, "feedforward.up"))
+    y = layer.add(y, x, "feedforward.inner")
     y = layer.linear(y, "feedforward.down")
     y = dropout.after_feedforward(y) if dropout else y
     return layer.norm(x + layer.add(y, x, "feedforward"), "feedforward.norm", config.epsilon)

@@ -22,11 +22,11 @@ from adapterbank.inference.predictions import Prediction, answered, decide, deci
 from adapterbank.inference.rows import Rows, make_rows
 from adapterbank.inference.runner import launch, place, tokens_at_once
 from adapterbank.inference.slot_cache import SlotCache, TaskHandle
-from adapterbank.methods import ACTIVATIONS, POOLINGS, Plan, trained
 from adapterbank.runtime import find_device, find_dtype
 from adapterbank.slots import heads
-from adapterbank.slots.additions import bottleneck, lora
+from adapterbank.slots.plan import Plan
 from adapterbank.slots.stack import Stacks
+from adapterbank.slots.tensors import problems
 from adapterbank.storage.package import RESTORE, Package
 from adapterbank.tasks.spec import Examples, Task
 
@@ -153,23 +153,11 @@ class Engine:
     def _check_plan(self, plan: Plan, tensors: Mapping[str, np.ndarray], max_length: int) -> None:
         """Refuse a plan that the pass cannot run, or tensors that are not the plan's; checksums prove neither."""
         config = self.backbone.config
-        known = {"kind": heads.KINDS, "pooling": POOLINGS, "activation": ACTIVATIONS}
-        said = {"kind": plan.head.kind, "pooling": plan.head.pooling}
-        expected = heads.shapes(plan.head, config.hidden)
-        if plan.adapter:
-            said["activation"] = plan.adapter.activation
-            expected |= bottleneck.shapes(plan.adapter, config.hidden)
-        if plan.lora:
-            expected |= lora.shapes(plan.lora, config)
-        wrong = [f"{key} {value!r}" for key, value in said.items() if value not in known[key]]
-        if plan.lora and not (plan.lora.rank > 0 and plan.lora.scale > 0):
-            wrong.append(f"rank {plan.lora.rank!r} and alpha {plan.lora.alpha!r}")
+        shapes = {name: tuple(array.shape) for name, array in tensors.items()}
+        wrong = [] if plan.head.kind in heads.KINDS else [f"kind {plan.head.kind!r}"]
         if not 0 < max_length <= config.max_length:
             wrong.append(f"max_length {max_length}")
-        frozen = config.shapes(self.backbone.has_pooler)
-        expected |= {name: frozen[name] for name in trained(frozen, plan)}
-        if {name: tuple(array.shape) for name, array in tensors.items()} != expected:
-            wrong.append("other tensors than its plan's")
+        wrong += problems(plan, shapes, config, has_pooler=self.backbone.has_pooler)
         if wrong:
             raise ValueError(", ".join(wrong))
 
@@ -185,7 +173,7 @@ class Engine:
         return self._rows(self._find(name), examples, keep)
 
     def outputs(self, tokens: Sequence[Tokens], names: Sequence[str | None]) -> list[np.ndarray]:
-        """Give each row's head outputs; see `evaluate.outputs`."""
+        """Return each row's head outputs; see `evaluate.outputs`."""
         found = {name: self._find(name) for name in dict.fromkeys(names)}
         return self.compute(tokens, [found[name] for name in names])
 
@@ -275,7 +263,7 @@ class Engine:
         return told(prepared.known.about.task, given)
 
     def decide(self, requests: Sequence[tuple[str, Examples]], keep: bool = False) -> list[list[Any]]:
-        """Give what a metric compares: class numbers, sets of them, numbers, or answer texts; as `predict` does."""
+        """Return what a metric compares: class numbers, sets of them, numbers, or answer texts; as `predict` does."""
         return [
             decide(one.known.about.task, one.examples, one.rows, given)
             for one, given in self._run(requests, keep)
@@ -283,7 +271,7 @@ class Engine:
         ]
 
     def read(self, name: str, examples: Examples, count: int = 1, keep: bool = False) -> list[spans.Reading]:
-        """Give all that a span task makes of each row: its best answers and the score of "no answer"."""
+        """Return all that a span task makes of each row: its best answers and the score of "no answer"."""
         ((one, given),) = self._run([(name, examples)], keep)
         return readings(examples, one.rows, given, count)
 

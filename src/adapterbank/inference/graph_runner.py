@@ -20,8 +20,8 @@ from adapterbank.encoder.batch import PaddedBatch, Tokens, laid_at, room
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.forward import compiled_runs, forward, fused_attention
 from adapterbank.inference.graphs import GraphCompiler
-from adapterbank.methods import Plan
 from adapterbank.slots import heads
+from adapterbank.slots.plan import Plan
 from adapterbank.slots.stack import RowLayout, Slot, Stacks
 from adapterbank.slots.static_routing import StaticRoute
 
@@ -95,7 +95,7 @@ class GraphRunner:
         self._maps: dict[tuple[RowLayout, RowLayout], Tensor] = {}
 
     def filled(self, length: int) -> int:
-        """Give the length that a row is filled up to, if it is the longest of its batch."""
+        """Return the length that a row is filled up to, if it is the longest of its batch."""
         return room(length, self._config.max_length)
 
     def warm(self) -> None:
@@ -159,7 +159,7 @@ class GraphRunner:
         return wait
 
     def _stage(self, layouts: tuple[RowLayout, ...], places: int) -> _Stage:
-        """Give the stage for some layouts; the longest unused go, with their programs, when all take too much."""
+        """Return the stage for some layouts; the longest unused go, with their programs, when all take too much."""
         key = (layouts, places)
         if key not in self._stages:
             self._stages[key] = _Stage(layouts, places, self._stacks.dtype, self._stacks.device)
@@ -181,11 +181,11 @@ class GraphRunner:
         return _Ferry(there, there.numpy())
 
     def _on_host(self, tensor: Tensor) -> Tensor:
-        """Give memory of the host that a GPU reads and writes by itself."""
+        """Return memory of the host that a GPU reads and writes by itself."""
         return tensor.pin_memory() if self._on_gpu else tensor
 
     def _fill(self, stage: _Stage, slots: Sequence[int | None], counts: Counter[int | None], rows: int) -> list[int]:
-        """Give each row a seat, where its slot lies in the stage already if it does, and copy in what is missing."""
+        """Return each row a seat, where its slot lies in the stage already if it does, and copy in what is missing."""
         if len(stage.holds) <= 1:  # one slot for all rows, or none
             self._copy(stage, [(0, number) for number in slots[: len(stage.holds)] if number is not None])
             return list(range(len(slots)))
@@ -242,8 +242,7 @@ class GraphRunner:
         cells = shape.rows * shape.longest
         ids, types = program.rows[: 2 * cells].view(2, -1).unbind(0)
         batch = PaddedBatch.of(ids, types, program.rows[2 * cells :], self._fused)
-        added = (plan.adapter, plan.lora) if plan else (None, None)
-        uniform = StaticRoute(self._stacks.frozen, stage.own, *added)
+        uniform = StaticRoute(self._stacks.frozen, stage.own, plan)
         hidden = forward(self._config, uniform, batch, runs=self._runs)
         x = heads.reads(hidden, batch, head, uniform.linear)
         if plan:
@@ -278,7 +277,7 @@ def _part(layout: RowLayout) -> tuple[bool, bool]:
 
 
 def _widest(slots: Sequence[Slot]) -> tuple[RowLayout, ...]:
-    """Give the layouts that hold every slot of a family: of each part the widest."""
+    """Return the layouts that hold every slot of a family: of each part the widest."""
     found: dict[tuple[bool, bool], RowLayout] = {}
     for layouts in {slot.layouts for slot in slots}:
         for layout in layouts:
@@ -290,7 +289,7 @@ def _widest(slots: Sequence[Slot]) -> tuple[RowLayout, ...]:
 def _split(
     out: np.ndarray, sizes: np.ndarray, slots: Sequence[int | None], known: Mapping[int | None, Slot]
 ) -> list[np.ndarray]:
-    """Give each row its own part of the outputs, on its task's own scale."""
+    """Return each row its own part of the outputs, on its task's own scale."""
     if not known:
         return list(out)
     plans = {slot: held.plan.head for slot, held in known.items()}

@@ -34,12 +34,12 @@ _LAUNCHED = 8
 
 
 def tokens_at_once(device: torch.device) -> int:
-    """Give the most tokens of a batch on a device."""
+    """Return the most tokens of a batch on a device."""
     return _GPU_TOKENS if device.type == "cuda" else TOKENS_AT_ONCE
 
 
 def place(backbone: Backbone, device: torch.device, dtype: torch.dtype) -> Mapping[str, Tensor]:
-    """Give the encoder's tensors on a device in the type the pass computes in; the backbone's own stay untouched."""
+    """Return the encoder's tensors on a device in the type the pass computes in; the backbone's own stay untouched."""
     return join_projections({name: tensor.to(device, dtype) for name, tensor in backbone.tensors.items()})
 
 
@@ -51,7 +51,7 @@ def outputs(
     prefix: Prefix | None = None,
     mixed: GraphRunner | None = None,
 ) -> list[np.ndarray]:
-    """Give each row's head outputs through its own slot, in the order of the rows; `prefix` is of these very rows.
+    """Return each row's head outputs through its own slot, in the order of the rows; `prefix` is of these very rows.
 
     `[outputs]` a row, `[tokens, 2]` for spans, and the mean hidden state `[hidden]` for rows of no slot (None). With
     `mixed`, batches run as programs, but for those of a slot that changes most of the encoder.

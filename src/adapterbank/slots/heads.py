@@ -13,9 +13,9 @@ from torch import Tensor
 
 from adapterbank.encoder.batch import PackedBatch, PaddedBatch
 from adapterbank.encoder.dropout import Dropout
-from adapterbank.methods import Head
-from adapterbank.slots.additions.bottleneck import linear
+from adapterbank.slots.plan import Head
 from adapterbank.slots.routing import Route
+from adapterbank.slots.stacked import linear
 
 _SIGMA = 0.02
 """Of a new head's weights: BERT's own, and the public code's."""

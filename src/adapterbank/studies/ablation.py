@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,9 +26,9 @@ from adapterbank.errors import InputError
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.predictions import decide
 from adapterbank.inference.runner import by_row
-from adapterbank.methods import Plan
 from adapterbank.runtime import stamp
 from adapterbank.slots import heads
+from adapterbank.slots.plan import Plan
 from adapterbank.slots.routing import Route, Segment
 from adapterbank.slots.stack import Stacks
 from adapterbank.storage import files
@@ -47,12 +46,9 @@ _TOKENS_AT_ONCE = {"cpu": 1 << 14, "cuda": 1 << 18}
 
 def without(plan: Plan, tensors: Mapping[str, Held], layers: Collection[int]) -> tuple[Plan, dict[str, Held]]:
     """Take the adapters of some layers out of a slot; its LayerNorms and its head stay."""
-    if plan.adapter is None:
+    if not plan.removable:
         raise InputError(f"Method {plan.method!r} has no adapters to remove; name a task trained with 'adapter'.")
-    left = tuple(layer for layer in plan.adapter.layers if layer not in layers)
-    gone = tuple(f"layers.{layer}.{site}.adapter." for layer in layers for site in plan.adapter.sites)
-    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(gone)}
-    return replace(plan, adapter=replace(plan.adapter, layers=left)), kept
+    return plan.without(layers), {name: held for name, held in tensors.items() if not plan.removes(name, layers)}
 
 
 def spans(layers: Sequence[int]) -> list[tuple[int, int]]:
@@ -71,14 +67,13 @@ def span_outputs(
 
     `watch` is told how many rows of how many are done.
     """
-    adapter = stacks.plan(slots[0]).adapter
-    assert adapter is not None
-    widest = len(spans(adapter.layers)) + len(adapter.layers)
-    found: dict[Removed, list[Any]] = {span: [None] * len(tokens) for span in (None, *spans(adapter.layers))}
+    layers = stacks.plan(slots[0]).removable_layers
+    widest = len(spans(layers)) + len(layers)
+    found: dict[Removed, list[Any]] = {span: [None] * len(tokens) for span in (None, *spans(layers))}
     done = 0
     with torch.inference_mode():
         for chosen in by_length(tokens, max(1, _TOKENS_AT_ONCE[stacks.device.type] // widest)):
-            for span, given in _paths(config, stacks, [tokens[i] for i in chosen], slots, adapter.layers).items():
+            for span, given in _paths(config, stacks, [tokens[i] for i in chosen], slots, layers).items():
                 for i, out in zip(chosen, given, strict=True):
                     found[span][i] = out
             done += len(chosen)
@@ -123,8 +118,9 @@ def ablate(
     began = time.perf_counter()
     names = (engine.load(package, f"{package.ref} whole"), f"{package.ref} bare")
     held = engine.residents[names[0]]
-    plan, tensors = without(held.plan, package.tensors(), held.plan.adapter.layers if held.plan.adapter else ())
-    if held.plan.adapter and not held.plan.adapter.layers:
+    layers = held.plan.removable_layers
+    plan, tensors = without(held.plan, package.tensors(), layers)
+    if not layers:
         raise InputError(f"{package.ref} has no adapters left to remove; name an earlier version of the task.")
     engine.put(names[1], held.task, plan, tensors, held.max_length, held.stride)
     rows = engine.rows(names[0], examples, keep=True)
@@ -140,14 +136,13 @@ def ablate(
         report = metrics.report(held.task.kind, said, examples.targets or [], held.task.labels, held.task.metric)
         scores[span] = {key: value for key, value in report.items() if isinstance(value, float)}
     whole = scores.pop(None)
-    assert held.plan.adapter is not None
     return {
         "package": package.ref,
         "weights_sha256": package.manifest.weights_sha256,
         "task": package.manifest.task,
         "backbone": package.manifest.backbone,
-        "size": held.plan.adapter.size,
-        "layers": list(held.plan.adapter.layers),
+        "size": held.plan.removable[0].size,
+        "layers": list(layers),
         "data": {"rows": len(examples), "sha256": examples.fingerprint()},
         "metric": held.task.metric,
         "whole": whole,

@@ -18,6 +18,7 @@ from adapterbank.config import Config, check_tolerance
 from adapterbank.errors import InputError
 from adapterbank.inference.audit import fingerprint
 from adapterbank.inference.engine import Engine, Resident
+from adapterbank.methods import stored_fields
 from adapterbank.runtime import stamp
 from adapterbank.storage import records
 from adapterbank.storage.bank import Bank
@@ -67,9 +68,9 @@ def prune(
     began = time.perf_counter()
     source = _source(bank, package)  # a damaged record is told before there is a version without one
     held = engine.residents[engine.load(package, f"{package.ref} whole")]
-    if held.plan.adapter is None:
+    if not held.plan.removable:
         raise InputError(f"{package.ref} was trained with {held.plan.method!r}, which has no adapters to remove.")
-    tensors, layers = package.tensors(), held.plan.adapter.layers
+    tensors, layers = package.tensors(), held.plan.removable_layers
     tried = iter(range(1, len(layers) + 2))
 
     def score(removed: tuple[int, ...]) -> float:
@@ -187,11 +188,10 @@ def _source(bank: Bank, package: Package) -> dict[str, Any]:
 
 
 def _config(manifest: Manifest) -> dict[str, Any]:
-    adapter = manifest.method["adapter"] or {}
     return {
         "task": manifest.name,
         "method": manifest.method["name"],
-        "size": adapter.get("size"),
+        "size": stored_fields(manifest.method).get("size"),
         "backbone": manifest.backbone["name"],
         "backbone_sha256": manifest.backbone["sha256"],
         "data": manifest.data,

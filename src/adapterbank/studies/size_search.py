@@ -87,7 +87,7 @@ def run_auto(
 
     A learning rate that the config names is the only one tried. `rest` goes to `run`.
     """
-    if not METHODS[config.method].adapters:
+    if "size" not in METHODS[config.method].uses:
         raise ConfigError([f"size is 'auto', but method {config.method!r} has no size; leave it out."])
     if rest.pop("resuming", False):
         raise ConfigError(["size is 'auto', which cannot be resumed; leave --resume out."])

@@ -22,10 +22,10 @@ from adapterbank.encoder.backbone import Backbone
 from adapterbank.errors import ConfigError
 from adapterbank.inference.predictions import decide
 from adapterbank.inference.rows import Rows, make_rows
-from adapterbank.methods import Head, Plan, find_method, make_plan, trained
+from adapterbank.methods import find_method
 from adapterbank.runtime import find_device, find_dtype
-from adapterbank.slots import heads
-from adapterbank.slots.additions import bottleneck, lora
+from adapterbank.slots import tensors
+from adapterbank.slots.plan import Head, Plan, make_plan, trained
 from adapterbank.storage import records
 from adapterbank.tasks.spec import Task
 from adapterbank.training.dataset import Dataset, DatasetReader, named
@@ -104,7 +104,7 @@ class RunBuilder:
         return PreparedRun(resolved, job, scored, notes, time.perf_counter() - began)
 
     def _tokenised(self, config: Config, data: Dataset, split: str) -> Rows:
-        """Give a split's rows; only those that are trained on carry their targets."""
+        """Return a split's rows; only those that are trained on carry their targets."""
         examples = data.splits[split]
         key = (id(examples), split == "train", config.max_length, config.doc_stride)
         if key not in self._rows:
@@ -122,7 +122,7 @@ class RunBuilder:
 
 
 def identity(config: Config, backbone: Backbone, about: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Give all that a run is known by; `about` has its data's fingerprints, None where they could not be read."""
+    """Return all that a run is known by; `about` has its data's fingerprints, None where they could not be read."""
     return {**config.to_json(), "backbone_sha256": backbone.sha256, "data": about}
 
 
@@ -148,14 +148,10 @@ def make_run_plan(config: Config, backbone: Backbone, data: Dataset) -> Plan:
 
 
 def initial_tensors(plan: Plan, backbone: Backbone, *, sigma: float, seed: int) -> dict[str, Tensor]:
-    """Give every tensor that trains at its first value: new ones drawn, the encoder's copied."""
+    """Return every tensor that trains at its first value: new ones drawn, the encoder's copied."""
     generator = torch.Generator().manual_seed(seed)
     found = {name: backbone.tensors[name] for name in trained(backbone.tensors, plan)}
-    if plan.adapter:
-        found |= bottleneck.initial(plan.adapter, backbone.config.hidden, sigma, generator)
-    if plan.lora:
-        found |= lora.initial(plan.lora, backbone.config, generator)
-    return found | heads.initial(plan.head, backbone.config.hidden, generator)
+    return found | tensors.initial(plan, backbone.config, sigma, generator)
 
 
 def _lesson(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) -> TrainingJob:

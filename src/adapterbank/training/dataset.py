@@ -33,7 +33,7 @@ class Dataset:
     """What the user should know: rows left out, columns found."""
 
     def about(self) -> dict[str, Any]:
-        """Give each split's rows and fingerprint."""
+        """Return each split's rows and fingerprint."""
         return {name: {"rows": rows, "sha256": sha256} for name, (rows, sha256) in self._fingerprints.items()}
 
     @cached_property
@@ -42,7 +42,7 @@ class Dataset:
 
 
 def named(config: Config, given: Mapping[str, Any] | None = None) -> Config:
-    """Give a task of the catalog the name that a bank keeps it under, and its data unless other data is named."""
+    """Return a task of the catalog the name that a bank keeps it under, and its data unless other data is named."""
     if config.task not in catalog.CATALOG:
         return config
     own = config.train or ("" if "train" in (given or {}) else config.task)
@@ -107,7 +107,7 @@ def _cut(config: Config, whole: Dataset) -> Dataset:
 
 
 def _tables(config: Config, given: Mapping[str, Any]) -> tuple[Task, dict[str, Table]]:
-    """Give the task and the table of each split: of files, of Python data, or of the catalog."""
+    """Return the task and the table of each split: of files, of Python data, or of the catalog."""
     sources = {name: given.get(name, getattr(config, name)) for name in ("train", "dev", "test")}
     if sources["train"] is None or (isinstance(sources["train"], str) and not sources["train"]):
         raise ConfigError(["train is missing; name a file of training data, or a task of: adapterbank catalog."])
@@ -141,7 +141,7 @@ def _check_classes(task: Task, train_rows: Examples) -> None:
 
 
 def defaults(task: str, train: Any = None) -> dict[str, Any]:
-    """Give the options that a task of the catalog wants other than usual; a caller's own win over them."""
+    """Return the options that a task of the catalog wants other than usual; a caller's own win over them."""
     if isinstance(train, str) and train:
         name = train if catalog.is_named(train) else ""
     else:
@@ -150,13 +150,13 @@ def defaults(task: str, train: Any = None) -> dict[str, Any]:
 
 
 def catalog_name(ref: str) -> str | None:
-    """Give the name in the catalog of a task of a bank, `name` or `name@version`."""
+    """Return the name in the catalog of a task of a bank, `name` or `name@version`."""
     name = catalog.bank_name(ref.partition("@")[0])
     return next((known for known in catalog.CATALOG if catalog.bank_name(known) == name), None)
 
 
 def scored_table(ref: str, source: Any, split_name: str, root: str | None) -> Table:
-    """Give the labelled rows that a task is scored on: those of `source`, or the catalog's split of that name."""
+    """Return the labelled rows that a task is scored on: those of `source`, or the catalog's split of that name."""
     named = isinstance(source, str) and catalog.is_named(source)
     if source is not None and not named:
         return table_from(source)

@@ -21,9 +21,9 @@ from adapterbank.encoder.prefix_cache import PrefixCache
 from adapterbank.errors import TrainingError
 from adapterbank.inference.rows import Rows
 from adapterbank.inference.runner import segments
-from adapterbank.methods import Plan
 from adapterbank.runtime import total_memory
 from adapterbank.slots import heads
+from adapterbank.slots.plan import Plan
 from adapterbank.slots.routing import Route
 from adapterbank.slots.stack import Stacks
 from adapterbank.training.optimizer import StackedAdam
@@ -50,7 +50,7 @@ class Work:
     step: int
 
     def length(self, place: int) -> int:
-        """Give the tokens of a row of the batch."""
+        """Return the tokens of a row of the batch."""
         return len(self.rows.tokens[self.batch[place]])
 
 

@@ -6,8 +6,8 @@ the device: the data lie there already, dropout is computed from the seeds, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,18 +20,11 @@ from adapterbank.encoder.forward import compiled_runs, forward, fused_attention
 from adapterbank.encoder.prefix_cache import Prefix
 from adapterbank.inference.graphs import GraphCompiler
 from adapterbank.inference.rows import Rows
-from adapterbank.methods import Head, Plan
 from adapterbank.slots import heads
-from adapterbank.slots.stack import Stacks, size_class
+from adapterbank.slots.plan import Head, Plan
+from adapterbank.slots.stack import Stacks
 from adapterbank.slots.static_routing import StaticRoute
 from adapterbank.training.optimizer import StackedAdam
-
-
-def form(plan: Plan) -> Hashable:
-    """Give what runs must share to share a steady step: all but the true size of their adapters or low-rank parts."""
-    adapter = replace(plan.adapter, size=size_class(plan.adapter.size)) if plan.adapter else None
-    lora = plan.lora.widened(size_class(plan.lora.rank)) if plan.lora else None
-    return replace(plan, adapter=adapter, lora=lora)
 
 
 @dataclass(frozen=True)
@@ -140,7 +133,7 @@ class GraphStep:
         known = None
         if self._prefix is not None and self._prefix.store is not None:
             known = self._prefix.store[where]
-        uniform = StaticRoute(self._frozen, self._own, self._plan.adapter, self._plan.lora)
+        uniform = StaticRoute(self._frozen, self._own, self._plan)
         hidden = forward(self._config, uniform, batch, drop, self._first, known, self._runs)
         head = self._plan.head
         x = heads.reads(hidden, batch, head, uniform.linear, drop)

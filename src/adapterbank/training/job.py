@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from adapterbank.inference.rows import Rows, epoch_order
-from adapterbank.methods import Plan
 from adapterbank.slots import heads
+from adapterbank.slots.plan import Plan
 from adapterbank.training.eager_step import Work
 from adapterbank.training.optimizer import AdamSettings, Schedule
 
@@ -58,7 +58,7 @@ class RunState:
     """Why the run cannot go on, in a sentence."""
 
     def copy(self) -> RunState:
-        """Give a state that later epochs leave as it is; tensors are replaced, never written."""
+        """Return a state that later epochs leave as it is; tensors are replaced, never written."""
         return replace(self, history=list(self.history), tensors=dict(self.tensors))
 
     @property
@@ -103,14 +103,14 @@ class ActiveRun:
         return bool(self.state.failure) or stopped or self.state.epoch >= self.job.epochs
 
     def next_batch(self) -> np.ndarray:
-        """Give the numbers of the rows of the next step."""
+        """Return the numbers of the rows of the next step."""
         if not self.order:
             self.order = epoch_order(self.lengths, self.job.batch, seed=self.job.seed, epoch=self.state.epoch)
             self.losses, self.began = [], time.perf_counter()
         return self.order[self.state.step % self.per_epoch]
 
     def weigh(self, batch: np.ndarray) -> np.ndarray:
-        """Give the weight of each row of a batch in its loss; they sum to 1."""
+        """Return the weight of each row of a batch in its loss; they sum to 1."""
         job = self.job
         if job.class_weights is None:
             return np.full(len(batch), 1 / len(batch))

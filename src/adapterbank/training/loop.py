@@ -19,8 +19,8 @@ from adapterbank.encoder.prefix_cache import PrefixCache
 from adapterbank.errors import TrainingError
 from adapterbank.inference.graphs import GraphCompiler
 from adapterbank.inference.runner import place
-from adapterbank.methods import first_trained_layer
-from adapterbank.training.graph_step import form
+from adapterbank.slots.plan import first_trained_layer
+from adapterbank.slots.sharing import step_form
 from adapterbank.training.job import ActiveRun, Progress, RunState, TrainingJob
 from adapterbank.training.trainer import Trainer
 
@@ -103,6 +103,6 @@ def _groups(
         first = first_trained_layer(job.initial, config.layers)
         key: tuple[Any, ...] = (first, job.plan.alone)
         if device.type == "cuda":
-            key += (form(job.plan), job.batch, id(job.train) if first else 0)
+            key += (step_form(job.plan), job.batch, id(job.train) if first else 0)
         found.setdefault(key, []).append(i)
     return found

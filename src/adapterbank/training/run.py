@@ -225,7 +225,7 @@ def train_together(
 
 
 def failed(identity: Mapping[str, Any], failure: str, ready: PreparedRun | None = None) -> dict[str, Any]:
-    """Give the record of a run that could not be run, or not to its end."""
+    """Return the record of a run that could not be run, or not to its end."""
     found = {"config": dict(identity), "failure": " ".join(failure.split())}
     if ready is not None:
         resolved = ready.resolved

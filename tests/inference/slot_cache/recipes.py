@@ -6,7 +6,8 @@ import numpy as np
 
 from adapterbank.encoder.batch import Tokens
 from adapterbank.inference.engine import Engine
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.tasks.spec import Task
 
 LABELS = tuple("abcdefgh")

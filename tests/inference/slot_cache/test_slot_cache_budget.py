@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.slot_cache import SlotCache
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.stack import LARGEST, Stacks
 from inference.slot_cache.recipes import ROWS, Recipe, ask, assert_at_rest, assert_right
 

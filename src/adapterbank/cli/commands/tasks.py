@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from adapterbank.cli.console import AsJson, BankPath, counted, print_json, print_table, say, size
+from adapterbank.methods import shown_fields
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import Manifest
 
@@ -30,8 +31,7 @@ def command(bank: BankPath, json: AsJson = False) -> None:
     rows = []
     for m in found:
         metric = m.task["metric"]
-        adapter, lora = m.method["adapter"], m.method.get("lora")
-        method = m.method["name"] + (f" {adapter['size']}" if adapter else "") + (f" {lora['rank']}" if lora else "")
+        method = " ".join([m.method["name"], *(str(value) for value in [*shown_fields(m.method).values()][:1])])
         score = f"{m.metrics['dev'][metric]:.4f}"
         rows.append([m.name, str(m.version), m.task["kind"], score, metric, method, f"{m.params['percent']:.2f} %",
                      size(m.bytes), m.created[:10]])  # fmt: skip

@@ -16,10 +16,12 @@ from adapterbank.encoder.batch import pack
 from adapterbank.encoder.families import checkpoint_names
 from adapterbank.encoder.forward import Frozen, forward
 from adapterbank.inference.runner import segments
-from adapterbank.methods import Adapter, Head, Options, make_plan
-from adapterbank.slots.additions import bottleneck
+from adapterbank.methods import Options
+from adapterbank.slots.additions.adapter import Adapter
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.routing import Route
 from adapterbank.slots.stack import Stacks
+from additions import draw
 from families import FAMILIES
 
 ACTIVATIONS = {
@@ -53,7 +55,7 @@ class Reference(nn.Module):
 def filled(adapter, hidden, seed=0):
     """Give tensors of every part with no number at zero or one, as after training."""
     torch.manual_seed(seed)
-    made = bottleneck.initial(adapter, hidden, 0.3, torch.Generator().manual_seed(seed))
+    made = draw(adapter, hidden, 0.3, torch.Generator().manual_seed(seed))
     return {name: tensor + 0.2 * torch.randn_like(tensor) for name, tensor in made.items()}
 
 
@@ -90,7 +92,7 @@ def test_a_variant_equals_its_formula_in_torch_modules(placement, combine, inner
     y, x = torch.randn(7, 16), torch.randn(7, 16)
     f = reference(adapter, 16, parts)(x if placement == "parallel" else y)
     expected = y + f if combine == "add" else y * (1 + f)
-    torch.testing.assert_close(bottleneck.bottleneck(y, x, adapter, parts), expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(adapter.apply(y, x, [parts]), expected, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -103,7 +105,7 @@ def test_zero_up_projection_leaves_the_encoders_outputs_unchanged_to_the_bit(fam
         size=6, placement=placement, combine=combine, depth=depth, inner_norm=depth > 1, train_norms=False
     )
     plan = plan_of(backbone, options)
-    tensors = filled(plan.adapter, backbone.config.hidden)
+    tensors = filled(plan.additions[0], backbone.config.hidden)
     for name in tensors:
         if ".up." in name:
             tensors[name].zero_()
@@ -134,9 +136,9 @@ def by_hand(model, adapters, ids, types):
 
 def test_houlsby_adapters_equal_the_transformers_bert_run_by_hand(bert, checkpoint):
     plan = plan_of(bert, Options(size=11, train_norms=False))
-    tensors = filled(plan.adapter, 32)
+    tensors = filled(plan.additions[0], 32)
     adapters = {
-        (i, site): reference(plan.adapter, 32, at_site(tensors, f"layers.{i}.{site}"))
+        (i, site): reference(plan.additions[0], 32, at_site(tensors, f"layers.{i}.{site}"))
         for i in range(3)
         for site in ("attention", "feedforward")
     }
@@ -172,10 +174,10 @@ def with_adapters(model, backbone, adapter, tensors):
 def test_adapters_in_every_family_equal_hooks_on_its_transformers_model(family, activation, tiny, checkpoint):
     backbone, model = tiny(family), checkpoint(family)[1]
     plan = plan_of(backbone, Options(size=9, activation=activation, train_norms=False, inner_norm=activation == "tanh"))
-    tensors = filled(plan.adapter, backbone.config.hidden)
+    tensors = filled(plan.additions[0], backbone.config.hidden)
     rows = backbone.tokenize(TEXTS)
     found = through_slot(backbone, plan, tensors, rows).split([len(row) for row in rows])
-    with with_adapters(model, backbone, plan.adapter, tensors), torch.no_grad():
+    with with_adapters(model, backbone, plan.additions[0], tensors), torch.no_grad():
         for row, mine in zip(rows, found, strict=True):
             theirs = model(input_ids=tensors_of(row)[0]).last_hidden_state[0]
             torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
@@ -204,7 +206,7 @@ def numbers(tensors, ending):
 @pytest.mark.parametrize("sigma", [1e-7, 1e-3, 1e-2, 1.0])
 def test_initial_weights_are_a_gaussian_cut_at_two_sigma(sigma):
     adapter = Adapter(24, (0, 1), depth=2)
-    made = bottleneck.initial(adapter, 96, sigma, torch.Generator().manual_seed(3))
+    made = draw(adapter, 96, sigma, torch.Generator().manual_seed(3))
     for module in ("down", "middle.1", "up"):
         drawn = numbers(made, f"{module}.weight") / sigma
         assert np.abs(drawn).max() <= 2 * (1 + 1e-6)
@@ -214,14 +216,14 @@ def test_initial_weights_are_a_gaussian_cut_at_two_sigma(sigma):
 
 
 def test_initial_biases_are_zero_and_the_inner_norm_is_the_identity():
-    made = bottleneck.initial(Adapter(4, (0, 2), inner_norm=True, depth=3), 8, 0.01, torch.Generator())
+    made = draw(Adapter(4, (0, 2), inner_norm=True, depth=3), 8, 0.01, torch.Generator())
     assert not numbers(made, ".bias").any()
     assert (numbers(made, ".norm.weight") == 1).all()
 
 
 def test_the_same_seed_gives_the_same_numbers_and_another_seed_others():
     adapter = Adapter(4, (0, 1))
-    a, b, c = (bottleneck.initial(adapter, 8, 0.01, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
+    a, b, c = (draw(adapter, 8, 0.01, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
     assert all(torch.equal(a[name], b[name]) for name in a)
     weights = [name for name in a if name.endswith("weight")]
     assert not any(torch.equal(a[name], c[name]) for name in weights)
@@ -230,18 +232,18 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others():
 
 def test_drawing_initial_numbers_leaves_torchs_own_generator_alone():
     before = torch.get_rng_state()
-    bottleneck.initial(Adapter(4, (0, 1)), 8, 0.01, torch.Generator().manual_seed(0))
+    draw(Adapter(4, (0, 1)), 8, 0.01, torch.Generator().manual_seed(0))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_sigma_zero_gives_zeros():
-    made = bottleneck.initial(Adapter(4, (0,)), 8, 0.0, torch.Generator())
+    made = draw(Adapter(4, (0,)), 8, 0.0, torch.Generator())
     assert not any(tensor.any() for tensor in made.values())
 
 
 @pytest.mark.parametrize(("size", "hidden"), [(1, 8), (8, 32), (64, 768)])
 def test_an_adapter_has_2md_plus_d_plus_m_parameters(size, hidden):
-    made = bottleneck.initial(Adapter(size, (4,), ("attention",)), hidden, 0.0, torch.Generator())
+    made = draw(Adapter(size, (4,), ("attention",)), hidden, 0.0, torch.Generator())
     assert sum(tensor.numel() for tensor in made.values()) == 2 * size * hidden + hidden + size
     assert {name: tuple(tensor.shape) for name, tensor in made.items()} == {
         "layers.4.attention.adapter.down.weight": (size, hidden),
