@@ -1,7 +1,7 @@
 """Training steps and mixed-task inference against the peers on one GPU: same weights, same rows, in turns, in one run.
 
     PYTHONPATH=src python bench/gpu.py --peers-path FOLDER --out bench/results/gpu.json
-    PYTHONPATH=src python bench/gpu.py --peers .venv-bench/bin/python --out /tmp/rehearsal.json --tiny
+    PYTHONPATH=src python bench/gpu.py --peers .venv-bench/bin/python --out rehearsal.json --tiny
 
 Every row has 128 tokens, so that padding plays no part. A training step has dropout 0.1, clipping at 1 and AdamW.
 Peers run under autocast and with the whole model in bf16; the faster one is what counts as theirs.

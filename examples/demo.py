@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import adapterbank
-from adapterbank.cli.console import print_table, size
+from adapterbank.cli.console import format_size, print_table
 from adapterbank.cli.progress import Display
 from demo_data import Prepared, write_bbc, write_reviews
 
@@ -109,7 +109,7 @@ def _compare(bank: adapterbank.OpenBank) -> None:
             f"{100 * m.metrics['dev']['majority']:.1f} %",
             f"{m.params['trained']:,}",
             f"{m.params['percent']:.2f} %",
-            size(m.bytes),
+            format_size(m.bytes),
         ]
         for m in tasks
     ]
