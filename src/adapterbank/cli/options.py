@@ -26,7 +26,7 @@ LabelledData = Annotated[
         "--data", help="Labelled data: CSV, TSV, JSONL, Parquet, or a catalog task (default: the task's catalog data)."
     ),
 ]
-Split = Annotated[str, typer.Option("--split", help="Split to use of a catalog task.")]
+Split = Annotated[str, typer.Option("--split", help="Split of the catalog task to use.")]
 DataRoot = Annotated[
     str | None,
     typer.Option("--data-root", help="Folder of data sets (default: $ADAPTERBANK_DATA).", show_default=False),

@@ -22,7 +22,8 @@ from adapterbank.cli.options import (
 HELP = """Remove the adapters that a task does not need.
 
 Goes through the layers from the lowest up and removes a layer's adapters if the score stays within the tolerance.
-Nothing is retrained. The smaller task becomes a new version and the default; `adapterbank rollback` restores the old.
+Nothing is retrained. The smaller task becomes a new version and the default; `adapterbank rollback` restores the
+old one.
 
 Example: adapterbank prune --bank bank --task sentiment --data dev.csv
 
