@@ -98,7 +98,8 @@ def test_the_options_of_a_method_are_told_with_their_defaults(heading, method):
     said = {name.removeprefix("--"): values for name, values in rows.items()}
     assert set(said) == set(METHODS[method].uses)
     for name, (default, what) in said.items():
-        assert default == f"{OPTIONS[name].default:g}" if name in ("alpha", "minutes") else str(OPTIONS[name].default)
+        value = OPTIONS[name].default
+        assert default == (f"{value:g}" if isinstance(value, float) else str(value)), name
         assert what
 
 

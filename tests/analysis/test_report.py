@@ -144,14 +144,14 @@ def test_a_page_of_no_records_is_still_a_page(tmp_path):
     found = shell("report", "--records", folder, "--out", tmp_path / "report.html")
     assert found.code == 0
     assert "0 runs" in found.out
-    told = f"note: There are no runs in {folder}; make some with adapterbank train or adapterbank sweep."
+    told = f"note: There are no runs in {folder}; create some with adapterbank train or adapterbank sweep."
     assert found.err.splitlines() == [told]
     assert shell("figures", "--records", folder, "--out", tmp_path / "out").err.splitlines() == [told]
 
 
 def test_a_folder_where_the_page_should_be_is_told_by_its_name(folder, tmp_path):
     found = shell("report", "--records", folder, "--out", tmp_path)
-    assert (found.code, f"{tmp_path} is a folder, and the page is a file" in found.err) == (2, True)
+    assert (found.code, f"{tmp_path} is a folder; give the path of a file" in found.err) == (2, True)
 
 
 def test_axes_say_what_was_measured(folder, tmp_path):

@@ -353,7 +353,7 @@ def test_a_sweep_that_is_killed_goes_on_where_it_was(here, checkpoint, name):
         _, err = running.communicate(timeout=900)
     assert running.returncode == (-9 if name == "SIGKILL" else 130), err
     if name == "SIGINT":
-        assert "What has ended has its record. To go on:\n  adapterbank sweep study.yaml --bank bank" in err
+        assert "Every finished run has a record. To continue:\n  adapterbank sweep study.yaml --bank bank" in err
         assert "Traceback" not in err
     before = {path.name: path.read_bytes() for path in folder.glob("[!.]*.json")}
     assert 3 <= len(before) < 16

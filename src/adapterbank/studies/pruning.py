@@ -25,7 +25,7 @@ from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import Manifest, Package, count_params
 from adapterbank.studies.ablation import without
 from adapterbank.tasks.spec import Examples
-from adapterbank.training.dataset import read_data
+from adapterbank.training.dataset import GivenData, read_data
 from adapterbank.training.run import Result
 
 TOLERANCE = 0.5
@@ -94,7 +94,7 @@ def follow(
     engine: Engine,
     result: Result,
     config: Config,
-    data: Mapping[str, Any] | None,
+    data: GivenData,
     tolerance: float,
     note: Callable[[str], None],
 ) -> Result:

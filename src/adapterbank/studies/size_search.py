@@ -9,7 +9,7 @@ the tolerance of the best on dev is taken.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from adapterbank.encoder.backbone import Backbone
 from adapterbank.errors import ConfigError, TrainingError
 from adapterbank.methods import METHODS
 from adapterbank.training.builder import RunBuilder, initial_tensors, make_run_plan
-from adapterbank.training.dataset import named
+from adapterbank.training.dataset import GivenData, named
 from adapterbank.training.job import Progress, RunState, TrainingJob
 from adapterbank.training.loop import train
 from adapterbank.training.run import Result, run
@@ -78,7 +78,7 @@ def run_auto(
     bank_path: str | Path,
     *,
     tolerance: float = TOLERANCE,
-    data: Mapping[str, Any] | None = None,
+    data: GivenData = None,
     note: Callable[[str], None] = lambda text: None,
     stage: Callable[[str, int, int], None] = lambda what, done, total: None,
     **rest: Any,
@@ -123,7 +123,7 @@ def run_auto(
 def _halve(
     config: Config,
     builder: RunBuilder,
-    data: Mapping[str, Any] | None,
+    data: GivenData,
     rates: Sequence[float],
     tolerance: float,
     note: Callable[[str], None],
@@ -154,7 +154,7 @@ def _halve(
 def _rung(
     config: Config,
     builder: RunBuilder,
-    data: Mapping[str, Any] | None,
+    data: GivenData,
     going: Sequence[tuple[int, float]],
     watch: Callable[[int, int], None],
     note: Callable[[str], None],

@@ -28,7 +28,7 @@ from adapterbank.slots import tensors
 from adapterbank.slots.plan import Head, Plan, make_plan, trained
 from adapterbank.storage import records
 from adapterbank.tasks.spec import Task
-from adapterbank.training.dataset import Dataset, DatasetReader, named
+from adapterbank.training.dataset import Dataset, DatasetReader, GivenData, named
 from adapterbank.training.job import TrainingJob
 from adapterbank.training.optimizer import AdamSettings
 
@@ -77,12 +77,12 @@ class RunBuilder:
         self.backbone, self._stage, self._reader = backbone, stage, DatasetReader()
         self._rows: dict[tuple[Any, ...], tuple[Any, Rows]] = {}
 
-    def read(self, config: Config, given: Mapping[str, Any] | None = None) -> Dataset:
+    def read(self, config: Config, given: GivenData = None) -> Dataset:
         """Read a run's data, once however many runs have it; see `look`."""
         return self._reader.read(config, given)
 
-    def look(self, config: Config, given: Mapping[str, Any] | None = None) -> ResolvedRun:
-        """Read a run's data and find all that does not fit; `given` has splits as Python values."""
+    def look(self, config: Config, given: GivenData = None) -> ResolvedRun:
+        """Read a run's data and find all that does not fit; `given` has splits as Python values, or read already."""
         config = resolve(named(config, given))
         if not find_method(config.method).slot:
             raise ConfigError([f"method is {config.method!r}, which trains no slot; run it by itself with train."])

@@ -41,16 +41,20 @@ class Dataset:
         return {name: (len(e), e.fingerprint()) for name, e in self.splits.items()}
 
 
-def named(config: Config, given: Mapping[str, Any] | None = None) -> Config:
-    """Return a task of the catalog the name that a bank keeps it under, and its data unless other data is named."""
+GivenData = Mapping[str, Any] | Dataset | None
+"""A run's data, if not only named by its config: splits as Python values, or a dataset that is already read."""
+
+
+def named(config: Config, given: GivenData = None) -> Config:
+    """Return the config with a catalog task under its name in a bank, and with its data unless other data is named."""
     if config.task not in catalog.CATALOG:
         return config
-    own = config.train or ("" if "train" in (given or {}) else config.task)
+    own = config.train or ("" if isinstance(given, Mapping) and "train" in given else config.task)
     return replace(config, task=catalog.bank_name(config.task), train=own)
 
 
-def read_data(config: Config, given: Mapping[str, Any] | None = None) -> Dataset:
-    """Read the splits that a config names; `given` has them as Python data instead of files."""
+def read_data(config: Config, given: GivenData = None) -> Dataset:
+    """Read the splits that a config names; `given` has them as Python data instead of files, or read already."""
     return DatasetReader().read(config, given)
 
 
@@ -62,8 +66,10 @@ class DatasetReader:
         self._whole: dict[tuple[Any, ...], Dataset] = {}
         self._cut: dict[tuple[Any, ...], Dataset] = {}
 
-    def read(self, config: Config, given: Mapping[str, Any] | None = None) -> Dataset:
+    def read(self, config: Config, given: GivenData = None) -> Dataset:
         """See `read_data`; `given` must be the same in every call."""
+        if isinstance(given, Dataset):
+            return given
         config, given = named(config, given), given or {}
         check_name(config.task)
         source = tuple(getattr(config, name) for name in SOURCE)

@@ -1,4 +1,4 @@
-"""`adapterbank show`: a package's manifest, for people."""
+"""`adapterbank show`: print a package's manifest."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Any
 
 import typer
 
-from adapterbank.cli.console import AsJson, BankPath, TaskName, print_json, size
+from adapterbank.cli.console import format_size, print_json
+from adapterbank.cli.options import AsJson, BankPath, TaskName
 from adapterbank.methods import shown_fields
 from adapterbank.storage.bank import Bank
 
-HELP = """Show all that is known of a task: labels, scores, method, recipe, data, versions.
+HELP = """Show a task's labels, scores, method, recipe, data and versions.
 
 Example: adapterbank show --bank bank --task sentiment
 """
@@ -37,13 +38,13 @@ def command(bank: BankPath, task: TaskName, json: AsJson = False) -> None:
         "method": ", ".join([m.method["name"], *shown]),
         "pooling": m.method["head"]["pooling"],
         "trained": f"{m.params['trained']:,} parameters, {m.params['percent']:.2f} % of the encoder",
-        "size": size(m.bytes),
+        "size": format_size(m.bytes),
         "backbone": f"{m.backbone['name']} ({m.backbone['sha256'][:12]})",
         "recipe": ", ".join(f"{k} {v}" for k, v in m.recipe.items() if v is not None and k != "pruned")
         + f", seed {m.seed}",
         **_pruned(m.recipe.get("pruned")),
         "data": ", ".join(f"{s} {d['rows']} rows ({d['sha256'][:12]})" for s, d in m.data.items()),
-        "made": f"{m.created} by adapterbank {m.library}, torch {m.fingerprint['stamp']['torch']}",
+        "created": f"{m.created} by adapterbank {m.library}, torch {m.fingerprint['stamp']['torch']}",
         "versions": ", ".join(versions),
         "files": str(package.path),
     }

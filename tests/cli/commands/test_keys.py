@@ -1,4 +1,4 @@
-"""Claims about `adapterbank keys`: a key is shown once, listed without its secret, revoked by name."""
+"""`adapterbank keys`: a key is shown once, listed without its secret, revoked by name."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def run(words):
     return shell(*words.split())
 
 
-def test_the_secret_alone_is_on_standard_output_and_opens_the_banks_keys(here):
+def test_only_the_secret_is_on_standard_output_and_it_is_valid_for_the_bank(here):
     found = run("keys add --bank bank --name alice --scope predict --scope train --task sentiment --rate 60")
     assert found.code == 0
-    assert found.err == "This is the key 'alice'; it is not kept and cannot be shown again.\n"
+    assert found.err == "This is the secret of the key 'alice'. It is not stored and cannot be shown again.\n"
     key = Keys(here / "bank" / "keys.json").check(found.out.strip())
     assert (key.scopes, key.tasks, key.rate) == (("predict", "train"), ("sentiment",), 60)
 
@@ -36,9 +36,9 @@ def test_keys_are_listed_without_their_secrets(here):
         ["b", "predict", "glue-mrpc,other", "5"],
     ]
     assert secret not in listed.out
-    told = shell("keys", "list", "--bank", "bank", "--json")
-    assert [(key["name"], key["tasks"]) for key in told.json] == [("a", None), ("b", ["glue-mrpc", "other"])]
-    assert "sha256" not in told.out
+    as_json = shell("keys", "list", "--bank", "bank", "--json")
+    assert [(key["name"], key["tasks"]) for key in as_json.json] == [("a", None), ("b", ["glue-mrpc", "other"])]
+    assert "sha256" not in as_json.out
 
 
 def test_a_revoked_key_is_gone(here):
@@ -51,9 +51,9 @@ def test_a_revoked_key_is_gone(here):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
-        ("keys add --name a --scope predict", "Give --bank DIR, or --keys FILE."),
+        ("keys add --name a --scope predict", "give --bank FOLDER or --keys FILE."),
         ("keys add --bank nowhere --name a --scope predict", "nowhere does not exist"),
         ("keys add --bank bank --name a --scope root", "'root' is not a scope."),
         ("keys add --bank bank --name a", "--scope"),
@@ -62,10 +62,10 @@ def test_a_revoked_key_is_gone(here):
         ("keys lsit --bank bank", "lsit"),
     ],
 )
-def test_a_slip_is_one_sentence(here, words, said):
+def test_a_mistake_is_one_line(here, words, message):
     found = run(words)
     assert (found.code, found.out) == (2, "")
-    assert said in found.err
+    assert message in found.err
     assert found.err.count("\n") == 1
     assert not (here / "nowhere").exists()
 

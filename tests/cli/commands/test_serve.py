@@ -1,4 +1,4 @@
-"""Claims about `adapterbank serve`: a real process on a real port, from its start to its stop."""
+"""`adapterbank serve`: a real process on a real port, from its start to its stop."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def until(true):
 
 
 def rest(process):
-    """Wait for the end of a process, and give what it said since its first line.
+    """Wait for a process to end, and return the rest of its standard error.
 
-    What came with that line has been read with it, and `communicate` would pass it over.
+    Not with `communicate`, which would skip what was read into the buffer along with the first line.
     """
     process.wait(PATIENCE)
     return process.stderr.read()
@@ -83,7 +83,7 @@ def start(small):
         )
         started.append(process)
         line = process.stderr.readline()
-        if "is a new bank" in line:
+        if "created the bank" in line:
             line = process.stderr.readline()
         assert "serving" in line, line
         address = line.split()[-1].strip()
@@ -99,7 +99,7 @@ def start(small):
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT], ids=["terminate", "ctrl-c"])
-def test_it_answers_as_the_engine_does_and_stops_politely(start, small, how):
+def test_the_server_answers_as_the_engine_does_and_stops_cleanly(start, small, how):
     process, address = start("--no-train")
     found = call(f"{address}/v1/tasks/sentiment/predict", {"text": "the cat sat"})
     (wanted,) = small.alone("sentiment").predict([("sentiment", Examples(["the cat sat"]))])[0]
@@ -125,8 +125,8 @@ def test_a_bank_behind_a_url_is_followed_and_not_written_to(start, small):
         with pytest.raises(urllib.error.HTTPError, match="409") as refused:
             call(f"{address}/v1/tasks/sentiment/{path}", {})
         with refused.value as answer:
-            told = json.loads(answer.read())["error"]
-        assert (told["code"], "change it there" in told["message"]) == ("conflict", True)
+            error = json.loads(answer.read())["error"]
+        assert (error["code"], "change it there" in error["message"]) == ("conflict", True)
     mirrors = [path for path in (cache.folder() / FOLDER).iterdir() if path.is_dir()]
     assert [path.name.split("-")[0] for path in mirrors] == [str(process.pid)]
     process.send_signal(signal.SIGTERM)
@@ -135,9 +135,9 @@ def test_a_bank_behind_a_url_is_followed_and_not_written_to(start, small):
     assert not (small.bank.path / "serving").exists()
 
 
-def test_keys_of_a_bank_behind_a_url_are_asked_for(start, small):
+def test_the_keys_of_a_bank_behind_a_url_are_required(start, small):
     url = f"local://{small.bank.path}"
-    with pytest.raises(InputError, match="make one: adapterbank keys add --keys FILE"):
+    with pytest.raises(InputError, match="add one with: adapterbank keys add --keys FILE"):
         serve.find_keys(url, "0.0.0.0", None, small.bank.path)
     keys = Keys(small.bank.path / "keys.json")
     secret = keys.add("me", ["predict"])
@@ -148,37 +148,45 @@ def test_keys_of_a_bank_behind_a_url_are_asked_for(start, small):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--engine", "sun"], "engine is 'sun'; it must be one of local, ray"),
-        (["--engine", "ray", "--device", "cuda:1"], "each replica of the engine ray has a GPU of its own"),
+        (["--engine", "ray", "--device", "cuda:1"], "each Ray replica has its own GPU"),
         (["--device", "toaster"], "device is 'toaster'"),
         (["--engine", "ray", "--replicas", "none"], "as in 1:4"),
         (["--bank", "nonsense://bank"], "nonsense://bank cannot be opened"),
-        (["--bank", "s3://bucket/bank", "--create"], "s3://bucket/bank is a URL; make it here and copy it"),
+        (
+            ["--bank", "s3://bucket/bank", "--create"],
+            "s3://bucket/bank is a URL; create the bank locally and copy it there",
+        ),
     ],
 )
-def test_a_slip_is_told_before_anything_is_loaded(small, words, told):
+def test_a_mistake_is_reported_before_anything_is_loaded(small, words, message):
     bank = [] if "--bank" in words else ["--bank", str(small.bank.path)]
     found = shell("serve", "--port", "0", *bank, *words)
     assert found.code == 2
-    assert told in found.err
+    assert message in found.err
 
 
-def test_a_bank_that_is_not_there_yet_is_made_for_an_encoder_that_is_named(tmp_path, bert, start):
+def test_create_makes_a_new_bank_for_the_encoder_that_is_named(tmp_path, bert, start):
     new = tmp_path / "new"
-    told = shell("serve", "--port", "0", "--bank", str(new))
-    assert (told.code, new.exists()) == (2, False)
-    assert "new does not exist; " in told.err
-    assert "or serve with --create" in told.err
-    assert "name its encoder with --backbone" in shell("serve", "--port", "0", "--bank", str(new), "--create").err
+    found = shell("serve", "--port", "0", "--bank", str(new))
+    assert (found.code, new.exists()) == (2, False)
+    assert "new does not exist; " in found.err
+    assert "or serve with --create" in found.err
+    assert (
+        "name the encoder to create it for with --backbone"
+        in shell("serve", "--port", "0", "--bank", str(new), "--create").err
+    )
     named = ["--bank", str(new), "--backbone", str(bert.folder)]
-    assert shell("serve", "--port", "0", *named).code == 2  # so a disk that is missing is not served as an empty bank
-    told = shell("serve", "--create", "--host", "0.0.0.0", "--port", "0", *named)
-    assert "make one: adapterbank keys add --keys FILE" in told.err
+    assert (
+        shell("serve", "--port", "0", *named).code == 2
+    )  # so that a disk that is not mounted is not served as an empty bank
+    found = shell("serve", "--create", "--host", "0.0.0.0", "--port", "0", *named)
+    assert "add one with: adapterbank keys add --keys FILE" in found.err
     with serve.listening("127.0.0.1", 0) as taken:
-        told = shell("serve", "--create", "--port", str(taken.getsockname()[1]), *named)
-    assert "cannot be listened on" in told.err
+        found = shell("serve", "--create", "--port", str(taken.getsockname()[1]), *named)
+    assert "Cannot listen on" in found.err
     assert not new.exists()
     _, address = start("--create", *named)
     assert call(f"{address}/v1/tasks")["tasks"] == []
@@ -190,13 +198,13 @@ def test_a_bank_that_is_not_there_yet_is_made_for_an_encoder_that_is_named(tmp_p
     assert call(f"{address}/v1/tasks/first/predict", {"text": "the cat sat"})["version"] == 1
 
 
-def test_with_json_it_says_where_it_listens(start, small):
+def test_json_prints_the_address(start, small):
     process, address = start("--no-train", "--no-page", "--json")
     process.terminate()
     assert json.loads(process.communicate(timeout=PATIENCE)[0]) == {"bank": str(small.bank.path), "address": address}
 
 
-def test_keys_of_the_bank_are_asked_for_on_any_address(start, small):
+def test_the_keys_of_a_bank_are_required_on_any_address(start, small):
     secret = Keys(small.bank.path / "keys.json").add("me", ["predict"])
     _, address = start("--no-train", "--no-page")
     with pytest.raises(urllib.error.HTTPError, match="401") as refused:
@@ -207,33 +215,37 @@ def test_keys_of_the_bank_are_asked_for_on_any_address(start, small):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7", "::", "example.org"])
-def test_an_address_that_others_can_reach_needs_keys(small, host):
-    with pytest.raises(InputError, match="starts with keys only; make one: adapterbank keys add --bank"):
+def test_an_address_that_other_machines_can_reach_requires_keys(small, host):
+    with pytest.raises(InputError, match="requires API keys; add one with: adapterbank keys add --bank"):
         serve.find_keys(str(small.bank.path), host, None)
     Keys(small.bank.path / "keys.json").add("me", ["predict"])
     assert serve.find_keys(str(small.bank.path), host, None)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
-def test_this_machine_alone_needs_no_keys(small, host):
+def test_a_loopback_address_requires_no_keys(small, host):
     assert serve.find_keys(str(small.bank.path), host, None) is None
 
 
-def test_a_file_of_keys_that_is_not_there_is_told(small):
-    with pytest.raises(InputError, match=r"There is no file of keys nowhere\.json"):
+def test_a_missing_file_of_keys_is_reported(small):
+    with pytest.raises(
+        InputError, match=r"nowhere\.json does not exist; create it with: adapterbank keys add --keys nowhere\.json"
+    ):
         serve.find_keys(str(small.bank.path), "127.0.0.1", "nowhere.json")
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["--keys", "the bank's"])
-def test_a_file_whose_last_key_was_revoked_does_not_open_the_server_to_all(small, named):
+def test_revoking_the_last_key_does_not_open_the_server_to_everyone(small, named):
     file = small.bank.path / "keys.json"
     Keys(file).add("me", ["predict"])
     Keys(file).revoke("me")
-    with pytest.raises(InputError, match=r"keys\.json has no key left; delete it to serve without keys, or make one"):
+    with pytest.raises(
+        InputError, match=r"keys\.json contains no keys; delete it to serve without keys, or add one with"
+    ):
         serve.find_keys(str(small.bank.path), "127.0.0.1", str(file) if named else None)
 
 
-def test_without_keys_it_answers_to_this_machines_names_alone(start):
+def test_without_keys_only_local_host_names_are_accepted(start):
     _, address = start("--no-train")
     with pytest.raises(urllib.error.HTTPError, match="403") as refused:
         call(f"{address}/v1/tasks", host="evil.example")
@@ -241,17 +253,17 @@ def test_without_keys_it_answers_to_this_machines_names_alone(start):
     assert call(f"{address}/v1/tasks", host="localhost")["tasks"]
 
 
-def test_a_port_in_use_is_told_before_anything_is_loaded():
+def test_a_port_in_use_is_reported_before_anything_is_loaded():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
-            InputError, match=rf"^127\.0\.0\.1 port {port} cannot be listened on: address already in use; choose"
+            InputError, match=rf"^Cannot listen on 127\.0\.0\.1 port {port}: address already in use; choose"
         ):
             serve.listening("127.0.0.1", port)
 
 
-def test_what_is_written_to_a_connection_is_sent_at_once():
-    """Without that the body of every answer waits until its head is acknowledged, some 40 ms on a kept connection."""
+def test_responses_are_sent_without_delay():
+    """Without TCP_NODELAY a response's body waits until its head is acknowledged, 40 ms on a kept connection."""
 
     async def run():
         found = asyncio.get_running_loop().create_future()
@@ -261,9 +273,9 @@ def test_what_is_written_to_a_connection_is_sent_at_once():
                 taken = transport.get_extra_info("socket")
                 found.set_result(taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
 
-        with serve.listening("127.0.0.1", 0) as door:
-            server = await asyncio.get_running_loop().create_server(Server, sock=door)
-            _, writer = await asyncio.open_connection(*door.getsockname())
+        with serve.listening("127.0.0.1", 0) as listener:
+            server = await asyncio.get_running_loop().create_server(Server, sock=listener)
+            _, writer = await asyncio.open_connection(*listener.getsockname())
             try:
                 return await asyncio.wait_for(found, 60)
             finally:
@@ -273,7 +285,7 @@ def test_what_is_written_to_a_connection_is_sent_at_once():
     assert asyncio.run(run())
 
 
-def test_without_its_libraries_it_says_how_to_get_them(monkeypatch):
-    monkeypatch.setattr(serve, "_NEEDS", ("a_library_that_is_not_there",))
+def test_missing_libraries_are_reported_with_the_command_that_installs_them(monkeypatch):
+    monkeypatch.setattr(serve, "REQUIRED", ("a_library_that_is_not_there",))
     with pytest.raises(InputError, match=r"pip install 'adapterbank\[serve\]'"):
         serve.command("bank")

@@ -1,4 +1,4 @@
-"""Claims about `adapterbank predict`: texts from anywhere, answers as JSON lines in the order of the texts."""
+"""`adapterbank predict`: texts from options, files and pipes; predictions as JSON lines, in the same order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXTS = ["the cat was good", "a bad dog", "", "why, who is it?", "the big red fo
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, checkpoint):
-    """Make one bank of five tasks; no test here changes it."""
+    """Return a bank with five tasks; tests must not change it."""
     folder = tmp_path_factory.mktemp("predict") / "bank"
     bank = open_bank(folder, str(checkpoint("bert")[0]), device="cpu")
     bank.train("sentiment", ROWS, ROWS, **FAST)
@@ -54,7 +54,7 @@ def test_texts_of_the_command_line_are_answered_in_order(here):
     assert [set(answer) for answer in found] == [{"label", "probabilities"}] * len(TEXTS)
 
 
-def test_lines_of_standard_input_are_answered_in_order_blank_ones_too(here):
+def test_lines_of_standard_input_are_answered_in_order_including_blank_ones(here):
     assert ask("-", input="\n".join(TEXTS) + "\n") == expected("sentiment")
     assert ask("-", input="\ufeff" + "\r\n".join(TEXTS)) == expected("sentiment")
 
@@ -65,25 +65,25 @@ def test_a_table_is_answered_in_order(here, ending):
     assert ask(file) == expected("sentiment")
 
 
-def test_a_text_file_is_answered_a_line_each(here):
+def test_a_text_file_is_read_line_by_line(here):
     (here / "texts.txt").write_text("\n".join(TEXTS) + "\n")
     assert ask("texts.txt") == expected("sentiment")
 
 
-def test_a_table_with_labels_and_another_usual_column_name_will_do(here):
+def test_a_table_may_have_labels_and_another_usual_column_name(here):
     file = write(here / "review.csv", [(text, "positive") for text in TEXTS], ("review", "label"))
     assert ask(file) == expected("sentiment")
 
 
-def test_more_rows_than_are_answered_at_once_keep_their_order(here, monkeypatch):
-    monkeypatch.setattr(predict, "_AT_ONCE", 4)
+def test_rows_of_several_writes_keep_their_order(here, monkeypatch):
+    monkeypatch.setattr(predict, "ROWS_PER_WRITE", 4)
     texts = [text for text, _ in reviews(11)]
     (here / "texts.txt").write_text("\n".join(texts))
     for found, alone in zip(ask("texts.txt"), expected("sentiment", texts), strict=True):
         assert found["probabilities"] == pytest.approx(alone["probabilities"], abs=1e-5)
 
 
-def test_every_kind_answers_in_its_own_words(here):
+def test_every_kind_has_its_own_output(here):
     assert set(ask("--text", "good", task="score")[0]) == {"value"}
     assert set(ask("--text", "good", task="tags")[0]) == {"labels", "probabilities"}
     assert set(ask("--text", "what was it", "--text-pair", "a red fox", task="span")[0]) == {"answer", "start", "end"}
@@ -98,7 +98,7 @@ def test_pairs_come_from_options_tabs_and_columns(here):
     assert ask(write(here / "pairs.csv", rows, ("sentence1", "sentence2")), task="pair") == wanted
 
 
-def test_letters_of_every_script_pass_through(here):
+def test_every_script_is_supported(here):
     context = "café 日本語 🙂 fox"
     (answer,) = ask("--text", "what was it", "--text-pair", context, task="span")
     assert answer["answer"] == context[answer["start"] : answer["end"]]
@@ -116,7 +116,7 @@ def test_rows_that_name_their_tasks_are_answered_each_by_its_own(here):
             assert answer[key] == pytest.approx(alone[key], abs=1e-5)
 
 
-def test_rows_of_one_task_name_it_too(here):
+def test_rows_of_a_single_task_also_name_it(here):
     file = write(here / "mixed.csv", [("sentiment", "good")], ("which", "text"))
     (answer,) = ask("--task-column", "which", file, task=None)
     assert answer["task"] == "sentiment"
@@ -157,7 +157,7 @@ def test_rows_of_pairs_of_single_texts_and_of_no_task_can_be_mixed(here):
         ("tsv", "text\tx\ngood\t1\nbad\t2\n"),
     ],
 )
-def test_standard_input_may_be_a_table_when_told_so(here, form, given):
+def test_standard_input_may_be_a_table_with_format(here, form, given):
     found = shell("predict", "--bank", "bank", "--task", "sentiment", "-", "--format", form, input=given)
     assert found.answers == ask("--text", "good", "--text", "bad", task="sentiment")
     unknown = shell("predict", "--bank", "bank", "--task", "sentiment", "-", "--format", "xml", input=given)
@@ -165,13 +165,13 @@ def test_standard_input_may_be_a_table_when_told_so(here, form, given):
     assert "'xml' is not a format of standard input" in unknown.err
 
 
-def test_json_on_standard_input_without_a_word_is_remarked_on(here):
+def test_json_on_standard_input_without_format_prints_a_note(here):
     found = shell("predict", "--bank", "bank", "--task", "sentiment", "-", input='{"text": "good"}\n')
     assert "add --format jsonl" in found.err
     assert len(found.answers) == 1
 
 
-def test_a_file_of_answers_stays_as_it_was_when_predicting_fails(here):
+def test_an_existing_output_file_is_unchanged_if_predicting_fails(here):
     (here / "answers.jsonl").write_text("mine\n")
     shutil.copytree(here / "bank", here / "broken")
     weights = here / "broken" / "tasks" / "sentiment" / "1" / "weights.safetensors"
@@ -182,21 +182,21 @@ def test_a_file_of_answers_stays_as_it_was_when_predicting_fails(here):
     assert [path.name for path in here.glob(".answers*")] == []
 
 
-def test_a_row_that_names_no_task_of_the_bank_is_refused(here):
+def test_a_row_with_an_unknown_task_is_rejected(here):
     file = write(here / "mixed.csv", [("sentiment", "a"), ("sentimant", "b")], ("task", "text"))
     found = shell("predict", "--bank", "bank", "--task-column", "task", file)
     assert found.code == 2
     assert "'sentimant' is not a task of this bank. Did you mean 'sentiment'?" in found.err
 
 
-def test_answers_go_to_a_file_when_asked(here):
+def test_predictions_can_be_written_to_a_file(here):
     found = shell("predict", "--bank", "bank", "--task", "sentiment", "--text", "good", "--output", "answers.jsonl")
-    assert (found.code, found.out, found.err) == (0, "", "1 answer in answers.jsonl\n")
+    assert (found.code, found.out, found.err) == (0, "", "Wrote 1 prediction to answers.jsonl\n")
     lines = (here / "answers.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == expected("sentiment", ["good"])
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(here):
+def test_a_closed_pipe_is_not_an_error(here):
     (here / "texts.txt").write_text("\n".join(TEXTS * 700))
     words = ["predict", "--bank", "bank", "--task", "sentiment", "texts.txt"]
     with (
@@ -205,13 +205,13 @@ def test_a_reader_that_has_seen_enough_is_no_error(here):
     ):
         writer.stdout.close()
         out, _ = reader.communicate(timeout=900)
-        said = writer.stderr.read()
+        err = writer.stderr.read()
         writer.stderr.close()
-    assert (writer.returncode, said) == (0, b"")
+    assert (writer.returncode, err) == (0, b"")
     assert set(json.loads(out)) == {"label", "probabilities"}
 
 
-def test_standard_input_of_another_locale_is_utf8_all_the_same(here):
+def test_standard_input_is_utf8_in_every_locale(here):
     words = [*COMMAND, "predict", "--bank", "bank", "--task", "span", "-"]
     env = {
         "PATH": "/usr/bin:/bin",
@@ -227,7 +227,7 @@ def test_standard_input_of_another_locale_is_utf8_all_the_same(here):
     assert answer["answer"] == "café"[answer["start"] : answer["end"]]
 
 
-def test_a_bank_that_may_only_be_read_can_be_asked(here, made, tmp_path):
+def test_a_read_only_bank_can_be_used(here, made, tmp_path):
     copy = shutil.copytree(made, tmp_path / "copy")
     for path in (copy, *copy.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
@@ -237,3 +237,13 @@ def test_a_bank_that_may_only_be_read_can_be_asked(here, made, tmp_path):
         for path in (copy, *copy.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
     assert found.answers == expected("sentiment", ["good"])
+
+
+def test_the_best_answers_are_listed_with_their_positions_in_the_text(catalog_bank):
+    context = answers(1)[0]["context"] + " and the fox sat on a mat" * 8
+    words = ["--text", "what was it", "--text-pair", context, "--device", "cpu"]
+    (found,) = shell("predict", "--bank", catalog_bank, "--task", "squad/v2", "--best", "3", *words).answers
+    assert set(found) == {"answer", "start", "end", "null_odds", "best"}
+    assert len(found["best"]) == 3
+    for one in found["best"]:
+        assert context[one["start"] : one["end"]] == one["text"]

@@ -1,4 +1,4 @@
-"""Claims about `adapterbank sweep`: what it lists, draws, says at the end, and refuses."""
+"""`adapterbank sweep`: what it lists, prints per run and at the end, and rejects."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ import re
 
 import pytest
 
-from adapterbank.cli import live_table
-from adapterbank.cli.live_table import LiveTable
 from adapterbank.storage import records
-from adapterbank.studies.grid import make
-from adapterbank.studies.progress import RunEvent, SweepProgress
 from small_data import FAST, reviews, shell, write
 
 STUDY = {"task": "a", "train": "a.csv", "dev": "a.csv", **FAST, "size": [4, 8], "seeds": 2}
@@ -45,7 +41,7 @@ def test_a_dry_run_lists_the_runs_and_which_have_records(here):
     assert re.fullmatch(r"12 runs: \d done, [1-4] failed, 5 to run", found.out.splitlines()[-1])
 
 
-def test_a_dry_run_counts_a_run_as_done_that_failed_before_its_data_were_there(here):
+def test_a_dry_run_counts_a_run_as_done_that_failed_while_its_data_was_missing(here):
     (here / "a.csv").rename(here / "b.csv")
     assert "4 failed" in shell("sweep", "study.yaml", "--bank", "bank").out
     (here / "b.csv").rename(here / "a.csv")
@@ -54,11 +50,11 @@ def test_a_dry_run_counts_a_run_as_done_that_failed_before_its_data_were_there(h
     assert found.out.splitlines()[-1] == "4 runs: 4 done, 0 failed, 0 to run"
 
 
-def test_each_run_that_ends_is_a_line_and_the_end_is_a_sum(here):
+def test_each_finished_run_prints_a_line_and_the_end_a_summary(here):
     study(here, select={"per": ["task"], "seeds": 3})
     found = shell("sweep", "study.yaml", "--bank", "bank")
     assert found.code == 0
-    assert found.out.splitlines()[0].split() == ["block", "task", "chosen", "dev", "test"]
+    assert found.out.splitlines()[0].split() == ["block", "task", "selected", "dev", "test"]
     assert re.search(r"block 1  a +a adapter size \d lr 0.01 .* [01]\.\d{4} ± 0\.\d{4} \(3\) +-", found.out)
     assert found.out.splitlines()[-1] == "5 runs: 0 had records, 5 done, 0 failed, 0 left"
     lines = found.err.splitlines()
@@ -79,18 +75,18 @@ def test_json_is_the_outcome_and_nothing_else(here):
     assert not (here / "bank").exists()
 
 
-def test_failures_are_told_each_time_with_exit_1_and_are_recorded(here):
+def test_failures_are_recorded_and_reported_each_time_with_exit_status_1(here):
     study(here, layers="9")
-    for counts in ("0 had records, 0 done, 4 failed", "4 had records (4 of a failure; --retry-failed"):
+    for counts in ("0 had records, 0 done, 4 failed", "4 had records (4 of them failed; repeat with --retry-failed"):
         found = shell("sweep", "study.yaml", "--bank", "bank")
         assert found.code == 1
         assert f"4 runs: {counts}" in found.out
         assert len(records.read_all(here / "bank" / "records")) == 4
-        told = found.err.splitlines()[-1]
-        assert told.startswith("failed: a adapter size 8 lr 0.01 epochs 2 seed 1: layers is '9', but")
+        last = found.err.splitlines()[-1]
+        assert last.startswith("failed: a adapter size 8 lr 0.01 epochs 2 seed 1: layers is '9', but")
 
 
-def test_stopped_before_the_first_run_has_begun_all_are_left(here, monkeypatch):
+def test_a_sweep_stopped_before_the_first_run_has_all_runs_left(here, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
@@ -100,16 +96,16 @@ def test_stopped_before_the_first_run_has_begun_all_are_left(here, monkeypatch):
     assert "stopped; 0 done, 0 running, 0 failed, 4 left." in found.err
 
 
-def test_the_best_goes_into_the_bank_when_asked(here):
+def test_keep_best_stores_the_best_package(here):
     assert shell("sweep", "study.yaml", "--bank", "bank", "--keep", "best").code == 0
     assert [task["name"] for task in shell("tasks", "--bank", "bank", "--json").json] == ["a"]
     assert shell("audit", "--bank", "bank").code == 0
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
-        (["study.yaml"], "Give --bank, or --records"),
+        (["study.yaml"], "give --bank, or --records"),
         (["none.yaml", "--bank", "bank"], "There is no file none.yaml"),
         (["study.yaml", "--bank", "bank", "--keep", "some"], "keep is 'some'; it must be one of none, best, all"),
         (["study.yaml", "--records", "r", "--keep", "all"], "A sweep needs a bank"),
@@ -117,49 +113,7 @@ def test_the_best_goes_into_the_bank_when_asked(here):
         (["study.yaml", "--bank", "bank", "--precision", "fp8"], "precision is 'fp8'"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_exit_2(here, words, said):
+def test_a_mistake_is_one_line_and_exit_status_2(here, words, message):
     found = shell("sweep", *words)
     assert (found.code, found.out, len(found.err.splitlines())) == (2, "", 1)
-    assert said in found.err
-
-
-# --- the table ----------------------------------------------------------------------------------------------
-
-
-def test_the_live_table_has_all_that_one_waits_for(monkeypatch):
-    monkeypatch.setattr(live_table.sys.stderr, "isatty", lambda: True, raising=False)
-    runs = make({**STUDY, "select": None}).runs
-    drawn = LiveTable(runs)
-    tally = SweepProgress(total=4)
-    tally.hear(RunEvent(runs[0], "running", 0.5))
-    tally.hear(RunEvent(runs[1], "done", score=0.75))
-    tally.hear(RunEvent(runs[2], "failed", failure="It diverged."))
-    drawn._console.width = 120
-    with drawn:
-        drawn.watch(tally)
-        with drawn._console.capture() as captured:
-            drawn._console.print(drawn._table(tally))
-    text = captured.get()
-    assert "1 done, 1 running, 1 failed, 1 left, of 4;" in text
-    assert "0.7500" in text
-    assert "50 %" in text
-    assert tally.seconds_left() is not None
-
-
-@pytest.mark.parametrize(("seconds", "said"), [(None, "unknown time"), (5, "5 s"), (600, "10 min"), (7200, "2.0 h")])
-def test_time_left_is_told_for_people(seconds, said):
-    assert live_table._time(seconds) == said
-
-
-def test_time_left_is_of_the_runs_that_are_to_be_run(monkeypatch):
-    monkeypatch.setattr("adapterbank.studies.progress.time.perf_counter", lambda: 10.0)
-    runs = make({**STUDY, "seeds": 4}).runs
-    tally = SweepProgress(
-        total=100, new=8, began=0.0
-    )  # the other 92 have records, and some of those were not come to yet
-    for run in runs[:4]:
-        tally.hear(RunEvent(run, "done", score=0.5))
-    assert tally.seconds_left() == 10.0
-    for run in runs:
-        tally.hear(RunEvent(run, "done", score=0.5))
-    assert tally.seconds_left() == 0.0
+    assert message in found.err

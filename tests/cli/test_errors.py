@@ -1,4 +1,4 @@
-"""Claims about mistakes at the shell: exit code 2, one line with the value and the way out, the bank untouched."""
+"""Promise: every mistake exits with 2 and one line that names the value and the remedy; the bank is unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADER = b"text,label\n"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, checkpoint):
-    """Make one bank with two versions of a task, and the data it was trained on; tests work on copies."""
+    """Return a folder with a bank of two versions of a task and the training data; tests work on copies."""
     folder = tmp_path_factory.mktemp("errors")
     data = write(folder / "train.csv", ROWS)
     words = ["--task", "s", "--train", data, "--dev", data, "--backbone", checkpoint("bert")[0]]
@@ -29,7 +29,7 @@ def made(tmp_path_factory, checkpoint):
 
 @pytest.fixture
 def here(made, tmp_path, monkeypatch):
-    """Work in a folder with a bank, good data, and data that is bad in every way."""
+    """Work in a folder with a bank, good data, and every sort of bad data."""
     shutil.copytree(made / "bank", tmp_path / "bank")
     shutil.copy(made / "train.csv", tmp_path)
     write(tmp_path / "scores.csv", scores())
@@ -59,7 +59,7 @@ def here(made, tmp_path, monkeypatch):
 
 
 def trained(**changes):
-    """Give the words of a training that would succeed, but for the changes; None takes an option out."""
+    """Return the arguments of a training that would succeed, with changes; None leaves out an option."""
     good = {"task": "s", "train": "train.csv", "dev": "train.csv", **FAST}
     return ["train", *flags({name: value for name, value in {**good, **changes}.items() if value is not None})]
 
@@ -97,7 +97,7 @@ TRAINING = {
     "absolute task": (trained(task="/etc/s"), r"'/etc/s' cannot be a task name"),
     "empty task": (trained(task=""), r"task is missing; give --task\."),
     "no task": (trained(task=None), r"task is missing; give --task\."),
-    "no data": (trained(train=None), r"train is missing; give --train, or name a task of: adapterbank catalog\."),
+    "no data": (trained(train=None), r"train is missing; give --train, or a task that adapterbank catalog lists\."),
     "no such task of the catalog": (
         trained(task="glue/mprc", train=None),
         r"train is .* Did you mean --task glue/mrpc\?",
@@ -152,7 +152,7 @@ TRAINING = {
 
 
 def refused(found, message):
-    """Assert that a command was refused in one line on standard error, and in nothing else."""
+    """Assert that a command exited with 2 and printed one line to standard error, and nothing else."""
     assert found.code == 2, found
     assert found.out == ""
     lines = found.err.splitlines()
@@ -162,7 +162,7 @@ def refused(found, message):
 
 
 @pytest.mark.parametrize("mistake", TRAINING)
-def test_a_training_that_cannot_be_is_refused_and_the_bank_is_as_it_was(here, mistake, checkpoint):
+def test_a_mistake_in_training_is_rejected_and_the_bank_is_unchanged(here, mistake, checkpoint):
     words, message = TRAINING[mistake]
     before = snapshot(here / "bank")
     refused(shell("train", "--bank", "bank", *words[1:]), message)
@@ -172,16 +172,16 @@ def test_a_training_that_cannot_be_is_refused_and_the_bank_is_as_it_was(here, mi
     assert not (here / "new").exists()
 
 
-def test_all_mistakes_are_told_together_a_line_each(here):
+def test_all_mistakes_are_reported_together_one_per_line(here):
     found = shell(*trained(size="x", lr=-1), "--bank", "bank", "--sites", "knee", "--warmup", "2")
     assert (found.code, found.out) == (2, "")
-    told = [line.removeprefix("adapterbank: ").split(" is ")[0] for line in found.err.splitlines()]
-    assert told == ["size", "lr", "warmup", "sites"]
+    options = [line.removeprefix("adapterbank: ").split(" is ")[0] for line in found.err.splitlines()]
+    assert options == ["size", "lr", "warmup", "sites"]
 
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory):
-    """Give an encoder of the same shape with other numbers."""
+    """Return an encoder of the same shape with other weights."""
     folder = tmp_path_factory.mktemp("stranger")
     save_random("bert", folder, seed=1)
     return folder
@@ -197,7 +197,7 @@ def stranger(tmp_path_factory):
     ],
     ids=lambda words: words[0],
 )
-def test_a_bank_for_another_backbone_is_refused(here, stranger, words):
+def test_a_bank_for_another_backbone_is_rejected(here, stranger, words):
     before = snapshot(here / "bank")
     message = r"The bank bank is for .*, but the backbone given is .*; use the same encoder, or another bank\."
     refused(shell(*words, "--bank", "bank", "--backbone", stranger), message)
@@ -212,7 +212,7 @@ USES = {
 
 
 @pytest.mark.parametrize("use", ["predict", "evaluate"])
-def test_a_package_whose_weights_were_changed_is_refused(here, use):
+def test_a_package_with_changed_weights_is_rejected(here, use):
     file = here / "bank" / "tasks" / "s" / "2" / "weights.safetensors"
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 8
@@ -224,32 +224,29 @@ def test_a_package_whose_weights_were_changed_is_refused(here, use):
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_package_whose_manifest_was_changed_is_refused(here, use):
+def test_a_package_with_a_changed_manifest_is_rejected(here, use):
     file = here / "bank" / "tasks" / "s" / "2" / "manifest.json"
     file.write_text(file.read_text().replace('"seed": 1', '"seed": 2'))
     refused(shell(*USES[use], "--bank", "bank"), r"s/2/manifest\.json was changed after it was written; restore it")
 
 
-def test_a_damaged_package_can_be_removed_as_the_sentence_says(here):
+def test_a_damaged_package_can_be_removed(here):
     (here / "bank" / "tasks" / "s" / "2" / "manifest.json").write_text("{")
     assert shell("remove", "--bank", "bank", "--task", "s@2", "--yes").out == "Removed s, version 2.\n"
     assert shell("audit", "--bank", "bank").code == 0
 
 
-def test_a_bank_whose_own_file_is_damaged_is_refused(here):
+def test_a_bank_with_a_damaged_bank_file_is_rejected(here):
     (here / "bank" / "bank.json").write_text("{")
     for words in (trained(), ["tasks"], ["audit"], ["predict", "--task", "s", "--text", "good"]):
         refused(shell(*words, "--bank", "bank"), r"bank/bank\.json is damaged; restore it from a copy")
-
-
-# --- the disk -----------------------------------------------------------------------------------------------
 
 
 def full(*_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_full_disk_is_told_and_leaves_the_bank_as_it_was(here, monkeypatch):
+def test_a_full_disk_is_reported_and_the_bank_is_unchanged(here, monkeypatch):
     before = snapshot(here / "bank", without=["runs"])
     with monkeypatch.context() as disk:
         disk.setattr(os, "fsync", full)
@@ -258,7 +255,7 @@ def test_a_full_disk_is_told_and_leaves_the_bank_as_it_was(here, monkeypatch):
     assert shell(*trained(), "--bank", "bank").code == 0
 
 
-def test_a_disk_that_is_full_when_the_package_is_written_leaves_the_bank_as_it_was(here, monkeypatch):
+def test_a_disk_that_is_full_when_the_package_is_written_leaves_the_bank_unchanged(here, monkeypatch):
     before = snapshot(here / "bank", without=["runs"])
     with monkeypatch.context() as disk:
         disk.setattr("adapterbank.training.run_state.save", lambda *_: None)
@@ -268,19 +265,19 @@ def test_a_disk_that_is_full_when_the_package_is_written_leaves_the_bank_as_it_w
     assert snapshot(here / "bank", without=["runs"]) == before
 
 
-def test_a_full_disk_makes_no_bank(here, monkeypatch, checkpoint):
+def test_a_full_disk_creates_no_bank(here, monkeypatch, checkpoint):
     monkeypatch.setattr(os, "fsync", full)
     refused(shell(*trained(), "--bank", "new", "--backbone", checkpoint("bert")[0]), r"new/bank\.json cannot be used")
     assert not (here / "new" / "bank.json").exists()
 
 
-def test_answers_that_cannot_be_written_are_told(here):
+def test_an_output_file_that_cannot_be_written_is_reported(here):
     words = ["predict", "--bank", "bank", "--task", "s", "--text", "good", "--output"]
     refused(shell(*words, "no/such/answers.jsonl"), r"no/such/answers\.jsonl cannot be used: No such file or directory")
     refused(shell(*words, "folder"), r"folder cannot be used: Is a directory")
 
 
-def test_a_bank_that_may_not_be_written_is_told(here, monkeypatch, checkpoint):
+def test_a_bank_without_write_permission_is_reported(here, monkeypatch, checkpoint):
     def denied(*_, **__):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -289,8 +286,6 @@ def test_a_bank_that_may_not_be_written_is_told(here, monkeypatch, checkpoint):
     refused(shell(*words), r"folder/bank cannot be used: permission is denied; change the permissions")
     assert snapshot(here / "folder") == {}
 
-
-# --- the other commands -------------------------------------------------------------------------------------
 
 ASKING = {
     "two sources": (
@@ -307,11 +302,11 @@ ASKING = {
     "no such task column": (["predict", "--task-column", "task", "train.csv"], r"no column 'task'.*--task-column"),
     "a second text for a file": (
         ["predict", "--task", "s", "--text-pair", "a", "train.csv"],
-        r"--text-pair goes with --t",
+        r"--text-pair requires --text",
     ),
     "fewer second texts": (
         ["predict", "--task", "s", "--text", "a", "--text", "b", "--text-pair", "c"],
-        r"There are 2 --text and 1 --text-pair; give as many of each",
+        r"There are 2 --text and 1 --text-pair; give the same number of both",
     ),
     "a second text for single texts": (
         ["predict", "--task", "s", "--text", "a", "--text-pair", "b"],
@@ -332,14 +327,14 @@ ASKING = {
     "evaluate an unseen label": (["evaluate", "--task", "s", "--data", "unseen.csv"], r"'neutral' is not one of"),
     "remove an unknown task": (["remove", "--task", "t", "--yes"], r"'t' is not a task of this bank"),
     "remove an unknown version": (["remove", "--task", "s@7", "--yes"], r"'s' has no version 7; its versions are 1, 2"),
-    "remove without --yes": (["remove", "--task", "s"], r"This would remove s, version 1, 2\. Add --yes to do it\."),
+    "remove without --yes": (["remove", "--task", "s"], r"This would remove s, version 1, 2; add --yes to confirm\."),
     "roll back to nowhere": (["rollback", "--task", "s", "--to", "5"], r"'s' has no version 5; its versions are 1, 2"),
     "roll back to a word": (["rollback", "--task", "s", "--to", "x"], r"'--to'.* See: adapterbank rollback --help"),
 }
 
 
 @pytest.mark.parametrize("mistake", ASKING)
-def test_a_command_that_cannot_be_is_refused_and_the_bank_is_as_it_was(here, mistake):
+def test_a_mistake_in_another_command_is_rejected_and_the_bank_is_unchanged(here, mistake):
     words, message = ASKING[mistake]
     before = snapshot(here / "bank")
     refused(shell(*words, "--bank", "bank", input="the cat\n"), message)
@@ -360,7 +355,7 @@ BANK_COMMANDS = {
 
 
 @pytest.mark.parametrize("name", BANK_COMMANDS)
-def test_a_bank_that_is_not_there_is_named_and_not_made(here, name):
+def test_a_missing_bank_is_named_and_not_created(here, name):
     refused(shell(*BANK_COMMANDS[name], "--bank", "nowhere"), r"nowhere does not exist; ")
     refused(shell(*BANK_COMMANDS[name], "--bank", "folder"), r"folder is not a bank, it has no bank\.json; ")
     refused(shell(*BANK_COMMANDS[name], "--bank", "train.csv"), r"train\.csv is a file, and a bank is a folder; choose")
@@ -369,31 +364,31 @@ def test_a_bank_that_is_not_there_is_named_and_not_made(here, name):
 
 
 @pytest.mark.parametrize("name", BANK_COMMANDS)
-def test_a_forgotten_bank_is_asked_for(name):
+def test_a_missing_bank_option_is_reported(name):
     refused(shell(*BANK_COMMANDS[name]), rf"Missing option '--bank'\. See: adapterbank {name} --help")
 
 
-def test_a_folder_of_other_things_does_not_become_a_bank(here, checkpoint):
+def test_a_folder_with_other_files_does_not_become_a_bank(here, checkpoint):
     (here / "folder" / "photo.jpg").write_bytes(b"x")
     words = [*trained(), "--bank", "folder", "--backbone", checkpoint("bert")[0]]
     refused(shell(*words), r"folder has other files in it and is no bank; choose an empty or new folder\.")
     assert list(snapshot(here / "folder")) == ["photo.jpg"]
 
 
-def test_a_name_too_long_for_the_system_is_no_traceback(here):
+def test_a_name_too_long_for_the_system_is_one_line(here):
     refused(shell("tasks", "--bank", "x" * 300), r"x+ cannot be used: File name too long")
 
 
-def test_a_typo_in_a_command_is_answered_with_the_nearest():
+def test_a_typo_in_a_command_suggests_the_nearest():
     refused(shell("trian"), r"No such command 'trian'\. Did you mean 'train'\? See: adapterbank --help")
 
 
-def test_standard_input_that_is_not_utf8_is_told(here):
+def test_standard_input_that_is_not_utf8_is_reported(here):
     refused(shell("predict", "--bank", "bank", "--task", "s", "-", input=b"caf\xe9\n"), r"Standard input is not UTF-8")
     refused(shell("predict", "--bank", "bank", "--task", "s", "-", input=b""), r"Standard input is empty; pipe in")
 
 
-def test_a_real_process_says_the_same_without_a_traceback(here):
+def test_a_real_process_prints_no_traceback(here):
     found = []
     for words in (trained(size=0), [*trained(), "--epoch", "3"], ["tasks"]):
         bank = ["--bank", "nowhere"] if words == ["tasks"] else ["--bank", "bank"]
