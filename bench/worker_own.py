@@ -17,6 +17,7 @@ from pace import Blocks, answer, memory, next_order, synchronizer
 
 from adapterbank.encoder.backbone import Backbone, load
 from adapterbank.encoder.batch import Tokens
+from adapterbank.encoder.placed import place
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.rows import Rows
 from adapterbank.methods import Options
@@ -90,10 +91,8 @@ class Worker:
         pace = Pace(order, self.device)
         try:
             train(
-                self.backbone,
+                place(self.backbone, self.device, find_dtype("auto", self.device)),
                 jobs,
-                device=self.device,
-                dtype=find_dtype("auto", self.device),
                 watch=pace.watch,
                 at_once=len(jobs),
             )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from adapterbank.encoder.placed import place
 from adapterbank.inference.rows import make_rows
 from adapterbank.methods import Options
 from adapterbank.slots.plan import Head, make_plan
@@ -61,7 +62,8 @@ def job_on(backbone, new_slot, options=None, *, head=None, rows=20, seed=0, rate
 
 def learn(backbone, *jobs, **options):
     """Train on the CPU in float32; give the states."""
-    return train(backbone, jobs, device=CPU, **{"dtype": torch.float32, **options})
+    dtype = options.pop("dtype", torch.float32)
+    return train(place(backbone, CPU, dtype), jobs, **options)
 
 
 def assert_same_bits(found, expected):
@@ -143,7 +145,7 @@ class Steadily:
         def never(*_):
             raise AssertionError("an eager step")
 
-        groups, step, move = training._groups, graph_step.GraphStep.step, trainers.Trainer._move_together
+        groups, step, move = training.group_jobs, graph_step.GraphStep.step, trainers.Trainer.compact
 
         def counted(*given):
             self.steps += 1
@@ -155,9 +157,9 @@ class Steadily:
 
         with self.monkeypatch.context() as patch:
             patch.setattr(trainers.Trainer, "prepare", prepare)
-            patch.setattr(trainers.Trainer, "_eager_step", never)
-            patch.setattr(trainers.Trainer, "_move_together", seen)
-            patch.setattr(training, "_groups", lambda config, jobs, _: groups(config, jobs, GPU))
+            patch.setattr(trainers.EagerStep, "step", never)
+            patch.setattr(trainers.Trainer, "compact", seen)
+            patch.setattr(training, "group_jobs", lambda config, jobs, _: groups(config, jobs, GPU))
             patch.setattr(graph_step.GraphStep, "step", counted)
             for (owner, name), value in self.changes.items():
                 patch.setattr(owner, name, value)

@@ -13,6 +13,7 @@ import torch
 from adapterbank.api import open_bank
 from adapterbank.encoder.backbone import load
 from adapterbank.encoder.batch import Tokens
+from adapterbank.encoder.placed import place
 from adapterbank.errors import SlowerWarning
 from adapterbank.inference import engine as engines
 from adapterbank.inference import graph_runner
@@ -63,8 +64,8 @@ def test_an_audit_on_the_cpu_is_within_tolerance_and_says_so(trained, bert):
 
 def test_the_same_seed_gives_the_same_package_twice(tmp_path, bert):
     shas = []
-    for place in ("one", "two"):
-        bank = open_bank(tmp_path / place, bert, device="cuda")
+    for name in ("one", "two"):
+        bank = open_bank(tmp_path / name, bert, device="cuda")
         shas.append(bank.train("a", reviews(), epochs=2, size=8, max_length=32).package.manifest.weights_sha256)
     assert shas[0] == shas[1]
 
@@ -112,7 +113,7 @@ def learn(monkeypatch):
     """Train on the GPU, as programs if a few steps are worth one; gives states, and the loss of each run and step."""
 
     def run(backbone, *jobs, worth=0, dtype=torch.float32, dropout=0.1):
-        losses, read = {}, trainers.Trainer._read_losses
+        losses, read = {}, trainers.Trainer.read_losses
 
         def noted(trainer):
             for found, who in trainer.unread:
@@ -120,9 +121,9 @@ def learn(monkeypatch):
             read(trainer)
 
         with monkeypatch.context() as patch:
-            patch.setattr(trainers, "_WORTH", worth)
-            patch.setattr(trainers.Trainer, "_read_losses", noted)
-            states = training.train(backbone, jobs, device=GPU, dtype=dtype, dropout=dropout)
+            patch.setattr(trainers, "WORTH", worth)
+            patch.setattr(trainers.Trainer, "read_losses", noted)
+            states = training.train(place(backbone, GPU, dtype), jobs, dropout=dropout)
         assert len(losses) == sum(state.step for state in states)
         return states, losses
 

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from adapterbank.encoder.backbone import load
 from adapterbank.encoder.batch import Tokens
+from adapterbank.encoder.placed import place
 from adapterbank.inference import graph_runner, runner
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.graph_runner import GraphRunner
 from adapterbank.inference.graphs import GraphCompiler
-from adapterbank.inference.runner import outputs, place
+from adapterbank.inference.runner import outputs
 from adapterbank.methods import Options
 from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.stack import Stacks
@@ -69,7 +70,7 @@ class Bench:
 
     def __init__(self, backbone, new_slot, dtype=torch.float32):
         self.backbone, self._new_slot, self._made = backbone, new_slot, itertools.count()
-        self.stacks = Stacks(place(backbone, CPU, dtype), dtype=dtype)
+        self.stacks = Stacks(place(backbone, CPU, dtype).tensors, dtype=dtype)
         self.programs = GraphCompiler(CPU)
         self.mixed = GraphRunner(backbone.config, self.stacks, self.programs)
 

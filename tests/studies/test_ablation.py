@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from adapterbank.api import open_bank
+from adapterbank.encoder.placed import place
 from adapterbank.errors import InputError
-from adapterbank.inference.runner import outputs, place
+from adapterbank.inference.runner import outputs
 from adapterbank.methods import Options
 from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.stack import Stacks
@@ -32,14 +33,14 @@ def ready(backbone, new_slot, layers="all", kind="classification"):
     head = Head(kind, 2)
     plan = make_plan(options, depth=backbone.config.layers, head=head, shared_layers=backbone.config.shared_layers)
     tensors = new_slot(backbone, plan)
-    stacks = Stacks(place(backbone, torch.device("cpu"), torch.float32))
+    stacks = Stacks(place(backbone, torch.device("cpu"), torch.float32).tensors)
     slots = stacks.put(plan, tensors), stacks.put(*without(plan, tensors, plan.removable_layers))
     return stacks, slots, plan, tensors, backbone.tokenize(TEXTS, None, 32)
 
 
 def alone(backbone, plan, tensors, tokens):
     """Evaluate one slot with nobody beside it."""
-    stacks = Stacks(place(backbone, torch.device("cpu"), torch.float32))
+    stacks = Stacks(place(backbone, torch.device("cpu"), torch.float32).tensors)
     slot = stacks.put(plan, tensors)
     return outputs(backbone.config, stacks, tokens, [slot] * len(tokens))
 

@@ -229,7 +229,7 @@ def test_a_run_in_a_place_that_another_left_is_the_run_alone(at_once, bert, new_
 
 def test_moving_together_changes_nothing_but_where_runs_stand(bert, new_slot, steadily):
     jobs = three_runs(bert, new_slot)
-    moves, move = [], trainers.Trainer._move_together
+    moves, move = [], trainers.Trainer.compact
 
     def held(trainer):
         rows = (None, trainer.adam.first, trainer.adam.second)
@@ -255,10 +255,10 @@ def test_moving_together_changes_nothing_but_where_runs_stand(bert, new_slot, st
         assert {len(block.owners) for block in trainer.stacks.blocks} == {len(before)}
         moves.append((places, trainer.places))
 
-    steadily.changes = {(trainers.Trainer, "_move_together"): checked}
+    steadily.changes = {(trainers.Trainer, "compact"): checked}
     moving = steadily(bert, *jobs)
     assert moves == [(3, 1)]
-    steadily.changes = {(trainers.Trainer, "_move_together"): lambda trainer: None}
+    steadily.changes = {(trainers.Trainer, "compact"): lambda trainer: None}
     for mine, wanted in zip(moving, steadily(bert, *jobs), strict=True):
         assert_close(mine, wanted)
 

@@ -109,7 +109,7 @@ def test_a_program_that_the_device_has_no_room_for_is_given_up_with_the_same_res
 
     steadily.changes = {
         (graph_step.GraphStep, "step"): scarce,
-        (trainers.Trainer, "_eager_step"): trainers.Trainer._eager_step,
+        (trainers.EagerStep, "step"): trainers.EagerStep.step,
         (torch.cuda, "empty_cache"): lambda: None,
     }
     for mine, wanted in zip(steadily(bert, *jobs), expected, strict=True):
@@ -156,10 +156,10 @@ def test_rows_are_filled_up_to_few_lengths_with_little_padding():
 def prepared(backbone, monkeypatch, jobs, *, places=8, limit=1 << 30, worth=1):
     """Give a school that has been told it is on a GPU."""
     made = []
-    monkeypatch.setattr(trainers, "_WORTH", worth)
+    monkeypatch.setattr(trainers, "WORTH", worth)
     monkeypatch.setattr(trainers, "DeviceRows", SimpleNamespace(of=lambda *given: made.append(given) or "data"))
     stacks = SimpleNamespace(device=GPU)
-    trainer = SimpleNamespace(config=backbone.config, stacks=stacks, limit=limit, data=None)
+    trainer = SimpleNamespace(context=SimpleNamespace(config=backbone.config), stacks=stacks, limit=limit, data=None)
     trainers.Trainer.prepare(trainer, [ActiveRun(i, x, RunState()) for i, x in enumerate(jobs)], places)
     return trainer
 
@@ -182,6 +182,6 @@ def test_a_few_steps_are_not_worth_a_program(bert, new_slot, monkeypatch):
 
 
 def test_on_the_cpu_no_step_is_a_program(bert, new_slot, monkeypatch):
-    monkeypatch.setattr(trainers, "_WORTH", 0)
+    monkeypatch.setattr(trainers, "WORTH", 0)
     monkeypatch.setattr(trainers, "GraphStep", None)
     learn(bert, job_on(bert, new_slot))

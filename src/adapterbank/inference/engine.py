@@ -13,6 +13,7 @@ import torch
 
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.batch import Tokens
+from adapterbank.encoder.placed import PlacedEncoder, place
 from adapterbank.encoder.windows import STRIDE
 from adapterbank.errors import BackboneMismatch, InputError, PackageDamaged, UnknownName
 from adapterbank.inference import spans
@@ -20,7 +21,7 @@ from adapterbank.inference.graph_runner import GraphRunner, Wait
 from adapterbank.inference.graphs import GraphCompiler
 from adapterbank.inference.predictions import Prediction, answered, decide, decided, readings, told
 from adapterbank.inference.rows import Rows, make_rows
-from adapterbank.inference.runner import launch, place, tokens_at_once
+from adapterbank.inference.runner import launch, tokens_at_once
 from adapterbank.inference.slot_cache import SlotCache, TaskHandle
 from adapterbank.runtime import find_device, find_dtype
 from adapterbank.slots import heads
@@ -67,16 +68,20 @@ class Engine:
         precision: str = "auto",
         budget: int | None = None,
         programs: bool = True,
+        placed: PlacedEncoder | None = None,
     ) -> None:
         """Put the encoder on the device; tasks are added with `put` and `load`.
 
         Slots take at most `budget` bytes: beyond, the least recently used are dropped and loaded again on demand.
         Without `programs`, a GPU computes each batch afresh, so that the same rows always give the same bits.
+        `placed` is the encoder where it is on its device already; `device` and `precision` are then not asked for.
         """
         self.backbone = backbone
-        self.device = find_device(device)
-        self.dtype = find_dtype(precision, self.device)
-        self.stacks = Stacks(place(backbone, self.device, self.dtype), dtype=self.dtype)
+        if placed is None:
+            found = find_device(device)
+            placed = place(backbone, found, find_dtype(precision, found))
+        self.device, self.dtype = placed.device, placed.dtype
+        self.stacks = Stacks(placed.tensors, dtype=self.dtype)
         self.slots = SlotCache(self.stacks, budget)
         self.residents: dict[str, Resident] = {}
         self._mixed: GraphRunner | None = None

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.batch import Tokens, by_length, pack
 from adapterbank.encoder.families import EncoderConfig
-from adapterbank.encoder.forward import forward, join_projections
+from adapterbank.encoder.forward import forward
 from adapterbank.encoder.prefix_cache import Prefix
 from adapterbank.inference.graph_runner import ROWS, GraphRunner, Wait
 from adapterbank.slots import heads
@@ -36,11 +35,6 @@ _LAUNCHED = 8
 def tokens_at_once(device: torch.device) -> int:
     """Return the most tokens of a batch on a device."""
     return _GPU_TOKENS if device.type == "cuda" else TOKENS_AT_ONCE
-
-
-def place(backbone: Backbone, device: torch.device, dtype: torch.dtype) -> Mapping[str, Tensor]:
-    """Return the encoder's tensors on a device in the type the pass computes in; the backbone's own stay untouched."""
-    return join_projections({name: tensor.to(device, dtype) for name, tensor in backbone.tensors.items()})
 
 
 def outputs(

@@ -17,6 +17,7 @@ from typing import Any
 
 from adapterbank.config import Config, check_tolerance, resolve
 from adapterbank.encoder.backbone import Backbone
+from adapterbank.encoder.placed import place
 from adapterbank.errors import ConfigError, TrainingError
 from adapterbank.methods import METHODS
 from adapterbank.training.builder import RunBuilder, initial_tensors, make_run_plan
@@ -176,10 +177,8 @@ def _rung(
 
     try:
         states = train(
-            builder.backbone,
+            place(builder.backbone, resolved.device, resolved.dtype),
             jobs,
-            device=resolved.device,
-            dtype=resolved.dtype,
             dropout=config.dropout,
             watch=count,
         )

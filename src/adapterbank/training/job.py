@@ -7,14 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from adapterbank.inference.rows import Rows, epoch_order
-from adapterbank.slots import heads
 from adapterbank.slots.plan import Plan
-from adapterbank.training.eager_step import Work
 from adapterbank.training.optimizer import AdamSettings, Schedule
+from adapterbank.training.step_input import StepInput
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,6 @@ class ActiveRun:
         self.per_epoch = -(-len(job.train) // job.batch)
         self.schedule = Schedule(job.rate, self.per_epoch * job.epochs, job.warmup)
         self.losses: list[float] = []
-        self.targets: Tensor | None = None  # on the device, from the first step on
         self.began = time.perf_counter()
         self.order: list[np.ndarray] = []
 
@@ -118,14 +115,10 @@ class ActiveRun:
         found = np.array([job.class_weights[job.train.targets[row]] for row in batch])
         return np.asarray(found / found.sum())
 
-    def work(self, batch: np.ndarray, device: torch.device) -> Work:
-        """Say what is to be computed for a batch."""
+    def step_input(self, batch: np.ndarray) -> StepInput:
+        """Return what a step is given for a batch of this run."""
         job = self.job
-        if self.targets is None:
-            head = job.plan.head
-            self.targets = heads.KINDS[head.kind].targets(job.train.targets or [], head).to(device)
-        weights, clock = self.weigh(batch), (job.seed, self.state.step)
-        return Work(self.slot, job.plan, job.train, batch, weights, self.targets, *clock)
+        return StepInput(self.slot, job.plan, job.train, batch, self.weigh(batch), job.seed, self.state.step)
 
     def progress(self, score: float | None = None) -> Progress:
         """Say how far it is; with the epoch's score where one has just ended."""

@@ -18,6 +18,7 @@ import torch
 from adapterbank import __version__, metrics
 from adapterbank.config import Config, resolve
 from adapterbank.encoder.backbone import Backbone
+from adapterbank.encoder.placed import place
 from adapterbank.errors import TrainingError
 from adapterbank.inference.audit import fingerprint
 from adapterbank.inference.engine import Engine
@@ -197,6 +198,7 @@ def train_together(
     `into` says, by a run's number and dev score, which bank its package goes into, None for no bank.
     """
     first = runs[0].resolved
+    placed = place(backbone, first.device, first.dtype)  # once, for the training and for the scores at its end
     engine: Engine | None = None
 
     def ended(number: int, state: RunState) -> None:
@@ -206,15 +208,12 @@ def train_together(
             end(number, RunOutcome(failed(ready.resolved.identity, state.failure, ready), None))
             return
         if engine is None:
-            config = first.config
-            engine = Engine(backbone, device=config.device, precision=config.precision, programs=False)
+            engine = Engine(backbone, programs=False, placed=placed)
         end(number, _finish(ready, backbone, state, engine, into(number, state.best_score)))
 
     train(
-        backbone,
+        placed,
         [ready.job for ready in runs],
-        device=first.device,
-        dtype=first.dtype,
         dropout=first.config.dropout,
         watch=watch,
         keep=keep,
