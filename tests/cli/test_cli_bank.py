@@ -205,7 +205,7 @@ def test_evaluate_prints_the_metrics_and_the_confusion_matrix(here):
     assert lines[1].split() == ["accuracy", f"{scored['accuracy']:.4f}", "(the", "task's", "own", "metric)"]
     assert f"  macro_f1         {scored['macro_f1']:.4f}" in lines
     assert ["label", "precision", "recall", "f1", "rows"] in [line.split() for line in lines]
-    at = lines.index("rows: the truth, columns: what the task says")
+    at = lines.index("confusion matrix (rows: true label, columns: predicted label)")
     assert lines[at + 1].split() == ["negative", "positive"]
     for line, label, counts in zip(lines[at + 2 :], ("negative", "positive"), scored["confusion"], strict=True):
         assert line.split() == [label, *map(str, counts)]

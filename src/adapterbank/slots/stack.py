@@ -17,6 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from adapterbank.kinds.table import KINDS
 from adapterbank.methods import Plan, decays, roles
 from adapterbank.slots.additions.bottleneck import site_names
 
@@ -278,7 +279,7 @@ def _family(plan: Plan, names: Iterable[str]) -> Hashable:
     head = plan.head
     adapter = replace(plan.adapter, size=0) if plan.adapter else None
     lora = plan.lora.widened(1) if plan.lora else None
-    return adapter, lora, frozenset(names), head.kind == "span", head.pooling, head.hidden, plan.alone
+    return adapter, lora, frozenset(names), KINDS[head.kind].per_token, head.pooling, head.hidden, plan.alone
 
 
 def _size(shape: tuple[int, ...]) -> int:

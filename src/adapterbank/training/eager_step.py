@@ -21,6 +21,7 @@ from adapterbank.encoder.prefix_cache import PrefixCache
 from adapterbank.errors import TrainingError
 from adapterbank.inference.rows import Rows
 from adapterbank.inference.runner import segments
+from adapterbank.kinds.table import KINDS
 from adapterbank.methods import Plan
 from adapterbank.runtime import total_memory
 from adapterbank.slots import heads
@@ -109,9 +110,9 @@ class EagerStep:
         for (k, places), out in zip(part, heads.outputs(hidden, batch, route, drop), strict=True):
             work, mine = works[k], slice(at, at + len(places))
             at = mine.stop
-            head = work.plan.head
-            x = pad_sequence(out.split(batch.lengths[mine]), batch_first=True) if head.kind == "span" else out
-            found.append(heads.KINDS[head.kind].loss(x, work.targets[work.batch[places]], head, batch.counts[mine]))
+            head, kind = work.plan.head, KINDS[work.plan.head.kind]
+            x = pad_sequence(out.split(batch.lengths[mine]), batch_first=True) if kind.per_token else out
+            found.append(kind.loss(x, work.targets[work.batch[places]], head, batch.counts[mine]))
         return found
 
     def _prefix(self, works: Sequence[Work], part: Part, batch: PackedBatch) -> Tensor | None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from adapterbank.inference.rows import Rows, epoch_order
+from adapterbank.kinds.table import KINDS
 from adapterbank.methods import Plan
-from adapterbank.slots import heads
 from adapterbank.training.eager_step import Work
 from adapterbank.training.optimizer import AdamSettings, Schedule
 
@@ -123,7 +123,7 @@ class ActiveRun:
         job = self.job
         if self.targets is None:
             head = job.plan.head
-            self.targets = heads.KINDS[head.kind].targets(job.train.targets or [], head).to(device)
+            self.targets = KINDS[head.kind].targets(job.train.targets or [], head).to(device)
         weights, clock = self.weigh(batch), (job.seed, self.state.step)
         return Work(self.slot, job.plan, job.train, batch, weights, self.targets, *clock)
 
