@@ -52,7 +52,7 @@ def test_an_option_that_resembles_none_is_answered_with_all():
 
 @pytest.mark.parametrize("field", CHOSEN, ids=lambda f: f.name)
 def test_a_value_outside_its_choices_is_answered_with_them_and_the_nearest(field):
-    choice = field.metadata["choices"][-1]
+    choice = list(field.metadata["choices"])[-1]
     sentence = next(s for s in mistakes(**{field.name: choice + "x"}) if s.startswith(field.name))
     assert repr(choice + "x") in sentence
     assert all(one in sentence for one in field.metadata["choices"])

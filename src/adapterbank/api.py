@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from adapterbank import config as configs
-from adapterbank import metrics
 from adapterbank.benchmarks import submissions
 from adapterbank.encoder import backbone as checkpoint
 from adapterbank.encoder.backbone import Backbone
@@ -16,7 +15,9 @@ from adapterbank.errors import InputError, UnknownName
 from adapterbank.inference import audit as audits
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.predictions import Prediction
-from adapterbank.inference.spans import Reading
+from adapterbank.kinds import scoring
+from adapterbank.kinds.span import Reading
+from adapterbank.kinds.table import KINDS
 from adapterbank.storage import records
 from adapterbank.storage.bank import Bank, Removed
 from adapterbank.storage.package import Manifest, Package
@@ -306,7 +307,7 @@ class OpenBank:
         for name, (ref, spec), (_, examples), said, told in zip(
             wanted, specs, requests, self.engine.decide(requests, keep=True), notes, strict=True
         ):
-            scores = metrics.report(spec.kind, said, examples.targets or [], spec.labels, spec.metric)
+            scores = scoring.report(spec, said, examples.targets or [])
             found[name] = {"task": ref, "metric": spec.metric, **scores, "notes": list(told)}
         return found
 
@@ -317,7 +318,7 @@ class OpenBank:
     def _span_package(self, task: str) -> Package:
         package = self._package(task)
         kind = package.manifest.task["kind"]
-        if kind != "span":
+        if KINDS[kind].readings is None:
             raise InputError(f"{package.ref} is a task of {kind}; only span tasks, such as squad/v1, give answers.")
         return package
 

@@ -12,16 +12,16 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from adapterbank import methods
 from adapterbank.errors import ConfigError, InputError
+from adapterbank.kinds.table import KINDS
 from adapterbank.methods import METHODS, Options
 from adapterbank.metrics import METRICS
-from adapterbank.tasks.spec import KINDS
 
 PRECISIONS = ("auto", "fp32", "bf16")
 CLASS_WEIGHTS = ("none", "balanced")
@@ -40,7 +40,7 @@ def option(
     group: str,
     low: float | None = None,
     high: float | None = None,
-    choices: tuple[str, ...] = (),
+    choices: Collection[str] = (),
 ) -> Any:
     """Declare a field with its help and the values it may have."""
     return field(default=default, metadata={"help": help, "group": group, "low": low, "high": high, "choices": choices})
@@ -66,7 +66,7 @@ class Config:
     text: str | None = option(None, "Column of the text (default: found by its usual names).", group="Data")
     text_pair: str | None = option(None, "Column of the second text of a pair.", group="Data")
     label: str | None = option(None, "Column of the label.", group="Data")
-    kind: str | None = option(None, "Kind of task (default: by the labels).", group="Data", choices=KINDS)
+    kind: str | None = option(None, "Kind of task (default: by the labels).", group="Data", choices=KINDS.keys())
     labels: str | None = option(
         None, "Label names in order, separated by commas (default: as they appear, numbers sorted).", group="Data"
     )

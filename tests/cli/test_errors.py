@@ -86,7 +86,7 @@ TRAINING = {
     "dev rows all empty": (trained(dev="no-texts.csv"), r"no-texts\.csv: every row is empty in text; choose another"),
     "a label that is no number": (
         trained(train="words.csv", kind="regression"),
-        r"words\.csv, row 2: 'much' in column 'label' is no finite number.*correct the row",
+        r"words\.csv, row 2: 'much' in column 'label' is not a finite number.*correct the row",
     ),
     "a comma too many": (trained(train="ragged.csv"), r"ragged\.csv, line 2: 3 fields where the header has 2; quote"),
     "an open quote": (trained(train="quote.csv"), r"quote\.csv, line 2: .*close each quote"),

@@ -11,8 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from adapterbank.errors import DataError, InputError
-from adapterbank.inference import spans
-from adapterbank.inference.rows import NO_ANSWER, epoch_order, make_rows
+from adapterbank.inference.rows import epoch_order, make_rows
+from adapterbank.kinds import span as spans
+from adapterbank.kinds.span import NO_ANSWER
 from adapterbank.storage import cache
 from adapterbank.tasks.spec import Examples
 from families import FAMILIES

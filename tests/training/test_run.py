@@ -326,7 +326,7 @@ def test_a_model_with_one_answer_to_everything_is_reported_with_the_remedy(bank)
     rows = [*[(text, "common") for text, _ in ROWS] * 2, (ROWS[0][0], "rare"), (ROWS[1][0], "rare")]
     result = bank.train("s", rows, rows, **{**FAST, "epochs": 6, "lr": 0.03})
     (note,) = result.notes
-    assert re.match(r"The model says 'common' to every dev row: .*learning rate.* \(try a tenth of it\)", note)
+    assert re.match(r"The model predicts 'common' for every dev row: .*learning rate.* \(try a tenth of it\)", note)
     assert result.record["metrics"]["dev"]["accuracy"] == result.record["metrics"]["dev"]["majority"] == 48 / 50
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from adapterbank.analysis.run_table import RunRow, RunTable, best, by_task, mean
 from adapterbank.config import Config
+from adapterbank.kinds.table import find_kind
 from adapterbank.methods import METHODS
 
 Column = str | int | float | None
@@ -61,7 +62,7 @@ def sizes(study: RunTable, *, spans: bool = False) -> Data:
     for task, rows in by_task(row for row in study.rows if row.plain).items():
         forms = {key: best(mine) for key, mine in _forms(rows).items()}
         several = sum(1 for (method, _), mine in forms.items() if mine and method in ("adapter", "top", "lora")) > 2
-        if (rows[0].record["task"]["kind"] == "span") != spans or not several:
+        if find_kind(rows[0].record["task"]["kind"]).per_token != spans or not several:
             continue
         for (method, option), mine in forms.items():
             if mine:

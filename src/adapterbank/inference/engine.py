@@ -16,15 +16,16 @@ from adapterbank.encoder.batch import Tokens
 from adapterbank.encoder.placed import PlacedEncoder, place
 from adapterbank.encoder.windows import STRIDE
 from adapterbank.errors import BackboneMismatch, InputError, PackageDamaged, UnknownName
-from adapterbank.inference import spans
 from adapterbank.inference.graph_runner import GraphRunner, Wait
 from adapterbank.inference.graphs import GraphCompiler
-from adapterbank.inference.predictions import Prediction, answered, decide, decided, readings, told
+from adapterbank.inference.predictions import Prediction, decide, predict, predict_json
 from adapterbank.inference.rows import Rows, make_rows
 from adapterbank.inference.runner import launch, tokens_at_once
 from adapterbank.inference.slot_cache import SlotCache, TaskHandle
+from adapterbank.kinds.kind import HeadOutputs
+from adapterbank.kinds.span import Reading
+from adapterbank.kinds.table import KINDS
 from adapterbank.runtime import find_device, find_dtype
-from adapterbank.slots import heads
 from adapterbank.slots.plan import Plan
 from adapterbank.slots.stack import Stacks
 from adapterbank.slots.tensors import problems
@@ -159,7 +160,7 @@ class Engine:
         """Refuse a plan that the pass cannot run, or tensors that are not the plan's; checksums prove neither."""
         config = self.backbone.config
         shapes = {name: tuple(array.shape) for name, array in tensors.items()}
-        wrong = [] if plan.head.kind in heads.KINDS else [f"kind {plan.head.kind!r}"]
+        wrong = [] if plan.head.kind in KINDS else [f"kind {plan.head.kind!r}"]
         if not 0 < max_length <= config.max_length:
             wrong.append(f"max_length {max_length}")
         wrong += problems(plan, shapes, config, has_pooler=self.backbone.has_pooler)
@@ -201,7 +202,7 @@ class Engine:
         """Tokenise the texts of tasks that were looked up before, those of one length limit in one go."""
         alike: dict[Any, list[int]] = {}
         for i, (known, examples) in enumerate(requests):
-            joins = known is not None and known.about.task.kind != "span" and not keep
+            joins = known is not None and not KINDS[known.about.task.kind].windows and not keep
             alike.setdefault((known.about.max_length, examples.pairs is None) if known and joins else i, []).append(i)
         found: dict[int, Rows] = {}
         for mine in alike.values():
@@ -255,17 +256,13 @@ class Engine:
         """Turn the outputs of a request's rows into what its task says of them."""
         if prepared.known is None:
             return [Prediction(embedding=out) for out in given]
-        task = prepared.known.about.task
-        if task.kind == "span":
-            listed = readings(prepared.examples, prepared.rows, given, max(1, best))
-            return [answered(task, one, best) for one in listed]
-        return decided(task, given)
+        return predict(HeadOutputs(prepared.known.about.task, prepared.examples, prepared.rows, given), best)
 
     def tell(self, prepared: Prepared, given: Sequence[np.ndarray], best: int = 0) -> list[dict[str, Any]]:
         """Do as `finish`, and give what is said as JSON knows it."""
-        if prepared.known is None or prepared.known.about.task.kind == "span":
+        if prepared.known is None:
             return [one.to_json() for one in self.finish(prepared, given, best)]
-        return told(prepared.known.about.task, given)
+        return predict_json(HeadOutputs(prepared.known.about.task, prepared.examples, prepared.rows, given), best)
 
     def decide(self, requests: Sequence[tuple[str, Examples]], keep: bool = False) -> list[list[Any]]:
         """Return what a metric compares: class numbers, sets of them, numbers, or answer texts; as `predict` does."""
@@ -275,10 +272,14 @@ class Engine:
             if one.known
         ]
 
-    def read(self, name: str, examples: Examples, count: int = 1, keep: bool = False) -> list[spans.Reading]:
+    def read(self, name: str, examples: Examples, count: int = 1, keep: bool = False) -> list[Reading]:
         """Return all that a span task makes of each row: its best answers and the score of "no answer"."""
         ((one, given),) = self._run([(name, examples)], keep)
-        return readings(examples, one.rows, given, count)
+        assert one.known is not None
+        task = one.known.about.task
+        read = KINDS[task.kind].readings
+        assert read is not None  # `OpenBank.read` refuses other kinds
+        return read(HeadOutputs(task, examples, one.rows, given), count)
 
     def _run(
         self, requests: Sequence[tuple[str | None, Examples]], keep: bool = False

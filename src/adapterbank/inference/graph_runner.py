@@ -20,6 +20,7 @@ from adapterbank.encoder.batch import PaddedBatch, Tokens, laid_at, room
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.forward import compiled_runs, forward, fused_attention
 from adapterbank.inference.graphs import GraphCompiler
+from adapterbank.kinds.table import KINDS
 from adapterbank.slots import heads
 from adapterbank.slots.plan import Plan
 from adapterbank.slots.stack import RowLayout, Slot, Stacks
@@ -247,7 +248,8 @@ class GraphRunner:
         x = heads.reads(hidden, batch, head, uniform.linear)
         if plan:
             x = heads.apply(x.view(shape.places, -1, x.shape[-1]).squeeze(0), head, uniform.own)
-        x = x.float().view(shape.rows, shape.longest, -1) if head.kind == "span" else x.float().view(shape.rows, -1)
+        per_token = KINDS[head.kind].per_token
+        x = x.float().view(shape.rows, shape.longest, -1) if per_token else x.float().view(shape.rows, -1)
         if program.out is None:
             program.out = torch.empty_like(x)
         program.out.copy_(x)
@@ -293,11 +295,11 @@ def _split(
     if not known:
         return list(out)
     plans = {slot: held.plan.head for slot, held in known.items()}
-    if next(iter(plans.values())).kind == "span":  # so are the others of its family
+    if KINDS[next(iter(plans.values())).kind].per_token:  # so are the others of its family
         return [row[:size] for row, size in zip(out, sizes.tolist(), strict=True)]
     widths = {slot: head.outputs for slot, head in plans.items()}
     found = [row[: widths[slot]] for row, slot in zip(out, slots, strict=True)]
-    if scaled := {slot for slot, head in plans.items() if head.kind == "regression"}:
+    if scaled := {slot for slot, head in plans.items() if KINDS[head.kind].standardize}:
         for i, slot in enumerate(slots):
             if slot in scaled:
                 found[i] = found[i] * np.float32(plans[slot].scale) + np.float32(plans[slot].shift)

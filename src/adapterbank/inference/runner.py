@@ -20,6 +20,7 @@ from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.forward import forward
 from adapterbank.encoder.prefix_cache import Prefix
 from adapterbank.inference.graph_runner import ROWS, GraphRunner, Wait
+from adapterbank.kinds.table import KINDS
 from adapterbank.slots import heads
 from adapterbank.slots.routing import Route, Segment
 from adapterbank.slots.stack import Stacks
@@ -135,7 +136,7 @@ def by_row(
     rows: list[np.ndarray] = []
     for tensor, part in zip(given, parts, strict=True):
         array = tensor.float().cpu().numpy()
-        if part.slot is not None and stacks.plan(part.slot).head.kind == "span":
+        if part.slot is not None and KINDS[stacks.plan(part.slot).head.kind].per_token:
             mine = lengths[len(rows) : len(rows) + part.rows]
             rows.extend(np.split(array, np.cumsum(mine)[:-1]))
         else:

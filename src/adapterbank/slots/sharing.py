@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
+from adapterbank.kinds.table import KINDS
 from adapterbank.slots.addition import Addition
 from adapterbank.slots.plan import Plan
 
@@ -31,4 +32,4 @@ def program_form(plan: Plan, names: Iterable[str]) -> Hashable:
     """Return what slots must share to run in one inference program: all but sizes, label counts and numbers."""
     head = plan.head
     additions = tuple(one.resized(1) for one in plan.additions)
-    return additions, frozenset(names), head.kind == "span", head.pooling, head.hidden, plan.alone
+    return additions, frozenset(names), KINDS[head.kind].per_token, head.pooling, head.hidden, plan.alone

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adapterbank import metrics
 from adapterbank.encoder.batch import Tokens, by_length, pack
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.forward import between, lower
@@ -26,6 +25,7 @@ from adapterbank.errors import InputError
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.predictions import decide
 from adapterbank.inference.runner import by_row
+from adapterbank.kinds import scoring
 from adapterbank.runtime import stamp
 from adapterbank.slots import heads
 from adapterbank.slots.plan import Plan
@@ -133,7 +133,7 @@ def ablate(
     scores = {}
     for span, outs in given.items():
         said = decide(held.task, examples, rows, outs)
-        report = metrics.report(held.task.kind, said, examples.targets or [], held.task.labels, held.task.metric)
+        report = scoring.report(held.task, said, examples.targets or [])
         scores[span] = {key: value for key, value in report.items() if isinstance(value, float)}
     whole = scores.pop(None)
     return {

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from adapterbank import metrics
 from adapterbank.config import Config, check_tolerance
 from adapterbank.errors import InputError
 from adapterbank.inference.audit import fingerprint
 from adapterbank.inference.engine import Engine, Resident
+from adapterbank.kinds import scoring
 from adapterbank.methods import stored_fields
 from adapterbank.runtime import stamp
 from adapterbank.storage import records
@@ -133,7 +133,7 @@ def _put(
 
 def _scores(engine: Engine, held: Resident, examples: Examples) -> dict[str, Any]:
     (said,) = engine.decide([(_TRIAL, examples)], keep=True)
-    return metrics.report(held.task.kind, said, examples.targets or [], held.task.labels, held.task.metric)
+    return scoring.report(held.task, said, examples.targets or [])
 
 
 def _publish(

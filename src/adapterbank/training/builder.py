@@ -12,16 +12,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from adapterbank import metrics
 from adapterbank.config import Config, resolve
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.errors import ConfigError
 from adapterbank.inference.predictions import decide
 from adapterbank.inference.rows import Rows, make_rows
+from adapterbank.kinds import scoring
+from adapterbank.kinds.table import KINDS
 from adapterbank.methods import find_method
 from adapterbank.runtime import find_device, find_dtype
 from adapterbank.slots import tensors
@@ -134,15 +134,13 @@ def make_run_plan(config: Config, backbone: Backbone, data: Dataset) -> Plan:
     if config.max_length > backbone.config.max_length:
         limit = backbone.config.max_length
         raise ConfigError([f"max_length is {config.max_length}, but {backbone.name!r} has {limit} positions."])
-    task = data.task
-    if config.class_weights != "none" and task.kind != "classification":
+    task, kind = data.task, KINDS[data.task.kind]
+    if config.class_weights != "none" and not kind.single_label:
         raise ConfigError([f"class_weights is {config.class_weights!r}, but the task is {task.kind}; leave it out."])
-    head = Head(
-        task.kind, {"regression": 1, "span": 2}.get(task.kind, len(task.labels)), config.pooling, config.head_hidden
-    )
-    if task.kind == "regression":
-        targets = np.array(data.splits["train"].targets, dtype=float)
-        head = replace(head, shift=float(targets.mean()), scale=float(targets.std()) or 1.0)
+    head = Head(task.kind, kind.outputs(len(task.labels)), config.pooling, config.head_hidden)
+    if kind.standardize:
+        shift, scale = kind.standardize(data.splits["train"].targets or [])
+        head = replace(head, shift=shift, scale=scale)
     encoder = backbone.config
     return make_plan(config.method_options(), depth=encoder.layers, head=head, shared_layers=encoder.shared_layers)
 
@@ -163,9 +161,7 @@ def _lesson(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) ->
         initial_tensors(resolved.plan, backbone, sigma=config.sigma, seed=config.seed),
         rows,
         dev,
-        lambda given: metrics.score(
-            task.metric, decide(task, held_out, dev, given), held_out.targets or [], task.labels
-        ),
+        lambda given: scoring.score(task, decide(task, held_out, dev, given), held_out.targets or []),
         config.lr,
         config.epochs,
         batch=config.batch,

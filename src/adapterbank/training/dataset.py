@@ -9,6 +9,7 @@ from typing import Any
 
 from adapterbank.config import Config
 from adapterbank.errors import ConfigError, DataError, InputError, UnknownName
+from adapterbank.kinds.table import KINDS
 from adapterbank.storage.package import check_name
 from adapterbank.tasks import catalog
 from adapterbank.tasks.columns import find_columns, infer_task
@@ -142,7 +143,7 @@ def _from_catalog(config: Config, name: str) -> tuple[Task, dict[str, Table]]:
 
 
 def _check_classes(task: Task, train_rows: Examples) -> None:
-    if task.kind == "classification" and len(set(train_rows.targets or [])) < 2:
+    if KINDS[task.kind].single_label and len(set(train_rows.targets or [])) < 2:
         raise DataError(f"With so few rows only one class of {task.name!r} is left to train on; raise --limit.")
 
 

@@ -19,6 +19,7 @@ from adapterbank.encoder.forward import forward
 from adapterbank.errors import TrainingError
 from adapterbank.inference.rows import Rows
 from adapterbank.inference.runner import segments
+from adapterbank.kinds.table import KINDS
 from adapterbank.runtime import total_memory
 from adapterbank.slots import heads
 from adapterbank.slots.routing import Route
@@ -85,20 +86,17 @@ class EagerStep:
         for (k, places), out in zip(part, heads.outputs(hidden, batch, route, drop), strict=True):
             run, mine = inputs[k], slice(at, at + len(places))
             at = mine.stop
-            head = run.plan.head
-            x = pad_sequence(out.split(batch.lengths[mine]), batch_first=True) if head.kind == "span" else out
-            found.append(
-                heads.KINDS[head.kind].loss(
-                    x, self._on_device(run, stacks.device)[run.batch[places]], head, batch.counts[mine]
-                )
-            )
+            head, kind = run.plan.head, KINDS[run.plan.head.kind]
+            x = pad_sequence(out.split(batch.lengths[mine]), batch_first=True) if kind.per_token else out
+            targets = self._on_device(run, stacks.device)[run.batch[places]]
+            found.append(kind.loss(x, targets, head, batch.counts[mine]))
         return found
 
     def _on_device(self, run: StepInput, device: torch.device) -> Tensor:
         """Return the targets of all rows of a run, on the device from the first step on."""
         if id(run.rows) not in self._targets:
             head = run.plan.head
-            found = heads.KINDS[head.kind].targets(run.rows.targets or [], head).to(device)
+            found = KINDS[head.kind].targets(run.rows.targets or [], head).to(device)
             self._targets[id(run.rows)] = run.rows, found
         return self._targets[id(run.rows)][1]
 

@@ -19,6 +19,7 @@ from adapterbank.encoder.forward import compiled_runs, forward, fused_attention
 from adapterbank.encoder.prefix_cache import Prefix
 from adapterbank.inference.graphs import GraphCompiler
 from adapterbank.inference.rows import Rows
+from adapterbank.kinds.table import KINDS
 from adapterbank.slots import heads
 from adapterbank.slots.plan import Head, Plan
 from adapterbank.slots.stack import Stacks
@@ -41,8 +42,7 @@ class DeviceRows:
         """Put sets of rows with one head's targets on the device."""
         once = {id(rows): rows for rows in sets}
         tokens = [row for rows in once.values() for row in rows.tokens]
-        kind = heads.KINDS[head.kind]
-        targets = torch.cat([kind.targets(rows.targets or [], head) for rows in once.values()])
+        targets = KINDS[head.kind].targets([one for rows in once.values() for one in rows.targets or []], head)
         starts = np.cumsum([0, *(len(rows) for rows in once.values())])
         first = dict(zip(once, (int(start) for start in starts), strict=False))
         return cls(TokenStore.of(tokens, device), targets.to(device), first)
@@ -125,8 +125,9 @@ class GraphStep:
         head = self._plan.head
         x = heads.reads(hidden, batch, head, uniform.linear, drop)
         x = heads.apply(x.view(self.places, -1, x.shape[-1]).squeeze(0), head, uniform.own)
-        x = x.view(count, longest, -1) if head.kind == "span" else x.view(count, -1)
-        losses = heads.KINDS[head.kind].loss(x, self._data.targets[rows], head, batch.counts)
+        kind = KINDS[head.kind]
+        x = x.view(count, longest, -1) if kind.per_token else x.view(count, -1)
+        losses = kind.loss(x, self._data.targets[rows], head, batch.counts)
         mine = torch.where(weights > 0, losses * weights, 0.0).view(self.places, -1).sum(1)
         self._adam.zero_grad()
         self._adam.add_gradients(torch.autograd.grad(mine.sum(), self._leaves, allow_unused=True))

@@ -15,16 +15,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from adapterbank import __version__, metrics
+from adapterbank import __version__
 from adapterbank.config import Config, resolve
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.placed import place
 from adapterbank.errors import TrainingError
 from adapterbank.inference.audit import fingerprint
 from adapterbank.inference.engine import Engine
-from adapterbank.inference.predictions import decide, readings
+from adapterbank.inference.predictions import decide
 from adapterbank.inference.rows import Rows
-from adapterbank.inference.spans import tune
+from adapterbank.kinds import scoring
+from adapterbank.kinds.kind import HeadOutputs
+from adapterbank.kinds.table import KINDS
 from adapterbank.methods import find_method
 from adapterbank.runtime import stamp
 from adapterbank.storage import files, records
@@ -239,9 +241,7 @@ def _finish(ready: PreparedRun, backbone: Backbone, state: RunState, engine: Eng
     best = {name: tensor.numpy() for name, tensor in state.tensors["best"].items()}
     engine.put(config.task, task, resolved.plan, best, config.max_length, config.doc_stride)
     given = {name: engine.outputs(rows.tokens, [config.task] * len(rows)) for name, rows in ready.rows.items()}
-    if task.threshold is not None:
-        dev = data.splits["dev"]
-        task = replace(task, threshold=tune(readings(dev, ready.rows["dev"], given["dev"]), dev.targets or []))
+    task = KINDS[task.kind].tune(HeadOutputs(task, data.splits["dev"], ready.rows["dev"], given["dev"]))
     scores = {
         name: _scores(task, data.splits[name], rows, given[name], ready.notes if name == "dev" else None)
         for name, rows in ready.rows.items()
@@ -273,12 +273,9 @@ def _scores(
 ) -> dict[str, Any]:
     """Score a split with the weights that are kept; with `notes`, say so if they give one answer to everything."""
     said, targets = decide(task, examples, rows, given), examples.targets or []
-    if notes is not None and task.kind == "classification" and len(set(said)) == 1 < len(set(targets)):
-        notes.append(
-            f"The model says {task.labels[said[0]]!r} to every dev row: it has learned one answer only. "
-            "Most often the learning rate is too high (try a tenth of it) or the epochs are too few."
-        )
-    return metrics.report(task.kind, said, targets, task.labels, task.metric)
+    if notes is not None:
+        notes += KINDS[task.kind].notes(task, said, targets)
+    return scoring.report(task, said, targets)
 
 
 def _resumed(kept: Path, resuming: bool, tell: Callable[[str], None]) -> dict[int, RunState]:

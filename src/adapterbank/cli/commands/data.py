@@ -54,7 +54,7 @@ def command(
     from adapterbank.encoder.backbone import locate_tokenizer
     from adapterbank.encoder.tokenizer import token_counts
     from adapterbank.tasks.examples import read_examples
-    from adapterbank.tasks.profile import survey
+    from adapterbank.tasks.profile import profile
     from adapterbank.training.dataset import defaults
 
     limit = max_length or config.parse(defaults(task or "", train)).max_length
@@ -65,7 +65,7 @@ def command(
             examples, _ = read_examples(table, spec, need_targets=False)
             watch = stages.watcher(f"counting the tokens of {name}")
             lengths[name] = token_counts(tokenizer, examples.texts, examples.pairs, watch)
-    found = {**survey(spec, tables, lengths, limit), "source": source, "backbone": backbone}
+    found = {**profile(spec, tables, lengths, limit), "source": source, "backbone": backbone}
     found["task"] = task or source
     if json:
         print_json(found)
@@ -107,13 +107,12 @@ def _print(found: dict[str, Any]) -> None:
 
 
 def _print_labels(found: dict[str, Any]) -> None:
+    from adapterbank.kinds.table import KINDS
+
     splits = {name: one for name, one in found["splits"].items() if one["labelled"]}
     for name, one in splits.items():
-        if "numbers" in one:
-            typer.echo(f"{name}: labels from {one['numbers']['min']:g} to {one['numbers']['max']:g}, "
-                       f"mean {one['numbers']['mean']:.3f}")  # fmt: skip
-        if "unanswerable" in one:
-            typer.echo(f"{name}: {one['unanswerable']:,} unanswerable questions")
+        if line := KINDS[found["kind"]].profile_text(one):
+            typer.echo(f"{name}: {line}")
     counts = {name: one["labels"] for name, one in splits.items() if "labels" in one}
     if counts:
         labels = list(dict.fromkeys(label for mine in counts.values() for label in mine))

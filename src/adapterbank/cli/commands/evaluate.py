@@ -52,7 +52,7 @@ def command(
     from adapterbank.cli.progress import Stages
 
     opened = open_bank(bank, backbone, device=device, precision=precision, data_root=data_root)
-    labels = opened.show(task).task["labels"]
+    about = opened.show(task).task
     with Stages(quiet=json) as stages:
         stages.stage(f"scoring {task}", 0, None)
         found = opened.evaluate(task, data, split=split, text=text, text_pair=text_pair, label=label)
@@ -61,27 +61,19 @@ def command(
     if json:
         print_json(found)
     else:
-        _print(found, labels)
+        _print(found, about)
 
 
-def _print(found: dict[str, Any], labels: list[str]) -> None:
+def _print(found: dict[str, Any], task: dict[str, Any]) -> None:
+    from adapterbank.kinds.table import KINDS
+
     rows = f" on {format_count(found['rows'], 'row')}" if "rows" in found else ""
     typer.echo(f"{found['task']}{rows}")
     numbers = {name: value for name, value in found.items() if isinstance(value, float)}
     for name, value in sorted(numbers.items(), key=lambda item: item[0] != found["metric"]):
         mark = "  (the task's metric)" if name == found["metric"] else ""
         typer.echo(f"  {name:<16} {value:.4f}{mark}")
-    if "classes" in found:
-        typer.echo("")
-        titles = ["label", "precision", "recall", "f1", "rows"]
-        print_table(titles, [
-            [label, *(f"{c[k]:.3f}" for k in ("precision", "recall", "f1")), str(c["support"])]
-            for label, c in found["classes"].items()
-        ])  # fmt: skip
-    if "confusion" in found and len(labels) > 20:
-        typer.echo(f"\nThe confusion matrix has {len(labels)} labels; --json prints it.")
-    elif "confusion" in found:
-        typer.echo("\nconfusion matrix (rows: true label, columns: predicted label)")
-        print_table(
-            ["", *labels], [[label, *map(str, row)] for label, row in zip(labels, found["confusion"], strict=True)]
-        )
+    for table in KINDS[task["kind"]].tables(found, task["labels"]):
+        typer.echo(f"\n{table.title}" if table.title else "")
+        if table.header:
+            print_table(table.header, table.rows)

@@ -169,7 +169,8 @@ def _mixed(opened: OpenBank, source: str, column: str) -> tuple[list[str | None]
 
     A row's texts are in the columns that its task was trained on, or else in columns with the usual names.
     """
-    from adapterbank.tasks.columns import find_texts, is_missing, require_column
+    from adapterbank.kinds.values import is_missing
+    from adapterbank.tasks.columns import find_texts, require_column
     from adapterbank.tasks.examples import read_examples
     from adapterbank.tasks.spec import Task
     from adapterbank.tasks.tables import Table, read_table

@@ -72,10 +72,11 @@ def command(
     else:
         from adapterbank.api import open_bank
         from adapterbank.cli.progress import Stages
+        from adapterbank.kinds.table import KINDS
 
         opened = open_bank(bank, backbone, device=device, precision=precision, data_root=data_root)
         kept = opened.show(task).task
-        if null_odds and kept["kind"] == "span" and kept.get("threshold") is None:
+        if null_odds and KINDS[kept["kind"]].readings and kept.get("threshold") is None:
             raise InputError(f'{task!r} always answers, so it has no odds of "no answer"; leave out --null-odds.')
         with Stages(quiet=json) as stages:
             stages.stage(f"answering with {task}", 0, None)

@@ -13,6 +13,7 @@ import numpy as np
 
 from adapterbank.errors import AdapterbankError, BankError, InputError, PackageDamaged, StorageError
 from adapterbank.inference.engine import Prepared
+from adapterbank.kinds.table import KINDS
 from adapterbank.serving.service.protocol import FAILED, REQUEST, Ask, Refusal
 from adapterbank.serving.service.registry import ServedTask
 from adapterbank.serving.service.scheduler import Full
@@ -81,7 +82,7 @@ def check(job: PendingRequest) -> None:
 def guess(job: PendingRequest) -> int:
     """Guess at an ask's tokens without tokenising it."""
     held = job.held.known.about
-    longest = held.max_length if held.task.kind != "span" else 1 << 30
+    longest = 1 << 30 if KINDS[held.task.kind].windows else held.max_length
     lengths = [len(text) for text in job.ask.texts]
     if job.ask.pairs is not None:
         lengths = [a + len(b) for a, b in zip(lengths, job.ask.pairs, strict=True)]

@@ -7,8 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from adapterbank.inference import spans
-from adapterbank.inference.rows import NO_ANSWER, make_rows
+from adapterbank.inference.rows import make_rows
+from adapterbank.kinds import span as spans
+from adapterbank.kinds.span import NO_ANSWER
 from adapterbank.tasks.catalog import CATALOG, load, locate
 from adapterbank.tasks.spec import Examples
 from real_data import DATA

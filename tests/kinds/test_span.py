@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from adapterbank.benchmarks import squad
 from adapterbank.encoder.batch import Tokens
 from adapterbank.encoder.windows import tokenize_windows
-from adapterbank.inference import spans
+from adapterbank.kinds import span as spans
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 CONTEXT = " ".join(WORDS)
@@ -137,13 +137,13 @@ def test_the_tuned_threshold_is_as_good_as_any(rows: list[tuple[float, bool, boo
         return squad.evaluate(gold, said, version="2.0")["f1"]
 
     tried = [total(odds) for odds in [*(odds for odds, _, _ in rows), -6.0]]
-    assert total(spans.tune(readings, targets)) == pytest.approx(max(tried))
+    assert total(spans.tune_threshold(readings, targets)) == pytest.approx(max(tried))
 
 
 @pytest.mark.parametrize("odds", [-7.5, -0.0, 3.0])
 def test_where_no_answer_is_worth_giving_none_is_given(odds: float) -> None:
     reading = spans.Reading((spans.SpanAnswer("no", 0, 2, 0.0),), odds)
-    found = spans.tune([reading, reading], [(-1, -1, ("",))] * 2)
+    found = spans.tune_threshold([reading, reading], [(-1, -1, ("",))] * 2)
     assert np.isfinite(found)
     assert reading.choose(found).text == ""
 
@@ -152,4 +152,4 @@ def test_equal_odds_are_answered_together_or_not_at_all() -> None:
     """One right answer would gain, but two wrong ones at the same odds cost more."""
     readings = [spans.Reading((spans.SpanAnswer("yes", 0, 3, 0.0),), odds) for odds in (-1.0, -1.0, -1.0, -2.0)]
     targets = [(0, 3, ("yes",)), (-1, -1, ("",)), (-1, -1, ("",)), (0, 3, ("yes",))]
-    assert spans.tune(readings, targets) == -2.0
+    assert spans.tune_threshold(readings, targets) == -2.0
