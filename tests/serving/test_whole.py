@@ -23,9 +23,9 @@ from adapterbank.serving.http.auth import Keys
 from adapterbank.serving.jobs.queue import JobQueue
 from adapterbank.serving.service.service import BankService
 from adapterbank.storage.bank import Bank
+from serving.sample_server import served
 from serving.training import FAST, new_bank
 from small_data import answers, pairs, reviews, write
-from stand_in import served
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = os.environ.get("ADAPTERBANK_CHROMIUM", "/usr/bin/chromium")
@@ -170,8 +170,8 @@ def test_the_page_trains_a_task_and_asks_it(serve, tmp_path):
         expect(page.locator("#try-task")).to_have_value("doubles")
         page.get_by_role("textbox", name="premise").fill("the big cat was good")
         page.get_by_role("textbox", name="hypothesis").fill("it is a cat")
-        page.get_by_role("button", name="Ask").click()
-        expect(page.locator(".said")).to_have_text(re.compile("^(yes|no)$"))
+        page.get_by_role("button", name="Predict").click()
+        expect(page.locator(".prediction")).to_have_text(re.compile("^(yes|no)$"))
         expect(page.locator(".odds .bar")).to_have_count(2)
         page.get_by_role("link", name="Tasks", exact=True).click()
         expect(page.locator("#tasks-list li")).to_contain_text("doubles")

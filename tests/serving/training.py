@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import json
 import os
 import time
 from pathlib import Path
@@ -59,7 +60,7 @@ def children(pid: int | None = None) -> list[int]:
     """Give the processes of runs that a process, or this one, has started."""
     found = glob.glob(f"/proc/{pid or os.getpid()}/task/*/children")
     started = [one for path in found for one in _told(path).split()]
-    return [int(one) for one in started if "serving.trainee" in _told(f"/proc/{one}/cmdline")]
+    return [int(one) for one in started if "serving.jobs.worker" in _told(f"/proc/{one}/cmdline")]
 
 
 def _told(path: str) -> str:
@@ -67,3 +68,10 @@ def _told(path: str) -> str:
     with contextlib.suppress(OSError):
         return Path(path).read_text()
     return ""
+
+
+def events(text: str) -> list[tuple[str, Any]]:
+    """Read server-sent events as pairs of name and value."""
+    parts = [part.split("\n") for part in text.split("\n\n") if part and not part.startswith(":")]
+    assert all(len(part) == 2 for part in parts)
+    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in parts]

@@ -15,7 +15,6 @@ from adapterbank.inference.engine import Engine
 from adapterbank.runtime import use_few_threads_for_texts
 from adapterbank.serving.http.app import DEFAULT_LIMITS, create_app
 from adapterbank.serving.http.auth import FILE, Keys
-from adapterbank.serving.http.routes_train import untrained_router
 from adapterbank.serving.service.bank_mirror import REFRESH, Mirror, is_url
 from adapterbank.serving.service.protocol import Limits
 from adapterbank.serving.service.service import BankService
@@ -87,8 +86,7 @@ def build(
         page=settings.page,
         local=True,
         replica=replica,
+        untrained=settings.untrained,
     )
-    if settings.untrained:
-        app.include_router(untrained_router(settings.untrained))
     app.state.service = service
     return app

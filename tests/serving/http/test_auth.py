@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from adapterbank.errors import InputError, StorageError, UnknownName
-from adapterbank.serving.http.auth import PREFIX, Key, Keys, Pace
+from adapterbank.serving.http.auth import PREFIX, Key, Keys, RateLimiter
 
 
 @pytest.fixture
@@ -101,10 +101,10 @@ def test_a_key_for_some_tasks_allows_their_versions_and_their_names_in_the_catal
         ("../x", ["predict"], None, None, "cannot be the name of a key"),
         ("a", [], None, None, "has no scope"),
         ("a", ["predict", "tarin"], None, None, "Did you mean 'train'?"),
-        ("a", ["predict"], [], None, "leave the list out for all"),
+        ("a", ["predict"], [], None, "omit the list for all"),
         ("a", ["predict"], ["../x"], None, "cannot be a task name"),
         ("a", ["predict"], ["sentiment@2"], None, "write 'sentiment'"),
-        ("a", ["predict"], None, 0, "from 1 to 1000000 requests a minute"),
+        ("a", ["predict"], None, 0, "from 1 to 1000000 requests per minute"),
     ],
 )
 def test_a_key_that_makes_no_sense_is_refused_and_nothing_is_written(keys, name, scopes, tasks, rate, said):
@@ -143,7 +143,7 @@ def test_a_damaged_file_opens_nothing_and_says_so(keys, content):
     secret = keys.add("a", ["admin"])
     keys.path.write_text(content)
     for _ in range(2):
-        with pytest.raises(StorageError, match=r"file of keys .* cannot be used"):
+        with pytest.raises(StorageError, match=r"The key file .* cannot be read"):
             keys.check(secret)
 
 
@@ -159,7 +159,7 @@ def test_keys_added_at_once_are_all_kept(keys):
 
 def test_a_rate_lets_ten_seconds_worth_come_at_once_and_then_holds_to_the_rate():
     now = [100.0]
-    pace, limited = Pace(lambda: now[0]), key(rate=60)
+    pace, limited = RateLimiter(lambda: now[0]), key(rate=60)
     assert [pace.wait(limited) for _ in range(10)] == [0.0] * 10
     assert pace.wait(limited) == pytest.approx(1.0)
     let, times = 0, itertools.repeat(0.5, 120)
@@ -171,7 +171,7 @@ def test_a_rate_lets_ten_seconds_worth_come_at_once_and_then_holds_to_the_rate()
 
 def test_the_wait_that_is_told_is_enough():
     now = [0.0]
-    pace, limited = Pace(lambda: now[0]), key(rate=7)
+    pace, limited = RateLimiter(lambda: now[0]), key(rate=7)
     for _ in range(20):
         while (wait := pace.wait(limited)) > 0:
             now[0] += wait
@@ -179,7 +179,7 @@ def test_the_wait_that_is_told_is_enough():
 
 
 def test_each_key_has_its_own_rate_and_none_means_no_limit():
-    pace = Pace(lambda: 0.0)
+    pace = RateLimiter(lambda: 0.0)
     slow = key(rate=1)
     assert pace.wait(slow) == 0
     assert pace.wait(slow) == pytest.approx(60)

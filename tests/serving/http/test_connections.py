@@ -52,7 +52,7 @@ def test_a_head_without_an_end_is_cut_off(http):
 
 
 def test_a_connection_that_says_nothing_is_closed(http, monkeypatch):
-    monkeypatch.setattr(connections, "PATIENCE", 0.2)
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT", 0.2)
     assert asyncio.run(talk(http, [])) == b""
     assert asyncio.run(talk(http, [b"GET /hea"])) == b""
 
@@ -68,7 +68,7 @@ def test_a_large_body_after_a_small_head_is_read_whole(http):
 
 
 def test_a_second_head_that_does_not_come_on_is_given_up_too(http, monkeypatch):
-    monkeypatch.setattr(connections, "PATIENCE", 0.3)
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT", 0.3)
     first = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     found = asyncio.run(talk(http, [first, b"GET /hea"]))
     assert found.count(b" 200 ") == 1
@@ -81,7 +81,7 @@ class Slow(Dummy):
 
 
 def test_an_answer_that_takes_longer_than_a_head_may_is_waited_for(http, monkeypatch):
-    monkeypatch.setattr(connections, "PATIENCE", 0.5)
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT", 0.5)
     head = b"POST /v1/tasks/length/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += b"Connection: close\r\nContent-Length: 15\r\n\r\n"
     found = asyncio.run(talk(http, [head + b'{"text": "abc"}'], Slow()))

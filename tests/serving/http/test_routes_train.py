@@ -6,30 +6,20 @@ import asyncio
 import contextlib
 import gzip
 import itertools
-import json
 import shutil
 import sqlite3
-import time
 
-import httpx
-import pyarrow
-import pyarrow.parquet
 import pytest
 
-from adapterbank.inference.engine import Engine
 from adapterbank.serving.http import routes_train
 from adapterbank.serving.http.app import create_app
 from adapterbank.serving.http.auth import Keys
-from adapterbank.serving.http.routes_train import TYPES, follow
+from adapterbank.serving.http.routes_train import TYPES
 from adapterbank.serving.jobs.options import OPTIONS
 from adapterbank.serving.jobs.queue import JobQueue
-from adapterbank.serving.jobs.run_store import RunStore
-from adapterbank.serving.service.service import BankService
-from adapterbank.storage.bank import Bank
 from serving.dummy import Dummy, ask, calling
 from serving.small_bank import PATIENCE, until
-from serving.training import FAST, left, new_bank, send, table
-from small_data import reviews
+from serving.training import events, left, new_bank, send, table
 
 CSV = {"Content-Type": "text/csv"}
 PATH = "/v1/tasks/sentiment/train"
@@ -60,13 +50,6 @@ def jobs(tmp_path, bert):
 @pytest.fixture
 def app(jobs):
     return create_app(Dummy(), jobs=jobs, page=False)
-
-
-def events(text):
-    """Read server-sent events as pairs of name and value."""
-    parts = [part.split("\n") for part in text.split("\n\n") if part and not part.startswith(":")]
-    assert all(len(part) == 2 for part in parts)
-    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in parts]
 
 
 def test_the_metrics_count_runs_and_do_without_them_while_their_table_cannot_be_read(app, jobs):
@@ -203,7 +186,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(app, jobs):
 
 def test_a_file_that_would_fill_the_disk_is_refused(app, jobs, monkeypatch):
     free = shutil.disk_usage(jobs.bank).free
-    monkeypatch.setattr(routes_train, "SPARED", free + (1 << 40))
+    monkeypatch.setattr(routes_train, "RESERVED_DISK", free + (1 << 40))
     answer = ask(app, "POST", PATH, content=table(), headers=CSV)
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "overloaded")
     assert "disk is nearly full" in answer.json()["error"]["message"]
@@ -212,7 +195,7 @@ def test_a_file_that_would_fill_the_disk_is_refused(app, jobs, monkeypatch):
 
 @pytest.mark.parametrize("pause", [5, 0.03], ids=["stands still", "trickles"])
 def test_an_upload_that_does_not_come_is_given_up_and_leaves_nothing(app, jobs, monkeypatch, pause):
-    monkeypatch.setattr(routes_train, "PATIENCE", 0.1)
+    monkeypatch.setattr(routes_train, "STALL_TIMEOUT", 0.1)
 
     async def parts():
         for _ in range(50):
@@ -225,7 +208,7 @@ def test_an_upload_that_does_not_come_is_given_up_and_leaves_nothing(app, jobs, 
 
 
 def test_so_many_files_are_taken_at_once_and_places_are_given_back(jobs, monkeypatch):
-    monkeypatch.setattr(routes_train, "SENDING", 1)
+    monkeypatch.setattr(routes_train, "MAX_UPLOADS", 1)
     app = create_app(Dummy(), jobs=jobs, page=False)
 
     async def run():
@@ -321,7 +304,7 @@ def test_a_stream_ends_when_its_key_is_revoked(jobs, tmp_path):
 
 
 def test_so_many_runs_are_followed_at_once_and_places_are_given_back(jobs, monkeypatch):
-    monkeypatch.setattr(routes_train, "FOLLOWING", 1)
+    monkeypatch.setattr(routes_train, "MAX_STREAMS", 1)
     app = create_app(Dummy(), jobs=jobs, page=False)
     path = f"/v1/runs/{(id := send(jobs).id)}/events"
 
@@ -334,117 +317,3 @@ def test_so_many_runs_are_followed_at_once_and_places_are_given_back(jobs, monke
             return [(await first).status_code, second.status_code, (await client.get(path)).status_code]
 
     assert asyncio.run(run()) == [200, 429, 200]
-
-
-# --- events -------------------------------------------------------------------------------------------------
-
-
-async def told(generator, count):
-    return [await anext(generator) for _ in range(count)]
-
-
-def test_events_replay_the_epochs_then_follow_every_change_and_end_with_the_run(tmp_path):
-    runs = RunStore(tmp_path / "runs.sqlite3")
-    id = runs.add("t", {"epochs": 3}, {}, None).id
-    runs.begin()
-    now = {"epoch": 2, "epochs": 3, "step": 5, "steps": 9, "loss": 0.4, "rows_per_second": 90.0}
-    row = {"epoch": 1, "loss": 0.5, "score": 0.75, "seconds": 1.5}
-    runs.update(id, progress=now, history=[row])
-
-    async def look(after):
-        return runs.get(id, after)
-
-    async def run():
-        stream = follow(look, 0.1, lambda: False)
-        first = await told(stream, 3)
-        beat = await anext(stream)
-        last = {**row, "epoch": 2, "score": 0.8}
-        runs.update(id, progress={**now, "step": 6}, history=[row, last])
-        second = await told(stream, 1)
-        runs.end(id, "done", version=4)
-        return first, beat, second, [part async for part in stream]
-
-    first, beat, second, rest = asyncio.run(run())
-    assert [name for name, _ in events("".join(first))] == ["progress", "progress", "state"]
-    replayed, current, state = (value for _, value in events("".join(first)))
-    assert replayed == {**now, **row, "step": 3}
-    assert current == now
-    assert (state["state"], state["history"]) == ("running", [row])
-    assert beat.startswith(":")
-    assert beat.endswith("\n\n")
-    ((_, ended),) = events("".join(second))
-    assert (ended["epoch"], ended["step"], ended["score"]) == (2, 6, 0.8)
-    (name, last) = events("".join(rest))[-1]
-    assert (name, last["state"], last["version"]) == ("state", "done", 4)
-
-
-def test_a_stream_ends_when_its_reader_leaves_or_the_server_stops(tmp_path):
-    runs = RunStore(tmp_path / "runs.sqlite3")
-    id = runs.add("t", {}, {}, None).id
-    looks, stopping = [], []
-
-    async def look(after):
-        looks.append(1)
-        return runs.get(id, after)
-
-    async def run():
-        stream = follow(look, 60, lambda: bool(stopping))
-        await anext(stream)
-        await stream.aclose()
-        seen = len(looks)
-        await asyncio.sleep(0.6)
-        assert len(looks) == seen
-        stopping.append(1)
-        return [part async for part in follow(look, 60, lambda: bool(stopping))]
-
-    assert len(asyncio.run(run())) == 1
-
-
-# --- all of it ----------------------------------------------------------------------------------------------
-
-
-def parquet(rows):
-    sink = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(pyarrow.table({"text": [t for t, _ in rows], "label": [y for _, y in rows]}), sink)
-    return sink.getvalue().to_pybytes()
-
-
-def test_a_task_is_trained_and_served_at_once_and_the_next_version_too(tmp_path, bert):
-    bank = Bank.open(new_bank(tmp_path / "bank", bert))
-    app = create_app(BankService(bank, Engine(bert, device="cpu")), jobs=JobQueue(bank.path, threads=1), page=False)
-    query = "&".join(f"{name}={value}" for name, value in {**FAST, "epochs": 4}.items())
-    rows = reviews(24)
-    texts = [text for text, _ in rows]
-
-    async def trained(client: httpx.AsyncClient, format, body):
-        sent = await client.post(f"{PATH}?{query}&format={format}", content=body)
-        assert sent.status_code == 202, sent.text
-        stream = await client.get(f"/v1/runs/{sent.json()['id']}/events")
-        return events(stream.text)
-
-    async def predicted(client: httpx.AsyncClient, version):
-        end = time.monotonic() + PATIENCE
-        while True:
-            answer = await client.post("/v1/tasks/sentiment/predict", json={"texts": texts})
-            if answer.status_code == 200 and answer.json()["version"] == version:
-                return answer.json()
-            assert time.monotonic() < end, answer.text
-            await asyncio.sleep(0.05)
-
-    async def run():
-        async with calling(app) as client:
-            lines = "".join(json.dumps({"text": t, "label": y}) + "\n" for t, y in rows).encode()
-            first = await trained(client, "jsonl", lines)
-            one = await predicted(client, 1)
-            second = await trained(client, "parquet", parquet(rows))
-            return first, one, second, await predicted(client, 2)
-
-    first, one, second, two = asyncio.run(run())
-    ended = first[-1][1]
-    assert (ended["state"], ended["version"], second[-1][1]["version"]) == ("done", 1, 2)
-    scores = {value["epoch"]: value["score"] for name, value in first if name == "progress" and "score" in value}
-    assert [*scores] == [1, 2, 3, 4]
-    assert scores == {row["epoch"]: row["score"] for row in ended["history"]}
-    assert ended["metrics"]["dev"]["accuracy"] == max(scores.values())
-    assert [row["label"] for row in one["predictions"]] == [row["label"] for row in two["predictions"]]
-    assert set(one["predictions"][0]["probabilities"]) == {"negative", "positive"}

@@ -40,7 +40,7 @@ class JobQueueFull(AdapterbankError):
     """As many runs are queued as may be."""
 
 
-class KeyFull(AdapterbankError):
+class KeyQueueFull(AdapterbankError):
     """As many runs of one key are queued as may be."""
 
 
@@ -119,7 +119,7 @@ class JobQueue:
             raise JobQueueFull(f"{queued} runs are queued already; try again when some have ended.")
         if each is not None and own >= each:
             told = f"{own} runs of the key {asked_by!r} are queued already"
-            raise KeyFull(f"{told}; cancel one, or try again when one has begun.")
+            raise KeyQueueFull(f"{told}; cancel one, or try again when one has begun.")
 
     def get(self, id: str, after: int = 0) -> TrainingRun:
         """Give a run, with its epochs after a number."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from adapterbank.serving.http.app import create_app
-from adapterbank.serving.http.auth import Keys, Pace
+from adapterbank.serving.http.auth import Keys, RateLimiter
 from serving.dummy import Dummy, ask, code
 
 
 @pytest.fixture
 def locked(tmp_path, monkeypatch):
-    monkeypatch.setattr("adapterbank.serving.http.app.Pace", lambda: Pace(lambda: 0.0))  # all in one moment
+    monkeypatch.setattr(
+        "adapterbank.serving.http.app.RateLimiter", lambda: RateLimiter(lambda: 0.0)
+    )  # all in one moment
     keys = Keys(tmp_path / "keys.json")
     secrets = {
         "reader": keys.add("reader", ["predict"]),
@@ -96,11 +98,11 @@ def test_a_key_that_asks_too_often_is_told_when_to_come_again(locked):
 
 
 def test_a_wrong_key_is_told_from_none(locked):
-    assert "none of this server's" in locked("wrong", "GET", "/v1/tasks").json()["error"]["message"]
+    assert "not known to this server" in locked("wrong", "GET", "/v1/tasks").json()["error"]["message"]
     app = create_app(Dummy(), keys=Keys("nowhere.json"), page=False)
     for headers in ({}, {"authorization": "Basic abc"}):
         assert (
-            "send 'Authorization: Bearer KEY'"
+            "send the header 'Authorization: Bearer KEY'"
             in ask(app, "GET", "/v1/tasks", headers=headers).json()["error"]["message"]
         )
 
@@ -117,7 +119,7 @@ def test_keys_that_cannot_be_read_let_nobody_in_and_the_log_says_where_they_lie(
     assert code(answer) == "not_ready"
     assert str(tmp_path) not in answer.text
     (record,) = caplog.records
-    assert f"The file of keys {keys.path} cannot be used" in record.fields["problem"]
+    assert f"The key file {keys.path} cannot be read" in record.fields["problem"]
     assert "restore it from a copy" in record.fields["problem"]
     keys.path.write_bytes(kept)
     assert ask(app, "GET", "/v1/tasks", headers=headers).status_code == 200

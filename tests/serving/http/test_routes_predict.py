@@ -9,7 +9,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from adapterbank.serving.http import routes_predict
+from adapterbank.serving.http import bodies
 from adapterbank.serving.http.app import create_app
 from adapterbank.serving.http.schemas import PredictRequest, RowsRequest
 from adapterbank.serving.service.protocol import Limits, Refusal
@@ -102,12 +102,12 @@ def test_a_body_full_of_mistakes_is_read_to_the_first(form, body):
 def test_of_very_many_mistakes_only_their_number_is_told(app):
     answer = post(app, "/v1/predict", {str(i): i for i in range(1000)})
     assert code(answer) == "bad_request"
-    assert answer.json()["error"]["message"] == "The body has 1,001 mistakes; see /docs."
+    assert answer.json()["error"]["message"] == "The body has 1,001 errors; see /docs."
 
 
 @pytest.mark.parametrize("pause", [0.2, 0.03], ids=["stands still", "trickles"])
 def test_a_body_that_does_not_come_is_given_up(app, monkeypatch, pause):
-    monkeypatch.setattr(routes_predict, "WHOLE", 0.1)
+    monkeypatch.setattr(bodies, "BODY_TIMEOUT", 0.1)
     sent = []
 
     async def stream():
@@ -124,7 +124,7 @@ def test_a_body_that_does_not_come_is_given_up(app, monkeypatch, pause):
 def test_a_body_that_is_packed_is_refused(app):
     packed = {"content": gzip.compress(b'{"text": "abc"}'), "headers": {"content-encoding": "gzip"}}
     answer = ask(app, "POST", "/v1/tasks/length/predict", **packed)
-    assert (code(answer), "'gzip'; send it as it is" in answer.text) == ("unsupported", True)
+    assert (code(answer), "'gzip'; send the body uncompressed" in answer.text) == ("unsupported", True)
 
 
 def test_another_content_type_is_refused(app):
