@@ -27,7 +27,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from adapterbank.studies import grid, sweep
-from adapterbank.cluster import ray_engine
+from adapterbank.studies.ray_sweep import ray_engine
 
 study, folder = grid.read("study.yaml"), Path("records")
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})

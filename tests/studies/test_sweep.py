@@ -12,7 +12,7 @@ import torch
 from adapterbank.api import open_bank
 from adapterbank.errors import ConfigError, DataError, StorageError
 from adapterbank.storage import records
-from adapterbank.storage.record_store import open_ledger
+from adapterbank.storage.record_store import open_store
 from adapterbank.studies import selection, sweep
 from adapterbank.studies.grid import make
 from adapterbank.studies.sweep import SweepContext, make_context, run_unit, units
@@ -169,12 +169,12 @@ def test_a_place_for_records_that_is_none_is_told_before_anything_is_trained(ban
 
 def test_a_record_that_appears_meanwhile_is_neither_changed_nor_doubled(bank, bert):
     grid = make(study(), {"backbone": bert.name, "device": "cpu"})
-    ledger = open_ledger(bank.path / "records")
+    ledger = open_store(bank.path / "records")
     unit = units(grid.runs)[0]
 
     def race(news):  # another machine is quicker with every run of the unit
         if news.kind == "running" and not ledger.all():
-            run_unit(unit, bert, SweepContext(open_ledger(bank.path / "records")))
+            run_unit(unit, bert, SweepContext(open_store(bank.path / "records")))
 
     run_unit(unit, bert, SweepContext(ledger, hear=race))
     assert len(list((bank.path / "records").iterdir())) == len(unit) == 4

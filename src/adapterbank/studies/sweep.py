@@ -21,7 +21,7 @@ from adapterbank.errors import AdapterbankError, ConfigError, InputError, Traini
 from adapterbank.methods import find_method
 from adapterbank.storage import records
 from adapterbank.storage.bank import Bank
-from adapterbank.storage.record_store import FolderStore, RecordStore, open_ledger
+from adapterbank.storage.record_store import FolderStore, RecordStore, open_store
 from adapterbank.studies import selection
 from adapterbank.studies.grid import Study, latest, options, with_seeds
 from adapterbank.studies.progress import RunEvent, SweepProgress
@@ -77,8 +77,8 @@ def make_context(
         raise ConfigError(["A sweep needs a bank, or a folder of records for a sweep that keeps no packages."])
     if records is None:
         assert bank is not None
-        return SweepContext(open_ledger(Path(bank, "records")), str(bank), Path(bank, "runs"), at_once, keep)
-    store = open_ledger(records)
+        return SweepContext(open_store(Path(bank, "records")), str(bank), Path(bank, "runs"), at_once, keep)
+    store = open_store(records)
     states = store.path / "runs" if isinstance(store, FolderStore) else None
     return SweepContext(store, str(bank) if keep != "none" else None, states, at_once, keep)
 

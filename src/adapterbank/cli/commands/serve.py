@@ -20,7 +20,7 @@ from adapterbank.cli.console import AsJson, BackboneName, Device, Precision, pri
 from adapterbank.errors import ConfigError, InputError, StorageError
 from adapterbank.serving.service.bank_mirror import REFRESH, Mirror, is_url
 from adapterbank.storage.bank import Bank
-from adapterbank.storage.files import refusals_explained
+from adapterbank.storage.files import storage_errors
 
 if TYPE_CHECKING:
     from adapterbank.serving.build import ServerSettings
@@ -125,7 +125,7 @@ def _to_make(bank: str, backbone: str | None) -> Path | None:
             f"--create makes a folder of this machine a bank, and {bank} is a URL; make it here and copy it."
         )
     path = Path(bank.removeprefix("file://"))
-    with refusals_explained(path):
+    with storage_errors(path):
         if (path / "bank.json").exists():
             return None
     if backbone is None:

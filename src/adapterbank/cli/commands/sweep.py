@@ -15,7 +15,7 @@ from adapterbank.cli.console import AsJson, counted, print_json, print_table, sa
 from adapterbank.config import Config
 from adapterbank.errors import ConfigError
 from adapterbank.storage.bank import Bank
-from adapterbank.storage.record_store import open_ledger
+from adapterbank.storage.record_store import open_store
 from adapterbank.studies import grid
 
 HELP = """Run a study: a YAML file of options in which lists multiply. What has a record is not run again.
@@ -108,7 +108,7 @@ def _again() -> str:
 
 def _list(study: grid.Study, where: str, json: bool) -> None:
     """List the runs, by what their records say of their options."""
-    known = grid.latest(open_ledger(where).all().values())
+    known = grid.latest(open_store(where).all().values())
     marks = {run: "failed" if "failure" in record else "done" for run, record in known.items()}
     differs = grid.differing(study.runs)
     rows = [(marks.get(run, "to run"), grid.describe(run, differs), run) for run in study.runs]
