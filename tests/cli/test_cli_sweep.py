@@ -131,9 +131,9 @@ def test_the_live_table_has_all_that_one_waits_for(monkeypatch):
     runs = make({**STUDY, "select": None}).runs
     drawn = LiveTable(runs)
     tally = SweepProgress(total=4)
-    tally.hear(RunEvent(runs[0], "running", 0.5))
-    tally.hear(RunEvent(runs[1], "done", score=0.75))
-    tally.hear(RunEvent(runs[2], "failed", failure="It diverged."))
+    tally.update(RunEvent(runs[0], "running", 0.5))
+    tally.update(RunEvent(runs[1], "done", score=0.75))
+    tally.update(RunEvent(runs[2], "failed", failure="It diverged."))
     drawn._console.width = 120
     with drawn:
         drawn.watch(tally)
@@ -158,8 +158,8 @@ def test_time_left_is_of_the_runs_that_are_to_be_run(monkeypatch):
         total=100, new=8, began=0.0
     )  # the other 92 have records, and some of those were not come to yet
     for run in runs[:4]:
-        tally.hear(RunEvent(run, "done", score=0.5))
+        tally.update(RunEvent(run, "done", score=0.5))
     assert tally.seconds_left() == 10.0
     for run in runs:
-        tally.hear(RunEvent(run, "done", score=0.5))
+        tally.update(RunEvent(run, "done", score=0.5))
     assert tally.seconds_left() == 0.0

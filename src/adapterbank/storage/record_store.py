@@ -1,8 +1,8 @@
 """Where a sweep keeps its records: a folder, or any URL that fsspec supports. At most one record per config.
 
-The name of a record is the hash of its config. If two writers race for one name, one wins and the other is told: a file
-system decides by a hard link, an object store by a conditional put. A store that supports neither is checked for the
-name first; if two writers pass that check at once, the later record replaces the earlier, and there is still only one.
+The name of a record is the hash of its config. If two writers race for one name, `add` returns True for one of them: a
+file system decides by a hard link, an object store by a conditional put. A store that supports neither is checked for
+the name first; if two writers pass that check at once, the later record replaces the earlier one.
 
 A record never changes, so each file is parsed once per process: `all` lists the names and reads only the new ones,
 which also finds the records of other machines.

@@ -51,24 +51,25 @@ def named(config: Config, given: Mapping[str, Any] | None = None) -> Config:
 
 def read_data(config: Config, given: Mapping[str, Any] | None = None) -> Dataset:
     """Read the splits that a config names; `given` has them as Python data instead of files."""
-    return DatasetReader().read(config, given)
+    return DatasetReader(given).read(config)
 
 
 class DatasetReader:
     """Reads each data set once, however many runs name it; runs on the same rows get the very same object."""
 
-    def __init__(self) -> None:
-        """Begin with nothing read."""
+    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
+        """`given` has splits as Python data instead of files."""
+        self.given = given or {}
         self._whole: dict[tuple[Any, ...], Dataset] = {}
         self._cut: dict[tuple[Any, ...], Dataset] = {}
 
-    def read(self, config: Config, given: Mapping[str, Any] | None = None) -> Dataset:
-        """See `read_data`; `given` must be the same in every call."""
-        config, given = named(config, given), given or {}
+    def read(self, config: Config) -> Dataset:
+        """Read the splits that a config names."""
+        config = named(config, self.given)
         check_name(config.task)
         source = tuple(getattr(config, name) for name in SOURCE)
         if source not in self._whole:
-            self._whole[source] = _read(config, given)
+            self._whole[source] = _read(config, self.given)
         whole = self._whole[source]
         if "dev" in whole.splits and not 0 < config.limit < len(whole.splits["train"]):
             return whole

@@ -22,7 +22,7 @@ from adapterbank.errors import ConfigError
 from adapterbank.methods import METHODS
 from adapterbank.storage.bank import Bank
 from adapterbank.tasks.catalog import CATALOG
-from adapterbank.training.dataset import defaults, read_data
+from adapterbank.training.dataset import DatasetReader, defaults
 
 _TOLERANCE = 0.5
 _TOLERANCE_HELP = f"Points of the metric that --size auto and --prune may cost, each (default: {_TOLERANCE})."
@@ -63,11 +63,12 @@ def _run(
     from adapterbank.cli.progress import Display
     from adapterbank.encoder.backbone import load
     from adapterbank.inference.engine import Engine
-    from adapterbank.studies.pruning import follow
+    from adapterbank.studies.pruning import prune_result
     from adapterbank.studies.size_search import run_auto
     from adapterbank.training.run import run
 
-    read_data(parsed)  # the commonest mistakes lie in the data: find them before the encoder is loaded
+    reader = DatasetReader()
+    data = reader.read(parsed)  # the commonest mistakes lie in the data: find them before the encoder is loaded
     display = Display(quiet=json)
     try:
         with display:
@@ -76,6 +77,7 @@ def _run(
                 parsed,
                 encoder,
                 bank,
+                reader=reader,
                 watch=display.watch,
                 stage=display.stage,
                 note=display.note,
@@ -83,7 +85,7 @@ def _run(
             )
             if prune:
                 engine = Engine(encoder, device=parsed.device, precision=parsed.precision, programs=False)
-                result = follow(engine, result, parsed, None, points, display.note)
+                result = prune_result(engine, result, data, tolerance=points, note=display.note)
     except KeyboardInterrupt:
         again = "" if auto else f" To go on:\n  {_again()}"
         say(f"adapterbank: stopped {display.where}; the bank's tasks are as they were.{again}")
