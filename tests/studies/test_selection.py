@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas
 import pytest
 
+from adapterbank.errors import ConfigError
 from adapterbank.storage.records import config_hash, write
 from adapterbank.studies.grid import make
 from adapterbank.studies.selection import RULES, choose, mean, score, setting
@@ -103,6 +104,11 @@ def test_among_the_settings_with_the_most_seeds_the_best_mean_is_chosen():
     found = [record(run, scores[run.size, run.seed]) for run in runs if (run.size, run.seed) in scores]
     chosen = {by: choose(found, by=by)[0].record["config"]["size"] for by in RULES}
     assert chosen == {"best": 4, "mean": 4, "repeated": 8}
+
+
+def test_an_unknown_rule_is_reported_with_the_choices():
+    with pytest.raises(ConfigError, match="by is 'luck'; it must be one of best, mean, repeated"):
+        choose(made(), by="luck")
 
 
 def test_runs_of_one_setting_differ_in_seed_and_place_only():

@@ -264,22 +264,13 @@ def test_the_chosen_setting_is_run_with_further_seeds(bank):
 
 
 def test_the_rule_of_a_selection_decides_the_setting(bank, bert):
-    runs = make({**study(task=[task("a")], size=[4, 8]), "select": {"seeds": [0, 1]}}, {"backbone": bert.name}).runs
-    scores = {(4, 0): 0.9, (4, 1): 0.1, (8, 0): 0.6, (8, 1): 0.6}
-    for run in runs:
-        open_store(bank.path / "records").add(
-            {
-                "config": {**run.to_json(), "data": {"dev": {}}, "backbone_sha256": bert.sha256},
-                "task": {"metric": "accuracy"},
-                "metrics": {"dev": {"accuracy": scores[run.size, run.seed]}},
-                "params": {"trained": run.size},
-            }
-        )
+    store, scores = open_store(bank.path / "records"), {(4, 0): 0.9, (4, 1): 0.1, (8, 0): 0.6, (8, 1): 0.6}
     for by, size in (("best", 4), ("mean", 8), ("repeated", 8)):
-        chosen = make(
-            {**study(task=[task("a")], size=[4, 8]), "select": {"by": by, "seeds": [0, 1]}}, {"backbone": bert.name}
-        )
-        outcome = sweep.sweep(chosen, make_context(bank.path, None), engine=lambda units, context: None)
+        grid = make(study(task=[task("a")], select={"by": by, "seeds": 2}), {"backbone": bert.name})
+        for run in grid.runs:
+            dev = {"accuracy": scores[run.size, run.seed]}
+            store.add({"config": run.to_json(), "task": {"metric": "accuracy"}, "metrics": {"dev": dev}})
+        outcome = sweep.sweep(grid, make_context(bank.path, None), engine=lambda units, context: None)
         assert [choice.record["config"]["size"] for _, choice in outcome.choices] == [size]
 
 
@@ -393,28 +384,3 @@ def test_a_killed_sweep_continues_where_it_stopped(here, checkpoint, name):
     assert len(list(folder.glob("[!.]*.json"))) == 16 + sum(
         record["config"]["epochs"] == 400 for record in records.read_all(folder)
     )
-
-
-def test_an_unfinished_run_resumes_from_its_saved_state(bank, bert, monkeypatch):
-    monkeypatch.setattr(sweep, "SAVE_EVERY", 0.0)
-    grid = study(task=[task("a")], epochs=5, size=[4])
-    stopped = []
-
-    def stop(progress):
-        if progress.last.kind == "running" and progress.last.share > 0.5:
-            stopped.append(progress.last.share)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        bank.sweep(grid, watch=stop)
-    assert len(list((bank.path / "runs").glob("*/state.json"))) == 2
-    shares = []
-    bank.sweep(grid, watch=lambda progress: shares.append(progress.last.share))
-    assert min(share for share in shares if share) > 0.4
-    assert list((bank.path / "runs").iterdir()) == []
-    whole = open_bank("whole", bert, device="cpu")
-    whole.sweep(grid)
-    for resumed, unbroken in zip(records_of(bank), records_of(whole), strict=True):
-        assert resumed["notes"][-1].startswith("Going on after epoch ")
-        losses = [[epoch["loss"] for epoch in one["history"]] for one in (resumed, unbroken)]
-        assert losses[0] == pytest.approx(losses[1], abs=1e-5)

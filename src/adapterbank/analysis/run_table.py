@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from adapterbank.config import Config
-from adapterbank.errors import AdapterbankError, ConfigError, InputError
+from adapterbank.errors import AdapterbankError, InputError
 from adapterbank.storage import files, records
 from adapterbank.studies import selection
 from adapterbank.training.dataset import catalog_name
@@ -112,8 +112,7 @@ def load(folders: Iterable[str | Path], by: str = "repeated") -> RunTable:
 
     Files that cannot be used are listed in `RunTable.problems`.
     """
-    if by not in selection.RULES:
-        raise ConfigError([f"by is {by!r}; it must be one of {', '.join(selection.RULES)}."])
+    selection.find_rule(by)
     rows: list[RunRow] = []
     ablations: list[dict[str, Any]] = []
     problems: list[str] = []

@@ -27,7 +27,7 @@ from adapterbank import config as configs
 from adapterbank.config import Config, resolve, unused_options
 from adapterbank.errors import ConfigError, InputError
 from adapterbank.methods import METHODS
-from adapterbank.studies.selection import RULES
+from adapterbank.studies.selection import find_rule
 from adapterbank.tasks.catalog import CATALOG
 from adapterbank.training.dataset import defaults, named
 
@@ -213,8 +213,10 @@ def _select(value: Any) -> Select | None:
     if unknown := set(per) - set(_FIELDS):
         raise ConfigError([f"select: {sorted(unknown)[0]!r} is not an option of a run; per takes such options."])
     by = value.get("by", "best")
-    if by not in tuple(RULES):
-        raise ConfigError([f"select: by is {by!r}; it must be one of {', '.join(RULES)}."])
+    try:
+        find_rule(by)
+    except ConfigError as error:
+        raise ConfigError(f"select: {mistake}" for mistake in error.mistakes) from None
     return Select(per, by, tuple(_seeds(value.get("seeds", []), "select: seeds")))
 
 

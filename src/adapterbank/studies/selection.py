@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any, NamedTuple, TypeVar
 
+from adapterbank.errors import ConfigError
 from adapterbank.storage import files
 from adapterbank.storage.records import config_hash
 
@@ -164,11 +165,18 @@ def _choose(records: Sequence[dict[str, Any]], per: Sequence[str], by: str) -> C
     return Choice({name: best["config"].get(name) for name in per}, best, ordered, len(settings))
 
 
+def find_rule(by: str) -> Rule:
+    """Return the rule of a name, or list the names."""
+    if by not in tuple(RULES):
+        raise ConfigError([f"by is {by!r}; it must be one of {', '.join(RULES)}."])
+    return RULES[by]
+
+
 def best_setting(
     settings: Sequence[Sequence[Item]], by: str, record: Callable[[Item], Any] = lambda run: run
 ) -> Sequence[Item]:
     """Return the best of several settings, each a list of its runs; `record` returns the record of a run."""
-    rule = RULES[by].key
+    rule = find_rule(by).key
 
     def key(runs: Sequence[Item]) -> tuple[float, ...]:
         found = [record(run) for run in runs]

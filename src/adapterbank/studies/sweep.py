@@ -7,7 +7,6 @@ batches have the same lengths, and one call of the training loop trains all of t
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,11 +24,11 @@ from adapterbank.storage.record_store import FolderStore, RecordStore, open_stor
 from adapterbank.studies import selection
 from adapterbank.studies.grid import Study, latest, options, with_seeds
 from adapterbank.studies.progress import RunEvent, SweepProgress
+from adapterbank.studies.saved_states import SavedStates
 from adapterbank.studies.selection import Choice
-from adapterbank.training import run_state
 from adapterbank.training.builder import PreparedRun, RunBuilder, identity
 from adapterbank.training.dataset import SOURCE
-from adapterbank.training.job import Progress, RunState
+from adapterbank.training.job import Progress
 from adapterbank.training.loop import AT_ONCE
 from adapterbank.training.run import RunOutcome, failed, search_record, train_together
 
@@ -37,10 +36,6 @@ KEEP = ("none", "best", "all")
 """Which packages are added to the bank: none, those that are their task's best on dev when they end, all."""
 UNIT = 64
 """The largest number of runs in a unit: their data and initial weights are in memory at once."""
-SAVE_EVERY = 20.0
-"""Seconds between two saved states of a run."""
-_MAX_SAVED = 8_000_000
-"""The state of an unfinished run is saved up to this many trained parameters; it has four numbers for each."""
 _SHARED = ("backbone", "device", "precision", "dropout", "max_length", "doc_stride", *SOURCE)
 """The options that all runs of a unit have in common."""
 
@@ -243,7 +238,7 @@ def run_unit(unit: Unit, backbone: Backbone, context: SweepContext) -> None:
     waiting = list(_prepared(unit, builder, context, recorded))
     if not waiting:
         return
-    with _States(context.states) as states:
+    with SavedStates(context.states) as states:
         for one in _train(waiting, backbone, bank, context, states):  # those that did not fit into memory together
             if _train([one], backbone, bank, context, states):
                 text = "There is not enough memory for this run; lower batch or max_length, or use another device."
@@ -251,7 +246,7 @@ def run_unit(unit: Unit, backbone: Backbone, context: SweepContext) -> None:
 
 
 def _train(
-    prepared: Sequence[PreparedRun], backbone: Backbone, bank: Bank | None, context: SweepContext, states: _States
+    prepared: Sequence[PreparedRun], backbone: Backbone, bank: Bank | None, context: SweepContext, states: SavedStates
 ) -> list[PreparedRun]:
     """Train runs together; return those that have not ended because memory ran out."""
     configs = [one.resolved.config for one in prepared]
@@ -294,7 +289,7 @@ def _beaten(run: PreparedRun, score: float, bank: Bank) -> bool:
     return same and float(default.metrics["dev"][metric]) >= score
 
 
-def _end(run: PreparedRun, outcome: RunOutcome, context: SweepContext, states: _States) -> None:
+def _end(run: PreparedRun, outcome: RunOutcome, context: SweepContext, states: SavedStates) -> None:
     """Store a run's record, and only then delete its saved state."""
     context.store.add(outcome.record)
     states.forget(run)
@@ -350,48 +345,3 @@ def _refuse(config: Config, backbone: Backbone, error: Exception, context: Sweep
     record = failed(identity(config, backbone, None), str(error))
     new = context.store.add(record)
     context.notify(RunEvent(config, "failed" if new else "known", failure=record["failure"]))
-
-
-class _States:
-    """The saved states of a unit's unfinished runs, saved only where that is cheap compared with the training."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder, self._stack = folder, contextlib.ExitStack()
-        self._own: dict[str, Path] = {}
-        self._saved: dict[str, float] = {}
-
-    def __enter__(self) -> _States:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def load(self, prepared: Sequence[PreparedRun]) -> dict[int, RunState]:
-        """Return the saved states of runs by their index; ignore a damaged one."""
-        found: dict[int, RunState] = {}
-        for number, one in enumerate(prepared):
-            folder = self._folder / one.resolved.hash if self._folder else None
-            if folder is not None and (folder / "state.json").is_file():
-                with contextlib.suppress(InputError):
-                    state = run_state.load(folder)
-                    if state is not None:
-                        found[number] = state
-                        one.notes.append(f"Going on after epoch {state.epoch}.")
-        return found
-
-    def save(self, one: PreparedRun, state: RunState) -> None:
-        """Save a state, unless it is large or the last one is recent."""
-        numbers = sum(tensor.numel() for tensor in state.tensors["weights"].values())
-        hash, now = one.resolved.hash, time.monotonic()
-        if self._folder is None or numbers > _MAX_SAVED or now - self._saved.setdefault(hash, now) < SAVE_EVERY:
-            return
-        if hash not in self._own:
-            self._own[hash] = self._stack.enter_context(run_state.own_folder(self._folder, hash))
-        run_state.save(self._own[hash], state)
-        self._saved[hash] = now
-
-    def forget(self, one: PreparedRun) -> None:
-        """Delete the saved state of a run that has ended."""
-        hash = one.resolved.hash
-        if self._folder is not None:
-            run_state.forget(self._own.pop(hash, self._folder / hash))
