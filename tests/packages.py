@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from adapterbank.storage import files as storage
+from adapterbank.storage import files
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import FORMAT, Array, Manifest
 
@@ -48,7 +48,7 @@ def put(bank: Bank, *names: str) -> None:
         bank.put(draft(name), TENSORS)
 
 
-def files(bank: Bank) -> dict[str, bytes]:
+def contents(bank: Bank) -> dict[str, bytes]:
     """Return every file and folder of the bank but the lock, to compare before and after."""
     found = (path for path in bank.path.rglob("*") if path.name != ".lock")
     return {str(path.relative_to(bank.path)): path.read_bytes() if path.is_file() else b"" for path in found}
@@ -56,5 +56,5 @@ def files(bank: Bank) -> dict[str, bytes]:
 
 def pointers(bank: Bank, name: str = "sst2") -> dict[str, Any]:
     """Return task.json as it is on disk."""
-    value: dict[str, Any] = storage.read_json(bank.path / "tasks" / name / "task.json")
+    value: dict[str, Any] = files.read_json(bank.path / "tasks" / name / "task.json")
     return value

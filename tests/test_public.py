@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[1]
 PUBLIC = {
     *("AdapterbankError", "AsyncClient", "Client", "OpenBank", "Prediction"),
     *("__version__", "load_backbone", "open_bank"),
+    *("choose_settings", "comparison_tables", "draw_figures", "figure_data", "load_runs"),
+    *("read_records", "render_report"),
 }
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -49,6 +51,19 @@ def test_every_public_method_explains_itself():
 def test_the_readme_uses_public_names_and_methods_only():
     assert set(re.findall(r"\badapterbank\.(\w+)\(", README)) <= PUBLIC
     assert set(re.findall(r"\bbank\.(\w+)\(", README)) <= set(vars(adapterbank.OpenBank))
+
+
+def test_modules_that_the_documentation_once_named_can_still_be_imported():
+    from adapterbank import records, selection
+
+    assert (records.read_all, selection.choose) == (adapterbank.read_records, adapterbank.choose_settings)
+
+
+def test_the_documentation_of_studies_and_analyses_uses_public_names_only():
+    for path in (ROOT / "docs" / "studies.md", ROOT / "docs" / "analysis.md"):
+        code = "\n".join(re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL))
+        assert not re.findall(r"from adapterbank\.[\w.]+ import .*", code), path.name
+        assert set(re.findall(r"\badapterbank\.(\w+)", code)) <= PUBLIC, path.name
 
 
 def test_star_import_brings_the_public_names():

@@ -29,7 +29,7 @@ from adapterbank.tasks.catalog import bank_name
 from adapterbank.tasks.examples import labelled_as, read_examples
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.tasks.tables import table_from
-from adapterbank.training.dataset import defaults, scored_table
+from adapterbank.training.dataset import DatasetReader, defaults, scored_table
 from adapterbank.training.job import Progress
 from adapterbank.training.loop import AT_ONCE
 from adapterbank.training.run import Result, run
@@ -154,9 +154,12 @@ class OpenBank:
         if options.get("backbone", config.backbone) != config.backbone:
             raise InputError(f"This bank is open with {config.backbone!r}; open another for {options['backbone']!r}.")
         way: Callable[..., Result] = partial(run_auto, tolerance=tolerance) if auto else run
+        reader = DatasetReader(given)
         told = {"watch": watch, "stage": stage, "note": note}
-        result = way(config, self.backbone, self.path, data=given, resuming=resume, **told)
-        return pruning.follow(self._lone_engine(), result, config, given, tolerance, note) if prune else result
+        result = way(config, self.backbone, self.path, reader=reader, resuming=resume, **told)
+        if not prune:
+            return result
+        return pruning.prune_result(self._lone_engine(), result, reader.read(config), tolerance=tolerance, note=note)
 
     def ablate(
         self,

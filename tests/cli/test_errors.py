@@ -218,7 +218,7 @@ def test_a_package_with_changed_weights_is_rejected(here, use):
     data[len(data) // 2] ^= 8
     file.write_bytes(data)
     before = snapshot(here / "bank")
-    refused(shell(*USES[use], "--bank", "bank"), r"s/2/weights\.safetensors is not what was written.*restore it from")
+    refused(shell(*USES[use], "--bank", "bank"), r"s/2/weights\.safetensors does not match its sha256; restore it from")
     assert shell(use, *USES[use][1:], "--task", "s@1", "--bank", "bank").code == 0
     assert snapshot(here / "bank") == before
 
@@ -357,7 +357,7 @@ BANK_COMMANDS = {
 @pytest.mark.parametrize("name", BANK_COMMANDS)
 def test_a_missing_bank_is_named_and_not_created(here, name):
     refused(shell(*BANK_COMMANDS[name], "--bank", "nowhere"), r"nowhere does not exist; ")
-    refused(shell(*BANK_COMMANDS[name], "--bank", "folder"), r"folder is not a bank, it has no bank\.json; ")
+    refused(shell(*BANK_COMMANDS[name], "--bank", "folder"), r"folder is not a bank: it has no bank\.json; ")
     refused(shell(*BANK_COMMANDS[name], "--bank", "train.csv"), r"train\.csv is a file, and a bank is a folder; choose")
     assert not (here / "nowhere").exists()
     assert snapshot(here / "folder") == {}
@@ -371,7 +371,7 @@ def test_a_missing_bank_option_is_reported(name):
 def test_a_folder_with_other_files_does_not_become_a_bank(here, checkpoint):
     (here / "folder" / "photo.jpg").write_bytes(b"x")
     words = [*trained(), "--bank", "folder", "--backbone", checkpoint("bert")[0]]
-    refused(shell(*words), r"folder has other files in it and is no bank; choose an empty or new folder\.")
+    refused(shell(*words), r"folder contains other files and is not a bank; choose an empty or new folder\.")
     assert list(snapshot(here / "folder")) == ["photo.jpg"]
 
 

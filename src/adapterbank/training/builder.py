@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from adapterbank.slots import tensors
 from adapterbank.slots.plan import Head, Plan, make_plan, trained
 from adapterbank.storage import records
 from adapterbank.tasks.spec import Task
-from adapterbank.training.dataset import Dataset, DatasetReader, GivenData, named
+from adapterbank.training.dataset import Dataset, DatasetReader, named
 from adapterbank.training.job import TrainingJob
 from adapterbank.training.optimizer import AdamSettings
 
@@ -46,7 +47,7 @@ class ResolvedRun:
     device: torch.device
     dtype: torch.dtype
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """The name of its record."""
         return records.config_hash(self.identity)
@@ -72,21 +73,22 @@ class RunBuilder:
         self,
         backbone: Backbone,
         stage: Callable[[str, int, int], None] = lambda what, done, total: None,
+        reader: DatasetReader | None = None,
     ) -> None:
-        """`stage` hears how far the tokenising is: what, done, of how many."""
-        self.backbone, self._stage, self._reader = backbone, stage, DatasetReader()
+        """`stage` is called with the progress of the tokenising: what, done, of how many; `reader` reads the data."""
+        self.backbone, self._stage, self._reader = backbone, stage, reader or DatasetReader()
         self._rows: dict[tuple[Any, ...], tuple[Any, Rows]] = {}
 
-    def read(self, config: Config, given: GivenData = None) -> Dataset:
-        """Read a run's data, once however many runs have it; see `look`."""
-        return self._reader.read(config, given)
+    def read(self, config: Config) -> Dataset:
+        """Read a run's data, once however many runs have it."""
+        return self._reader.read(config)
 
-    def look(self, config: Config, given: GivenData = None) -> ResolvedRun:
-        """Read a run's data and find all that does not fit; `given` has splits as Python values, or read already."""
-        config = resolve(named(config, given))
+    def look(self, config: Config) -> ResolvedRun:
+        """Read a run's data and find all that does not fit."""
+        config = resolve(named(config, self._reader.given))
         if not find_method(config.method).slot:
             raise ConfigError([f"method is {config.method!r}, which trains no slot; run it by itself with train."])
-        data = self.read(config, given)
+        data = self.read(config)
         plan = make_run_plan(config, self.backbone, data)
         device = find_device(config.device)
         dtype = find_dtype(config.precision, device)

@@ -42,40 +42,35 @@ class Dataset:
         return {name: (len(e), e.fingerprint()) for name, e in self.splits.items()}
 
 
-GivenData = Mapping[str, Any] | Dataset | None
-"""A run's data, if not only named by its config: splits as Python values, or a dataset that is already read."""
-
-
-def named(config: Config, given: GivenData = None) -> Config:
+def named(config: Config, given: Mapping[str, Any] | None = None) -> Config:
     """Return the config with a catalog task under its name in a bank, and with its data unless other data is named."""
     if config.task not in catalog.CATALOG:
         return config
-    own = config.train or ("" if isinstance(given, Mapping) and "train" in given else config.task)
+    own = config.train or ("" if "train" in (given or {}) else config.task)
     return replace(config, task=catalog.bank_name(config.task), train=own)
 
 
-def read_data(config: Config, given: GivenData = None) -> Dataset:
-    """Read the splits that a config names; `given` has them as Python data instead of files, or read already."""
-    return DatasetReader().read(config, given)
+def read_data(config: Config, given: Mapping[str, Any] | None = None) -> Dataset:
+    """Read the splits that a config names; `given` has them as Python data instead of files."""
+    return DatasetReader(given).read(config)
 
 
 class DatasetReader:
     """Reads each data set once, however many runs name it; runs on the same rows get the very same object."""
 
-    def __init__(self) -> None:
-        """Begin with nothing read."""
+    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
+        """`given` has splits as Python data instead of files."""
+        self.given = given or {}
         self._whole: dict[tuple[Any, ...], Dataset] = {}
         self._cut: dict[tuple[Any, ...], Dataset] = {}
 
-    def read(self, config: Config, given: GivenData = None) -> Dataset:
-        """See `read_data`; `given` must be the same in every call."""
-        if isinstance(given, Dataset):
-            return given
-        config, given = named(config, given), given or {}
+    def read(self, config: Config) -> Dataset:
+        """Read the splits that a config names."""
+        config = named(config, self.given)
         check_name(config.task)
         source = tuple(getattr(config, name) for name in SOURCE)
         if source not in self._whole:
-            self._whole[source] = _read(config, given)
+            self._whole[source] = _read(config, self.given)
         whole = self._whole[source]
         if "dev" in whole.splits and not 0 < config.limit < len(whole.splits["train"]):
             return whole

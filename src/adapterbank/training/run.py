@@ -35,7 +35,7 @@ from adapterbank.storage.package import FORMAT, Manifest, Package, count_params,
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.training import run_state
 from adapterbank.training.builder import PreparedRun, RunBuilder, identity
-from adapterbank.training.dataset import Dataset, GivenData, named, read_data
+from adapterbank.training.dataset import Dataset, DatasetReader, named
 from adapterbank.training.job import Progress, RunState
 from adapterbank.training.loop import AT_ONCE, train
 
@@ -70,7 +70,7 @@ def run(
     backbone: Backbone,
     bank_path: str | Path,
     *,
-    data: GivenData = None,
+    reader: DatasetReader | None = None,
     watch: Callable[[Progress], None] = lambda progress: None,
     note: Callable[[str], None] = lambda text: None,
     stage: Callable[[str, int, int], None] = lambda what, done, total: None,
@@ -80,14 +80,14 @@ def run(
 ) -> Result:
     """Train one task and put it into the bank, which is made if it is not there.
 
-    `data` has splits as Python values, or the dataset read already; `watch` hears of steps and epochs, `stage` of the
-    work before (what, done, of how many), `note` of what the user should know. `reached` is where this very run stands
-    already, `about` what its record should say beside the rest.
+    `reader` reads the data, by default the files that the config names; `watch` hears of steps and epochs, `stage` of
+    the work before (what, done, of how many), `note` of what the user should know. `reached` is
+    where this very run stands already, `about` what its record should say beside the rest.
     """
     if not find_method(config.method).slot:
-        return _keep_found(resolve(named(config, data)), backbone, bank_path, data, note, stage)
-    builder = RunBuilder(backbone, stage)
-    resolved = builder.look(config, data)
+        return _keep_found(config, backbone, bank_path, reader or DatasetReader(), note, stage)
+    builder = RunBuilder(backbone, stage, reader)
+    resolved = builder.look(config)
     ready = builder.ready(resolved)
     bank = _open(bank_path, backbone)
     told = 0
@@ -126,14 +126,15 @@ def _keep_found(
     config: Config,
     backbone: Backbone,
     bank_path: str | Path,
-    given: GivenData,
+    reader: DatasetReader,
     note: Callable[[str], None],
     stage: Callable[[str, int, int], None],
 ) -> Result:
     """Do without the encoder: search for the best model of the texts, which leaves a record and no package."""
     from adapterbank.automl.search import check
 
-    data = read_data(config, given)
+    config = resolve(named(config, reader.given))
+    data = reader.read(config)
     check(data.task)
     bank = _open(bank_path, backbone)
     for text in data.notes:

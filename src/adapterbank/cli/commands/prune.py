@@ -50,7 +50,7 @@ def command(
     """See `HELP`."""
     from adapterbank.api import open_bank
     from adapterbank.cli.progress import Stages
-    from adapterbank.studies.pruning import told
+    from adapterbank.studies.pruning import describe
 
     opened = open_bank(bank, backbone, device=device, precision=precision, data_root=data_root)
     with Stages(quiet=json) as stages:
@@ -61,7 +61,7 @@ def command(
         return
     steps = [[str(s["layer"]), f"{s['score']:.4f}", "removed" if s["removed"] else "kept"] for s in found["steps"]]
     print_table(["layer", "score without", "adapters"], steps)
-    typer.echo(told(found))
+    typer.echo(describe(found))
     if result and result.package:
         was, now = opened.show(found["from"]), result.package.manifest
         typer.echo(

@@ -21,7 +21,7 @@ from adapterbank.cli.options import AsJson, BackboneName, Device, EngineName, Pr
 from adapterbank.errors import ConfigError, InputError, StorageError
 from adapterbank.serving.service.bank_mirror import REFRESH, Mirror, is_url
 from adapterbank.storage.bank import Bank
-from adapterbank.storage.files import refusals_explained
+from adapterbank.storage.files import storage_errors
 
 if TYPE_CHECKING:
     from adapterbank.serving.build import ServerSettings
@@ -128,7 +128,7 @@ def _new_bank(bank: str, backbone: str | None) -> Path | None:
             f"--create makes a bank in a local folder, but {bank} is a URL; create the bank locally and copy it there."
         )
     path = Path(bank.removeprefix("file://"))
-    with refusals_explained(path):
+    with storage_errors(path):
         if (path / "bank.json").exists():
             return None
     if backbone is None:

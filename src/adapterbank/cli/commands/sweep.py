@@ -13,7 +13,7 @@ from adapterbank.cli.options import AsJson, DataRoot, EngineName, RayAddress, ch
 from adapterbank.config import Config
 from adapterbank.errors import ConfigError
 from adapterbank.storage.bank import Bank
-from adapterbank.storage.record_store import open_ledger
+from adapterbank.storage.record_store import open_store
 from adapterbank.studies import grid
 
 HELP = """Run a study: a YAML file that describes a grid of runs.
@@ -105,7 +105,7 @@ def _on_ray(address: str | None, cpus: int) -> Any:
 
 def _list(study: grid.Study, where: str, json: bool) -> None:
     """Print the runs and whether each has a record."""
-    known = grid.latest(open_ledger(where).all().values())
+    known = grid.latest(open_store(where).all().values())
     marks = {run: "failed" if "failure" in record else "done" for run, record in known.items()}
     differs = grid.differing(study.runs)
     rows = [(marks.get(run, "to run"), grid.describe(run, differs), run) for run in study.runs]

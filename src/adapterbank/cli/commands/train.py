@@ -20,7 +20,7 @@ from adapterbank.errors import ConfigError
 from adapterbank.methods import METHODS
 from adapterbank.storage.bank import Bank
 from adapterbank.tasks.catalog import CATALOG
-from adapterbank.training.dataset import defaults, read_data
+from adapterbank.training.dataset import DatasetReader, defaults
 
 _TOLERANCE = 0.5
 
@@ -54,11 +54,12 @@ def _run(
     from adapterbank.cli.progress import Display
     from adapterbank.encoder.backbone import load
     from adapterbank.inference.engine import Engine
-    from adapterbank.studies.pruning import follow
+    from adapterbank.studies.pruning import prune_result
     from adapterbank.studies.size_search import run_auto
     from adapterbank.training.run import run
 
-    data = read_data(parsed)  # most mistakes are in the data: report them before the encoder is loaded
+    reader = DatasetReader()
+    data = reader.read(parsed)  # most mistakes are in the data: report them before the encoder is loaded
     display = Display(quiet=json)
     try:
         with display:
@@ -67,7 +68,7 @@ def _run(
                 parsed,
                 encoder,
                 bank,
-                data=data,
+                reader=reader,
                 watch=display.watch,
                 stage=display.stage,
                 note=display.note,
@@ -75,7 +76,7 @@ def _run(
             )
             if prune:
                 engine = Engine(encoder, device=parsed.device, precision=parsed.precision, programs=False)
-                result = follow(engine, result, parsed, data, points, display.note)
+                result = prune_result(engine, result, data, tolerance=points, note=display.note)
     except KeyboardInterrupt:
         how = "" if auto else f" To resume:\n  {rerun_command(drop='--resume', add='--resume')}"
         print_message(f"adapterbank: stopped {display.reached}; the bank's tasks are unchanged.{how}")
