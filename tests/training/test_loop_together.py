@@ -148,6 +148,6 @@ def test_frozen_lower_layers_run_once_per_row_however_many_epochs_and_runs(optio
 def test_a_prefix_in_a_mapped_file_or_none_at_all_gives_the_same(budget, bert, new_slot, monkeypatch):
     job = job_on(bert, new_slot, Options(method="top", top=1), epochs=2)
     (expected,) = learn(bert, job)
-    original = training.Prefixes
+    original = training.PrefixCache
     monkeypatch.setattr(training, "PrefixCache", lambda config, frozen: original(config, frozen, **budget))
     assert_close(learn(bert, job)[0], expected)

@@ -25,7 +25,7 @@ from adapterbank.slots import heads
 from adapterbank.slots.stack import RowLayout, Slot, Stacks
 from adapterbank.slots.static_routing import StaticRoute
 
-_STAGED = 2 << 30
+STAGED_BYTES = 2 << 30
 """Bytes that all stages together may take; the one in use may be larger."""
 ROWS = 256
 """Rows of one batch at most: each may need a place in the stage."""
@@ -91,7 +91,7 @@ class GraphRunner:
         self._runs = compiled_runs(programs.compiled)
         self._on_gpu = stacks.device.type == "cuda"
         self._fused = fused_attention(config, stacks.device)
-        self._stages: OrderedDict[tuple[tuple[RowLayout, ...], int], _Stage] = OrderedDict()
+        self.stages: OrderedDict[tuple[tuple[RowLayout, ...], int], _Stage] = OrderedDict()
         self._maps: dict[tuple[RowLayout, RowLayout], Tensor] = {}
 
     def filled(self, length: int) -> int:
@@ -161,14 +161,14 @@ class GraphRunner:
     def _stage(self, layouts: tuple[RowLayout, ...], places: int) -> _Stage:
         """Give the stage for some layouts; the longest unused go, with their programs, when all take too much."""
         key = (layouts, places)
-        if key not in self._stages:
-            self._stages[key] = _Stage(layouts, places, self._stacks.dtype, self._stacks.device)
-        self._stages.move_to_end(key)
-        while len(self._stages) > 1 and sum(stage.bytes for stage in self._stages.values()) > _STAGED:
+        if key not in self.stages:
+            self.stages[key] = _Stage(layouts, places, self._stacks.dtype, self._stacks.device)
+        self.stages.move_to_end(key)
+        while len(self.stages) > 1 and sum(stage.bytes for stage in self.stages.values()) > STAGED_BYTES:
             if self._on_gpu:
                 torch.cuda.synchronize(self._stacks.device)  # it may be at work with one of its programs
-            self._stages.popitem(last=False)
-        return self._stages[key]
+            self.stages.popitem(last=False)
+        return self.stages[key]
 
     def _program(self, stage: _Stage, shape: _Shape) -> _Program:
         size = shape.rows * (2 * shape.longest + 1)

@@ -22,7 +22,7 @@ NO_ANSWER = (0, 0)
 """The tokens that stand for "no answer in this window": the first one, as in BERT's SQuAD code."""
 _AT_ONCE = 4096
 """Examples between two reports, and the most that the tokenizer's own objects, which are large, are held for."""
-_WORTH_KEEPING = 1000
+MIN_CACHED_ROWS = 1000
 """Fewer examples than this are tokenised faster than a file is found."""
 
 
@@ -124,7 +124,7 @@ def _tokens(
     keep: bool,
     watch: Callable[[int, int], None],
 ) -> tuple[list[Tokens], list[int] | None]:
-    keep = keep and len(examples) >= _WORTH_KEEPING
+    keep = keep and len(examples) >= MIN_CACHED_ROWS
     key = _key(backbone, examples, max_length, stride) if keep else ""
     if keep and (known := cache.get(key)) and (rows := _from_arrays(known, stride is not None)):
         watch(len(examples), len(examples))

@@ -17,7 +17,7 @@ from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.prefix_cache import PrefixCache
 from adapterbank.errors import TrainingError
-from adapterbank.inference.graphs import GraphCompiler
+from adapterbank.inference.graphs import GraphCompiler, runs_graphs
 from adapterbank.inference.runner import place
 from adapterbank.methods import first_trained_layer
 from adapterbank.training.graph_step import form
@@ -102,7 +102,7 @@ def _groups(
     for i, job in enumerate(jobs):
         first = first_trained_layer(job.initial, config.layers)
         key: tuple[Any, ...] = (first, job.plan.alone)
-        if device.type == "cuda":
+        if runs_graphs(device):
             key += (form(job.plan), job.batch, id(job.train) if first else 0)
         found.setdefault(key, []).append(i)
     return found

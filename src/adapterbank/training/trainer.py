@@ -13,7 +13,7 @@ from torch import Tensor
 from adapterbank.encoder.batch import room
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.prefix_cache import PrefixCache
-from adapterbank.inference.graphs import GraphCompiler
+from adapterbank.inference.graphs import GraphCompiler, runs_graphs
 from adapterbank.inference.runner import outputs
 from adapterbank.slots.stack import LARGEST, Stacks
 from adapterbank.training.eager_step import EagerStep, token_limit
@@ -21,10 +21,10 @@ from adapterbank.training.graph_step import DeviceRows, GraphStep, Turn
 from adapterbank.training.job import ActiveRun
 from adapterbank.training.optimizer import StackedAdam
 
-_WORTH = 500
-"""Steps a run from which on a program pays for its compilation."""
-_READ_EVERY = 0.2
-"""Seconds after which a program's losses are read, at the latest."""
+STEPS_WORTH_A_GRAPH = 500
+"""Steps per run from which on a graph pays for its compilation."""
+READ_EVERY = 0.2
+"""Seconds after which a graph's losses are read, at the latest."""
 
 
 class Trainer:
@@ -57,11 +57,11 @@ class Trainer:
     def prepare(self, coming: Sequence[ActiveRun], places: int) -> None:
         """Decide how many learn at once, and whether their steps are worth a program."""
         self.places = max(1, min(places, len(coming)))
-        if self.stacks.device.type != "cuda" or not coming:
+        if not runs_graphs(self.stacks.device) or not coming:
             return
         steps = sum(c.per_epoch * c.job.epochs - c.state.step for c in coming)
         largest = max(c.job.batch * room(max(c.lengths), self.config.max_length) for c in coming)
-        if steps < _WORTH * self.places or largest > self.limit:
+        if steps < STEPS_WORTH_A_GRAPH * self.places or largest > self.limit:
             return
         self.places = min(self.places, self.limit // largest, LARGEST)
         self.data = DeviceRows.of([c.job.train for c in coming], coming[0].job.plan.head, self.stacks.device)
@@ -75,7 +75,7 @@ class Trainer:
         while waiting and len(self.runs) < self.places:
             self._admit(waiting.popleft())
         if self.data and self.runs and 2 * len(self.runs) <= self.places:
-            self._move_together()
+            self.compact()
         if self.data and self.runs and not self.steady:
             self.steady = self._make_steady(self.data)
         return bool(self.runs)
@@ -96,7 +96,7 @@ class Trainer:
             programs=self.programs,
         )
 
-    def _move_together(self) -> None:
+    def compact(self) -> None:
         """Leave no empty places: the last few of a queue should not pay for all."""
         held = [
             [self.stacks.take(run.slot, of) for of in (None, self.adam.first, self.adam.second)] for run in self.runs
@@ -133,8 +133,8 @@ class Trainer:
         for run in self.runs:
             run.state.step += 1
         due = any(run.state.step % run.per_epoch == 0 for run in self.runs)
-        if due or not self.steady or time.perf_counter() - self.read_at > _READ_EVERY:
-            self._read_losses()
+        if due or not self.steady or time.perf_counter() - self.read_at > READ_EVERY:
+            self.read_losses()
             return True
         return False
 
@@ -144,7 +144,7 @@ class Trainer:
             return {run.slot: self.stacks.slot(run.slot).rows[0][1] for run in self.runs}
         return {run.slot: k for k, run in enumerate(self.runs)}
 
-    def _read_losses(self) -> None:
+    def read_losses(self) -> None:
         """Bring losses to the host and look whether they are numbers; until then nobody had to wait for the device."""
         unread, self.unread, self.read_at = self.unread, [], time.perf_counter()
         if not unread:
@@ -170,7 +170,7 @@ class Trainer:
         try:
             return self.steady.step(turns, self.adam.table(rates))
         except torch.OutOfMemoryError:
-            self._read_losses()
+            self.read_losses()
             self.steady = self.data = None
         torch.cuda.empty_cache()
         return None
