@@ -320,7 +320,7 @@ STEPS = st.one_of(
     together=st.sampled_from([1, 2, 4]),
 )
 def test_any_sequence_of_calls_puts_and_removals(bert, new_slot, first, steps, together):
-    with mock.patch.object(graph_runner, "_TOGETHER", together):
+    with mock.patch.object(graph_runner, "ROWS_PER_PLACE", together):
         run_steps(Bench(bert, new_slot), first, steps)
 
 

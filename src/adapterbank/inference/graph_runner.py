@@ -29,9 +29,9 @@ STAGED_BYTES = 2 << 30
 """Bytes that all stages together may take; the one in use may be larger."""
 ROWS = 256
 """Rows of one batch at most: each may need a place in the stage."""
-_TOGETHER = 8
+ROWS_PER_PLACE = 8
 """Rows of one slot that share a place: fewer copies, and products of more than one row's tokens."""
-_WARM = 2 * _TOGETHER
+_WARM = 2 * ROWS_PER_PLACE
 """Rows of a batch that is computed to no other end than to have its programs made."""
 Wait = Callable[[], list[np.ndarray]]
 """Waits for a device that was set to work, and gives each row's outputs; see `evaluate.outputs`."""
@@ -103,7 +103,7 @@ class GraphRunner:
         row = Tokens(np.zeros(1, np.int64), np.zeros(1, np.int64))
         families = {self._stacks.slot(slot).family: slot for slot in self._stacks.numbers}
         for slot in families.values():
-            for places in (1, _WARM // _TOGETHER, _WARM) if not self._stacks.plan(slot).alone else ():
+            for places in (1, _WARM // ROWS_PER_PLACE, _WARM) if not self._stacks.plan(slot).alone else ():
                 self.launch([row] * _WARM, [slot] * _WARM, places)()
 
     def launch(self, tokens: Sequence[Tokens], slots: Sequence[int | None], places: int | None = None) -> Wait:
@@ -269,8 +269,8 @@ def _places(counts: Counter[int | None], rows: int) -> int:
     """Count the places that a batch of so many rows needs: one for each slot's few rows if that pads nothing more."""
     if len(counts) == 1:
         return 1
-    shared = sum(-(-count // _TOGETHER) for count in counts.values())
-    return rows // _TOGETHER if shared * _TOGETHER <= rows else rows
+    shared = sum(-(-count // ROWS_PER_PLACE) for count in counts.values())
+    return rows // ROWS_PER_PLACE if shared * ROWS_PER_PLACE <= rows else rows
 
 
 def _part(layout: RowLayout) -> tuple[bool, bool]:

@@ -146,13 +146,13 @@ def _tokens(
     return tokens, owners if stride is not None else None
 
 
-_FORMAT = 1
+CACHE_FORMAT = 1
 """Of what is kept; raise it whenever tokens of the same texts, or the arrays that hold them, come out otherwise."""
 
 
 def _key(backbone: Backbone, examples: Examples, max_length: int, stride: int | None) -> str:
     """Name the tokens of these texts by content: texts, tokenizer, how documents are cut, and how we keep them."""
-    digest = hashlib.sha256(f"{_FORMAT} {tokenizer_hash(backbone.tokenizer)} {max_length} {stride}".encode())
+    digest = hashlib.sha256(f"{CACHE_FORMAT} {tokenizer_hash(backbone.tokenizer)} {max_length} {stride}".encode())
     for texts in (examples.texts, examples.pairs or []):
         for text in texts:
             data = text.encode("utf-8", "surrogatepass")
