@@ -1,4 +1,4 @@
-"""A small bank's worth of stand-ins: what a run hands to `put`, and what lies on disk afterwards."""
+"""Small packages for the tests of the bank: what a run passes to `put`, and what is on disk afterwards."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ TENSORS: dict[str, Array] = {
     "head.bias": np.zeros(2, np.float16),
 }
 STRANGE_NAMES = ["", ".", "..", "../x", "a/b", "/etc", "a\\b", ".tmp-x", "-x", "a b", "a\n", "a\0", "é", "x" * 101]
-"""Names that could lead out of a bank, or be taken for something else in it."""
+"""Names that could lead out of a bank, or be mistaken for something else in it."""
 
 
 def draft(name: str = "sst2", **changes: Any) -> Manifest:
-    """Return what a run hands to `put`."""
+    """Return the manifest that a run passes to `put`."""
     values: dict[str, Any] = {
         "format": FORMAT,
         "name": name,

@@ -12,7 +12,7 @@ from adapterbank.kinds import span as spans
 from adapterbank.kinds.span import NO_ANSWER
 from adapterbank.tasks.catalog import CATALOG, load, locate
 from adapterbank.tasks.spec import Examples
-from real_data import DATA
+from real_data import DATA, MISSING
 
 INSIDE_A_PIECE = 215
 """Answers of the dev set that begin or end inside one of MiniLM's word pieces: no choice of tokens can give them."""
@@ -24,7 +24,7 @@ INSIDE_A_PIECE = 215
 @pytest.mark.parametrize("max_length", [384, 128])
 def test_every_answer_comes_back_as_the_same_characters_but_for_those_inside_a_piece(minilm, max_length):
     if locate(CATALOG["squad/v1"], DATA if DATA.exists() else None) is None:
-        pytest.skip(f"{DATA} has no dev-v1.1.json; point ADAPTERBANK_DATA at a folder that has it")
+        pytest.skip(MISSING)
     columns = load("squad/v1", DATA).tables["dev"].columns
     counts: Counter[tuple[int, int, int]] = Counter()
     for row, cell in enumerate(columns["label"]):

@@ -12,7 +12,7 @@ from adapterbank.kinds.scoring import report as score_report
 from adapterbank.tasks.columns import find_columns, infer_task
 from adapterbank.tasks.examples import read_examples, split
 from adapterbank.tasks.tables import read_table
-from real_data import DATA
+from real_data import DATA, MISSING
 
 pytestmark = pytest.mark.data
 
@@ -21,7 +21,7 @@ def find(name: str) -> Path:
     """A file of the data folder, or a skip that says how to get it in."""
     path = DATA / name
     if not path.exists():
-        pytest.skip(f"{path} is not there; point ADAPTERBANK_DATA at a folder that has {name}")
+        pytest.skip(MISSING)
     return path
 
 

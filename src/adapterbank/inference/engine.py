@@ -17,7 +17,7 @@ from adapterbank.encoder.placed import PlacedEncoder, place
 from adapterbank.encoder.windows import STRIDE
 from adapterbank.errors import BackboneMismatch, InputError, PackageDamaged, UnknownName
 from adapterbank.inference.graph_runner import GraphRunner, Wait
-from adapterbank.inference.graphs import GraphCompiler
+from adapterbank.inference.graphs import GraphCompiler, runs_graphs
 from adapterbank.inference.predictions import Prediction, decide, predict, predict_json
 from adapterbank.inference.rows import Rows, make_rows
 from adapterbank.inference.runner import launch, tokens_at_once
@@ -32,7 +32,7 @@ from adapterbank.slots.tensors import problems
 from adapterbank.storage.package import RESTORE, Package
 from adapterbank.tasks.spec import Examples, Task
 
-_WORTH = 32
+CALLS_WORTH_A_GRAPH = 32
 """Calls from which on an engine on a GPU runs programs: a few rows are answered sooner than one is compiled."""
 AHEAD = 3
 """Batches that a GPU has before it while the host turns to texts: they take it longer than the host takes for one."""
@@ -85,9 +85,9 @@ class Engine:
         self.stacks = Stacks(placed.tensors, dtype=self.dtype)
         self.slots = SlotCache(self.stacks, budget)
         self.residents: dict[str, Resident] = {}
-        self._mixed: GraphRunner | None = None
+        self.graph_runner: GraphRunner | None = None
         self._computing = threading.Lock()
-        self._calls_left = _WORTH if programs and self.device.type == "cuda" else None
+        self._calls_left = CALLS_WORTH_A_GRAPH if programs and runs_graphs(self.device) else None
 
     @property
     def tokens_at_once(self) -> int:
@@ -105,7 +105,7 @@ class Engine:
 
         A GPU that runs programs works by itself meanwhile; else to launch is to compute.
         """
-        return AHEAD if self._mixed else 0
+        return AHEAD if self.graph_runner else 0
 
     def run_programs(self) -> None:
         """Run programs from the next call on: for an engine that is going to answer many."""
@@ -113,13 +113,13 @@ class Engine:
             return
         with self.slots.lock:
             self._calls_left = None
-            self._mixed = GraphRunner(self.backbone.config, self.stacks, GraphCompiler(self.device))
+            self.graph_runner = GraphRunner(self.backbone.config, self.stacks, GraphCompiler(self.device))
 
     def warm(self) -> None:
         """Compile what the tasks in memory need, if programs are run: without, the first rows wait for that."""
-        if self._mixed:
+        if self.graph_runner:
             with torch.inference_mode(), self._alone():
-                self._mixed.warm()
+                self.graph_runner.warm()
 
     def put(
         self,
@@ -250,7 +250,7 @@ class Engine:
         """Begin to compute rows of tasks that fit into memory together."""
         with self.slots.using(held) as numbers, self._alone():
             slots = [numbers[known] if known else None for known in tasks]
-            return launch(self.backbone.config, self.stacks, tokens, slots, mixed=self._mixed)
+            return launch(self.backbone.config, self.stacks, tokens, slots, mixed=self.graph_runner)
 
     def finish(self, prepared: Prepared, given: Sequence[np.ndarray], best: int = 0) -> list[Prediction]:
         """Turn the outputs of a request's rows into what its task says of them."""
@@ -308,7 +308,7 @@ class Engine:
         if self.device.type == "cpu":
             yield
             return
-        with self._computing, self.slots.lock if self._mixed else nullcontext(), torch.cuda.device(self.device):
+        with self._computing, self.slots.lock if self.graph_runner else nullcontext(), torch.cuda.device(self.device):
             yield
 
     def _find(self, name: str | None) -> TaskHandle | None:

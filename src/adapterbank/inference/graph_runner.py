@@ -26,13 +26,13 @@ from adapterbank.slots.plan import Plan
 from adapterbank.slots.stack import RowLayout, Slot, Stacks
 from adapterbank.slots.static_routing import StaticRoute
 
-_STAGED = 2 << 30
+STAGED_BYTES = 2 << 30
 """Bytes that all stages together may take; the one in use may be larger."""
 ROWS = 256
 """Rows of one batch at most: each may need a place in the stage."""
-_TOGETHER = 8
+ROWS_PER_PLACE = 8
 """Rows of one slot that share a place: fewer copies, and products of more than one row's tokens."""
-_WARM = 2 * _TOGETHER
+_WARM = 2 * ROWS_PER_PLACE
 """Rows of a batch that is computed to no other end than to have its programs made."""
 Wait = Callable[[], list[np.ndarray]]
 """Waits for a device that was set to work, and gives each row's outputs; see `evaluate.outputs`."""
@@ -92,7 +92,7 @@ class GraphRunner:
         self._runs = compiled_runs(programs.compiled)
         self._on_gpu = stacks.device.type == "cuda"
         self._fused = fused_attention(config, stacks.device)
-        self._stages: OrderedDict[tuple[tuple[RowLayout, ...], int], _Stage] = OrderedDict()
+        self.stages: OrderedDict[tuple[tuple[RowLayout, ...], int], _Stage] = OrderedDict()
         self._maps: dict[tuple[RowLayout, RowLayout], Tensor] = {}
 
     def filled(self, length: int) -> int:
@@ -104,7 +104,7 @@ class GraphRunner:
         row = Tokens(np.zeros(1, np.int64), np.zeros(1, np.int64))
         families = {self._stacks.slot(slot).family: slot for slot in self._stacks.numbers}
         for slot in families.values():
-            for places in (1, _WARM // _TOGETHER, _WARM) if not self._stacks.plan(slot).alone else ():
+            for places in (1, _WARM // ROWS_PER_PLACE, _WARM) if not self._stacks.plan(slot).alone else ():
                 self.launch([row] * _WARM, [slot] * _WARM, places)()
 
     def launch(self, tokens: Sequence[Tokens], slots: Sequence[int | None], places: int | None = None) -> Wait:
@@ -162,14 +162,14 @@ class GraphRunner:
     def _stage(self, layouts: tuple[RowLayout, ...], places: int) -> _Stage:
         """Return the stage for some layouts; the longest unused go, with their programs, when all take too much."""
         key = (layouts, places)
-        if key not in self._stages:
-            self._stages[key] = _Stage(layouts, places, self._stacks.dtype, self._stacks.device)
-        self._stages.move_to_end(key)
-        while len(self._stages) > 1 and sum(stage.bytes for stage in self._stages.values()) > _STAGED:
+        if key not in self.stages:
+            self.stages[key] = _Stage(layouts, places, self._stacks.dtype, self._stacks.device)
+        self.stages.move_to_end(key)
+        while len(self.stages) > 1 and sum(stage.bytes for stage in self.stages.values()) > STAGED_BYTES:
             if self._on_gpu:
                 torch.cuda.synchronize(self._stacks.device)  # it may be at work with one of its programs
-            self._stages.popitem(last=False)
-        return self._stages[key]
+            self.stages.popitem(last=False)
+        return self.stages[key]
 
     def _program(self, stage: _Stage, shape: _Shape) -> _Program:
         size = shape.rows * (2 * shape.longest + 1)
@@ -270,8 +270,8 @@ def _places(counts: Counter[int | None], rows: int) -> int:
     """Count the places that a batch of so many rows needs: one for each slot's few rows if that pads nothing more."""
     if len(counts) == 1:
         return 1
-    shared = sum(-(-count // _TOGETHER) for count in counts.values())
-    return rows // _TOGETHER if shared * _TOGETHER <= rows else rows
+    shared = sum(-(-count // ROWS_PER_PLACE) for count in counts.values())
+    return rows // ROWS_PER_PLACE if shared * ROWS_PER_PLACE <= rows else rows
 
 
 def _part(layout: RowLayout) -> tuple[bool, bool]:

@@ -17,8 +17,16 @@ from adapterbank.errors import SlowerWarning
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+DEVICES = ("cuda",)
+"""Types of device on which training steps and mixed batches run as graphs."""
+
 _COMPILED_FORMS = 64
 """Forms of one function that may be compiled in a process; torch's own 8 would not do for a sweep."""
+
+
+def runs_graphs(device: torch.device) -> bool:
+    """Return whether steps and batches run as graphs on this device."""
+    return device.type in DEVICES
 
 
 class GraphCompiler:

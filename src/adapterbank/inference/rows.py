@@ -22,7 +22,7 @@ from adapterbank.tasks.spec import Examples
 
 _AT_ONCE = 4096
 """Examples between two progress reports. The tokenizer's own objects, which are large, are kept for no more."""
-WORTH_CACHING = 1000
+MIN_CACHED_ROWS = 1000
 """Tokenising fewer examples than this takes less time than finding a file."""
 
 
@@ -107,7 +107,7 @@ def _tokens(
     keep: bool,
     watch: Callable[[int, int], None],
 ) -> tuple[list[Tokens], list[int] | None]:
-    keep = keep and len(examples) >= WORTH_CACHING
+    keep = keep and len(examples) >= MIN_CACHED_ROWS
     key = _key(backbone, examples, max_length, stride) if keep else ""
     if keep and (known := cache.get(key)) and (rows := _from_arrays(known, stride is not None)):
         watch(len(examples), len(examples))
@@ -129,13 +129,13 @@ def _tokens(
     return tokens, owners if stride is not None else None
 
 
-_FORMAT = 1
+CACHE_FORMAT = 1
 """Version of the cached arrays; raise it whenever the same texts give other tokens or other arrays."""
 
 
 def _key(backbone: Backbone, examples: Examples, max_length: int, stride: int | None) -> str:
     """Return a name for the tokens of these texts: a hash of texts, tokenizer, limits and format."""
-    digest = hashlib.sha256(f"{_FORMAT} {tokenizer_hash(backbone.tokenizer)} {max_length} {stride}".encode())
+    digest = hashlib.sha256(f"{CACHE_FORMAT} {tokenizer_hash(backbone.tokenizer)} {max_length} {stride}".encode())
     for texts in (examples.texts, examples.pairs or []):
         for text in texts:
             data = text.encode("utf-8", "surrogatepass")

@@ -17,7 +17,7 @@ from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.placed import PlacedEncoder
 from adapterbank.encoder.prefix_cache import PrefixCache
 from adapterbank.errors import TrainingError
-from adapterbank.inference.graphs import GraphCompiler
+from adapterbank.inference.graphs import GraphCompiler, runs_graphs
 from adapterbank.slots.plan import first_trained_layer
 from adapterbank.slots.sharing import step_form
 from adapterbank.training.job import ActiveRun, Progress, RunState, TrainingJob
@@ -98,7 +98,7 @@ def group_jobs(
     for i, job in enumerate(jobs):
         first = first_trained_layer(job.initial, config.layers)
         key: tuple[Any, ...] = (first, job.plan.alone)
-        if device.type == "cuda":
+        if runs_graphs(device):
             key += (step_form(job.plan), job.batch, id(job.train) if first else 0)
         found.setdefault(key, []).append(i)
     return found

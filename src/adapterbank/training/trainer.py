@@ -13,7 +13,7 @@ from torch import Tensor
 from adapterbank.encoder.batch import room
 from adapterbank.encoder.placed import PlacedEncoder
 from adapterbank.encoder.prefix_cache import Prefix, PrefixCache
-from adapterbank.inference.graphs import GraphCompiler
+from adapterbank.inference.graphs import GraphCompiler, runs_graphs
 from adapterbank.inference.rows import Rows
 from adapterbank.inference.runner import outputs
 from adapterbank.slots.stack import LARGEST, Stacks
@@ -23,10 +23,10 @@ from adapterbank.training.job import ActiveRun
 from adapterbank.training.optimizer import StackedAdam
 from adapterbank.training.step_input import StepContext, StepInput
 
-WORTH = 500
-"""Steps a run from which on a program pays for its compilation."""
-_READ_EVERY = 0.2
-"""Seconds after which a program's losses are read, at the latest."""
+STEPS_WORTH_A_GRAPH = 500
+"""Steps per run from which on a graph pays for its compilation."""
+READ_EVERY = 0.2
+"""Seconds after which a graph's losses are read, at the latest."""
 
 
 class Trainer:
@@ -59,11 +59,11 @@ class Trainer:
     def prepare(self, coming: Sequence[ActiveRun], places: int) -> None:
         """Decide how many learn at once, and whether their steps are worth a program."""
         self.places = max(1, min(places, len(coming)))
-        if self.stacks.device.type != "cuda" or not coming:
+        if not runs_graphs(self.stacks.device) or not coming:
             return
         steps = sum(c.per_epoch * c.job.epochs - c.state.step for c in coming)
         largest = max(c.job.batch * room(max(c.lengths), self.context.config.max_length) for c in coming)
-        if steps < WORTH * self.places or largest > self.limit:
+        if steps < STEPS_WORTH_A_GRAPH * self.places or largest > self.limit:
             return
         self.places = min(self.places, self.limit // largest, LARGEST)
         self.data = DeviceRows.of([c.job.train for c in coming], coming[0].job.plan.head, self.stacks.device)
@@ -139,7 +139,7 @@ class Trainer:
         for run in self.runs:
             run.state.step += 1
         due = any(run.state.step % run.per_epoch == 0 for run in self.runs)
-        if due or not self.graph_step or time.perf_counter() - self.read_at > _READ_EVERY:
+        if due or not self.graph_step or time.perf_counter() - self.read_at > READ_EVERY:
             self.read_losses()
             return True
         return False

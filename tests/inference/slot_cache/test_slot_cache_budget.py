@@ -148,8 +148,8 @@ def test_trim_gives_the_memory_of_empty_blocks_back(bert, new_slot):
     stacks.trim()
     assert stacks.blocks == []
     assert all(block() is None for block in seen)
-    stacks.put(plan, tensors)
-    assert all(torch.equal(t, tensors[name]) for name, t in stacks.take(stacks._next - 1).items())
+    slot = stacks.put(plan, tensors)
+    assert all(torch.equal(t, tensors[name]) for name, t in stacks.take(slot).items())
 
 
 def test_tasks_that_are_dropped_or_removed_give_their_memory_back(alike, engine_of):
