@@ -15,6 +15,7 @@ from adapterbank.errors import InputError, UnknownName
 from adapterbank.inference import audit as audits
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.predictions import Prediction
+from adapterbank.inference.task_rows import TaskRows, by_task, in_order
 from adapterbank.kinds import scoring
 from adapterbank.kinds.span import Reading
 from adapterbank.kinds.table import KINDS
@@ -23,14 +24,15 @@ from adapterbank.storage.bank import Bank, Removed
 from adapterbank.storage.package import Manifest, Package
 from adapterbank.studies import ablation, grid, pruning
 from adapterbank.studies.progress import SweepProgress
+from adapterbank.studies.ray_sweep import find_unit_runner
 from adapterbank.studies.size_search import run_auto
 from adapterbank.studies.sweep import SweepOutcome, make_context, sweep
 from adapterbank.tasks.catalog import bank_name
 from adapterbank.tasks.examples import labelled_as, read_examples
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.tasks.tables import table_from
+from adapterbank.training.callbacks import Callbacks
 from adapterbank.training.dataset import DatasetReader, defaults, scored_table
-from adapterbank.training.job import Progress
 from adapterbank.training.loop import AT_ONCE
 from adapterbank.training.run import Result, run
 
@@ -120,28 +122,25 @@ class OpenBank:
         resume: bool = False,
         prune: bool = False,
         tolerance: float = pruning.TOLERANCE,
-        watch: Callable[[Progress], None] = lambda progress: None,
-        stage: Callable[[str, int, int], None] = lambda what, done, total: None,
-        note: Callable[[str], None] = lambda text: None,
         **options: Any,
     ) -> Result:
-        """Teach the bank a task and give its record and package.
+        """Train a task, put it into the bank, and return its record and package.
 
         Args:
-            task: Its name in the bank, or in the catalog (`glue/mrpc`), whose data is taken unless `train` is given.
+            task: Its name in the bank, or in the catalog (`glue/mrpc`), whose data is used unless `train` is given.
             train: A file, a name of the catalog, a list of (text, label) or (text, pair, label), a list of dicts, a
-                dict of columns, a frame.
-            dev: Likewise; a seeded stratified tenth of `train` without it.
-            test: Likewise; scored once at the end.
-            resume: Go on with an unfinished run of the same options and data.
+                dict of columns, or a data frame.
+            dev: The same; by default a seeded, stratified tenth of `train`.
+            test: The same; scored once at the end.
+            resume: Continue an unfinished run of the same options and data.
             prune: Remove idle adapters afterwards; see `prune`.
             tolerance: Points of the metric that `size="auto"` and `prune` may cost, each.
-            watch: Called with a `Progress` after each step and epoch.
-            stage: Called before that with what is being done, how much of it is, and of how much.
-            note: Called with what the user should know.
-            options: Any field of `adapterbank.config.Config`: method, size, lr, epochs, seed, text, label, …
-                `size="auto"` finds the smallest that is as good as any.
+            options: Any field of a run's config: method, size, lr, epochs, seed, text, label, …; `size="auto"` finds
+                the smallest size that is as good as any. Three functions are called as the run goes on: `watch` with a
+                `Progress` after each step and epoch; `stage` before the first step with what is being done, how much
+                of it is done, and of how much; `note` with sentences for the user.
         """
+        callbacks = Callbacks(**{name: options.pop(name) for name in ("watch", "stage", "note") if name in options})
         auto = options.get("size") == "auto"
         options = {name: value for name, value in options.items() if not (auto and name == "size")}
         files = {"train": train, "dev": dev, "test": test}
@@ -155,11 +154,11 @@ class OpenBank:
             raise InputError(f"This bank is open with {config.backbone!r}; open another for {options['backbone']!r}.")
         way: Callable[..., Result] = partial(run_auto, tolerance=tolerance) if auto else run
         reader = DatasetReader(given)
-        told = {"watch": watch, "stage": stage, "note": note}
-        result = way(config, self.backbone, self.path, reader=reader, resuming=resume, **told)
+        result = way(config, self.backbone, self.path, reader=reader, callbacks=callbacks, resuming=resume)
         if not prune:
             return result
-        return pruning.prune_result(self._lone_engine(), result, reader.read(config), tolerance=tolerance, note=note)
+        data, note = reader.read(config), callbacks.note
+        return pruning.prune_result(self._lone_engine(), result, data, tolerance=tolerance, note=note)
 
     def ablate(
         self,
@@ -214,31 +213,26 @@ class OpenBank:
         limit: int | None = None,
         retry: bool = False,
         jobs: int = AT_ONCE,
-        ray: str | bool = False,
-        cpus_per_worker: int = 1,
         watch: Callable[[SweepProgress], None] = lambda progress: None,
+        **cluster: Any,
     ) -> SweepOutcome:
         """Run all of a study that has no record yet, together where that is faster; see docs/studies.md.
 
         Args:
-            study: A YAML file, or what such a file holds.
-            records: Folder or URL of the records; the bank's own without it.
+            study: A YAML file, or its content as a mapping.
+            records: Folder or URL of the records; by default the bank's own.
             keep: Which packages go into the bank: none, best (on dev, by task), all.
-            limit: How many new runs are begun at most.
-            retry: Run again what failed.
+            limit: How many new runs to start at most.
+            retry: Run failed runs again.
             jobs: How many runs share a batch at most.
-            ray: True, or the address of a Ray cluster, to run there.
-            cpus_per_worker: On Ray: CPUs, and threads, of each worker.
-            watch: Called with the sweep's standing whenever it changes.
+            watch: Called with the sweep's progress whenever it changes.
+            cluster: `ray` is True, or the address of a Ray cluster, to run there; `cpus_per_worker` is the number of
+                CPUs, and threads, of each worker.
         """
         own = {"device": self._device, "precision": self._precision, "data_root": self.data_root}
         name = {"backbone": self._backbone.name if self._backbone else self._name}
         made = grid.make(study, name, own) if isinstance(study, Mapping) else grid.read(study, name, own)
-        engine = None
-        if ray is not False:
-            from adapterbank.studies.ray_sweep import ray_engine
-
-            engine = ray_engine(None if ray is True else ray, cpus=cpus_per_worker)
+        engine = find_unit_runner(**cluster)
         context = make_context(self.path, records, keep=keep, at_once=jobs)
         return sweep(made, context, engine=engine, watch=watch, limit=limit, retry=retry)
 
@@ -256,20 +250,8 @@ class OpenBank:
         a row with None gives the bare encoder's embedding. Second texts stand in `pairs`, or in tuples (text, second).
         With `best` span tasks also list as many of their best answers.
         """
-        if isinstance(texts, str):
-            raise InputError("texts is one string; give a list of texts, such as [text].")
-        many = [task] * len(texts) if task is None or isinstance(task, str) else list(task)
-        if len(many) != len(texts) or (pairs is not None and len(pairs) != len(texts)):
-            raise InputError(f"There are {len(texts)} texts; give as many tasks and pairs.")
-        seconds = list(pairs) if pairs is not None else [None] * len(texts)
-        rows = [text if isinstance(text, tuple) else (text, two) for text, two in zip(texts, seconds, strict=True)]
-        places: dict[str | None, list[int]] = {}
-        for i, name in enumerate(many):
-            places.setdefault(name, []).append(i)
-        requests = [self._request(name, [rows[i] for i in mine]) for name, mine in places.items()]
-        order = [i for mine in places.values() for i in mine]
-        answers = [answer for mine in self.engine.predict(requests, best) for answer in mine]
-        return [answer for _, answer in sorted(zip(order, answers, strict=True), key=lambda row: row[0])]
+        groups = by_task(task, texts, pairs)
+        return in_order(groups, self.engine.predict([self._request(group) for group in groups], best))
 
     def evaluate(
         self,
@@ -340,16 +322,8 @@ class OpenBank:
         is missing is left out, and `note` hears of it; the server refuses such a file.
         """
         held = {task.name for task in self.tasks()}
-        return submissions.submit(
-            Path(path),
-            held,
-            self._labels_of,
-            root=self.data_root,
-            use=use or {},
-            partial=partial,
-            stage=stage,
-            note=note,
-        )
+        options: dict[str, Any] = {"use": use or {}, "partial": partial, "stage": stage, "note": note}
+        return submissions.submit(Path(path), held, self._labels_of, root=self.data_root, **options)
 
     def glue_score(self) -> dict[str, Any]:
         """Return the GLUE score of the bank's tasks on dev: mean, parts, and what is missing or unofficial."""
@@ -419,13 +393,6 @@ class OpenBank:
         name = f"{package.ref}#{package.manifest.weights_sha256}"
         return name if name in self.engine.residents else self.engine.load(package, name)
 
-    def _request(self, name: str | None, rows: Sequence[tuple[str, str | None]]) -> tuple[str | None, Examples]:
-        """Make the engine's request of one task's rows; a task reads one text a row, or two."""
-        texts, seconds = [text for text, _ in rows], [second for _, second in rows if second is not None]
-        resident = self._load(self._package(name)) if name is not None else None
-        if resident is not None:
-            columns = self.engine.residents[resident].task.text
-            if len(seconds) != (len(rows) if len(columns) == 2 else 0):
-                remedy = "pairs too" if len(columns) == 2 else "no pairs"
-                raise InputError(f"{name!r} reads {' and '.join(columns)}: give it {remedy}.")
-        return resident, Examples(texts, seconds if len(seconds) == len(rows) and seconds else None)
+    def _request(self, group: TaskRows) -> tuple[str | None, Examples]:
+        name = self._load(self._package(group.task)) if group.task is not None else None
+        return name, group.examples(self.engine.residents[name].task.text if name else ())

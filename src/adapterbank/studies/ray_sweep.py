@@ -26,6 +26,13 @@ _MAX_STARTS = 8
 """How often a unit is started at most: machines die, but a unit that always kills its worker must end."""
 
 
+def find_unit_runner(ray: str | bool = False, cpus_per_worker: int = 1) -> UnitRunner | None:
+    """Return what runs the units of a sweep on a Ray cluster; None without `ray`, for this process."""
+    if ray is False:
+        return None
+    return ray_engine(None if ray is True else ray, cpus=cpus_per_worker)
+
+
 def ray_engine(address: str | None = None, *, cpus: int = 1) -> UnitRunner:
     """Return a function that runs units on a cluster; every machine must have access to the records.
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from adapterbank.config import Config, check_tolerance
 from adapterbank.encoder.backbone import Backbone
@@ -21,6 +20,7 @@ from adapterbank.encoder.placed import place
 from adapterbank.errors import ConfigError, TrainingError
 from adapterbank.methods import METHODS
 from adapterbank.training.builder import RunBuilder, initial_tensors, make_run_plan
+from adapterbank.training.callbacks import Callbacks
 from adapterbank.training.dataset import DatasetReader
 from adapterbank.training.job import Progress, RunState, TrainingJob
 from adapterbank.training.loop import train
@@ -83,29 +83,29 @@ def run_auto(
     *,
     tolerance: float = TOLERANCE,
     reader: DatasetReader | None = None,
-    note: Callable[[str], None] = lambda text: None,
-    stage: Callable[[str, int, int], None] = lambda what, done, total: None,
-    **rest: Any,
+    callbacks: Callbacks | None = None,
+    resuming: bool = False,
 ) -> Result:
     """Find the size, then train with it as `run` does; the record lists all trials under `sizing`.
 
-    If the config has a learning rate, no other is tried. `rest` is passed to `run`.
+    If the config has a learning rate, no other is tried.
     """
     if "size" not in METHODS[config.method].uses:
         raise ConfigError([f"size is 'auto', but method {config.method!r} has no size; leave it out."])
-    if rest.pop("resuming", False):
+    if resuming:
         raise ConfigError(["size is 'auto', which cannot be resumed; leave --resume out."])
     check_tolerance(tolerance)
+    callbacks = callbacks or Callbacks()
     began = time.perf_counter()
     rates = (config.lr,) if config.lr is not None else RATES
     reader = reader or DatasetReader()
     builder = RunBuilder(backbone, reader=reader)
     config = builder.look(config).config
-    trials, state = _halve(config, builder, rates, tolerance, note, stage)
+    trials, state = _halve(config, builder, rates, tolerance, callbacks.note, callbacks.stage)
     last = [trial for trial in trials if trial.rung == RUNGS]
     chosen = choose(last, tolerance)
     why = reason(chosen, last, tolerance)
-    note(why)
+    callbacks.note(why)
     about = {
         "tolerance": tolerance,
         "reason": why,
@@ -118,11 +118,9 @@ def run_auto(
         backbone,
         bank_path,
         reader=reader,
-        note=note,
-        stage=stage,
+        callbacks=callbacks,
         reached=state[chosen.size, chosen.lr],
         about={"sizing": about},
-        **rest,
     )
 
 

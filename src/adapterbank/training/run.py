@@ -35,6 +35,7 @@ from adapterbank.storage.package import FORMAT, Manifest, Package, count_params,
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.training import run_state
 from adapterbank.training.builder import PreparedRun, RunBuilder, identity
+from adapterbank.training.callbacks import Callbacks
 from adapterbank.training.dataset import Dataset, DatasetReader, named
 from adapterbank.training.job import Progress, RunState
 from adapterbank.training.loop import AT_ONCE, train
@@ -71,48 +72,46 @@ def run(
     bank_path: str | Path,
     *,
     reader: DatasetReader | None = None,
-    watch: Callable[[Progress], None] = lambda progress: None,
-    note: Callable[[str], None] = lambda text: None,
-    stage: Callable[[str, int, int], None] = lambda what, done, total: None,
+    callbacks: Callbacks | None = None,
     resuming: bool = False,
     reached: RunState | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Train one task and put it into the bank, which is made if it is not there.
+    """Train one task and put it into the bank, which is created if it does not exist.
 
-    `reader` reads the data, by default the files that the config names; `watch` hears of steps and epochs, `stage` of
-    the work before (what, done, of how many), `note` of what the user should know. `reached` is
-    where this very run stands already, `about` what its record should say beside the rest.
+    `reader` reads the data, by default the files that the config names. `reached` is the state that this very run has
+    reached already; `about` is added to its record.
     """
+    callbacks = callbacks or Callbacks()
     if not find_method(config.method).slot:
-        return _keep_found(config, backbone, bank_path, reader or DatasetReader(), note, stage)
-    builder = RunBuilder(backbone, stage, reader)
+        return _keep_found(config, backbone, bank_path, reader or DatasetReader(), callbacks)
+    builder = RunBuilder(backbone, callbacks.stage, reader)
     resolved = builder.look(config)
     ready = builder.ready(resolved)
     bank = _open(bank_path, backbone)
-    told = 0
+    reported = 0
 
-    def tell() -> None:
-        nonlocal told
-        for text in ready.notes[told:]:
-            note(text)
-        told = len(ready.notes)
+    def report() -> None:
+        nonlocal reported
+        for text in ready.notes[reported:]:
+            callbacks.note(text)
+        reported = len(ready.notes)
 
-    tell()  # only now: nothing can be refused any more, and a mistake is one sentence
+    report()  # only now: nothing can be refused any more, and a mistake is one sentence
     with run_state.own_folder(bank.runs_path, resolved.hash) as kept:
         resumed = {0: reached} if reached else _resumed(kept, resuming, ready.notes.append)
-        tell()
+        report()
         ended: list[RunOutcome] = []
         train_together(
             backbone,
             [ready],
             lambda _, one: ended.append(one),
             into=lambda _, score: bank,
-            watch=watch,
+            watch=callbacks.watch,
             keep=lambda _, state: run_state.save(kept, state),
             resumed=resumed,
         )
-        tell()
+        report()
         (one,) = ended
         if one.package is None:
             raise TrainingError(one.failure)
@@ -127,8 +126,7 @@ def _keep_found(
     backbone: Backbone,
     bank_path: str | Path,
     reader: DatasetReader,
-    note: Callable[[str], None],
-    stage: Callable[[str, int, int], None],
+    callbacks: Callbacks,
 ) -> Result:
     """Do without the encoder: search for the best model of the texts, which leaves a record and no package."""
     from adapterbank.automl.search import check
@@ -138,10 +136,10 @@ def _keep_found(
     check(data.task)
     bank = _open(bank_path, backbone)
     for text in data.notes:
-        note(text)
-    record = search_record(config, backbone, data, stage)
+        callbacks.note(text)
+    record = search_record(config, backbone, data, callbacks.stage)
     for text in record["notes"][len(data.notes) :]:
-        note(text)
+        callbacks.note(text)
     return Result(record, records.write(bank.records_path, record), None, tuple(record["notes"]))
 
 

@@ -56,6 +56,7 @@ def _run(
     from adapterbank.inference.engine import Engine
     from adapterbank.studies.pruning import prune_result
     from adapterbank.studies.size_search import run_auto
+    from adapterbank.training.callbacks import Callbacks
     from adapterbank.training.run import run
 
     reader = DatasetReader()
@@ -69,9 +70,7 @@ def _run(
                 encoder,
                 bank,
                 reader=reader,
-                watch=display.watch,
-                stage=display.stage,
-                note=display.note,
+                callbacks=Callbacks(display.watch, display.stage, display.note),
                 resuming=resume,
             )
             if prune:
