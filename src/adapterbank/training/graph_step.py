@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adapterbank.encoder.batch import TokenStore, room
+from adapterbank.encoder.batch import TokenStore, padded_length
 from adapterbank.encoder.dropout import Dropout, step_keys
 from adapterbank.encoder.families import EncoderConfig
-from adapterbank.encoder.forward import compiled_runs, forward, fused_attention
+from adapterbank.encoder.forward import compiled_layer_fns, forward, fused_attention
 from adapterbank.encoder.prefix_cache import Prefix
 from adapterbank.inference.graphs import GraphCompiler
 from adapterbank.inference.rows import Rows
@@ -98,14 +98,14 @@ class GraphStep:
         self._whole = torch.zeros(self.places * (batch + 2), dtype=torch.int64, device=device)
         self._real = torch.zeros(self.places * batch + (self.places + 1) * 7, device=device)
         self._losses = torch.zeros(self.places, device=device)
-        self._runs = compiled_runs(programs.compiled)
+        self._layer_fns = compiled_layer_fns(programs.compiled)
         self._fused = fused_attention(config, device)
         self._steps: dict[int, Callable[[], None]] = {}
         adam.update = programs.compiled(adam.update)
 
     def step(self, turns: Sequence[Turn], table: np.ndarray) -> Tensor:
         """Take one step for the runs whose turns these are; gives each place's loss, still on the device."""
-        longest = room(max(turn.longest for turn in turns), self._config.max_length)
+        longest = padded_length(max(turn.longest for turn in turns), self._config.max_length)
         count = self.places * self._batch
         # Rows nobody asked for repeat one that fits into this step's length; their weight is 0.
         rows, weights = np.full(count, turns[0].rows[0]), np.zeros(count, np.float32)
@@ -141,7 +141,7 @@ class GraphStep:
         if self._prefix is not None and self._prefix.store is not None:
             known = self._prefix.store[where]
         uniform = StaticRoute(self._frozen, self._own, self._plan.adapter, self._plan.lora)
-        hidden = forward(self._config, uniform, batch, drop, self._first, known, self._runs)
+        hidden = forward(self._config, uniform, batch, drop, self._first, known, self._layer_fns)
         head = self._plan.head
         x = heads.reads(hidden, batch, head, uniform.linear, drop)
         x = heads.apply(x.view(self.places, -1, x.shape[-1]).squeeze(0), head, uniform.own)

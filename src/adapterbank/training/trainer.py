@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adapterbank.encoder.batch import room
+from adapterbank.encoder.batch import padded_length
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.prefix_cache import PrefixCache
 from adapterbank.inference.graphs import GraphCompiler
@@ -60,7 +60,7 @@ class Trainer:
         if self.stacks.device.type != "cuda" or not coming:
             return
         steps = sum(c.per_epoch * c.job.epochs - c.state.step for c in coming)
-        largest = max(c.job.batch * room(max(c.lengths), self.config.max_length) for c in coming)
+        largest = max(c.job.batch * padded_length(max(c.lengths), self.config.max_length) for c in coming)
         if steps < _WORTH * self.places or largest > self.limit:
             return
         self.places = min(self.places, self.limit // largest, LARGEST)

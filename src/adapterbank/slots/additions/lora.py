@@ -20,12 +20,10 @@ from adapterbank.methods import PROJECTIONS, Lora
 
 def shapes(lora: Lora, config: EncoderConfig) -> dict[str, tuple[int, ...]]:
     """Name every tensor of a slot's low-rank parts, with its shape."""
-    d, f = config.hidden, config.feedforward
     found: dict[str, tuple[int, ...]] = {}
-    sizes = {"up": (f, d), "down": (d, f)}
     for i in lora.layers:
         for target in lora.targets:
-            outputs, inputs = sizes.get(target, (d, d))
+            outputs, inputs = config.layer_shapes[PROJECTIONS[target]]
             module = f"layers.{i}.{PROJECTIONS[target]}.lora"
             found |= {f"{module}.a": (lora.rank, inputs), f"{module}.b": (outputs, lora.rank)}
     return found
