@@ -15,7 +15,7 @@ from adapterbank.slots.sharing import step_form
 from adapterbank.training import graph_step
 from adapterbank.training import trainer as trainers
 from adapterbank.training.eager_step import EagerStep
-from adapterbank.training.graph_step import room
+from adapterbank.training.graph_step import padded_length
 from adapterbank.training.job import ActiveRun, RunState
 from jobs import GPU, assert_close, assert_same_bits, job_on, learn, three_runs
 
@@ -146,12 +146,17 @@ def test_runs_share_a_program_when_they_differ_in_no_more_than_their_true_size()
 
 
 def test_rows_are_filled_up_to_few_lengths_with_little_padding():
-    rooms = {length: room(length, 512) for length in range(1, 513)}
-    assert all(length <= found < length + max(8, length / 2) for length, found in rooms.items())
-    assert list(rooms.values()) == sorted(rooms.values())
-    assert len(set(rooms.values())) <= 24
-    assert all(room(found, 512) == found for found in rooms.values())
-    assert [room(length, 50) for length in (3, 48, 49, 50)] == [8, 48, 50, 50]  # never beyond the last position
+    padded = {length: padded_length(length, 512) for length in range(1, 513)}
+    assert all(length <= found < length + max(8, length / 2) for length, found in padded.items())
+    assert list(padded.values()) == sorted(padded.values())
+    assert len(set(padded.values())) <= 24
+    assert all(padded_length(found, 512) == found for found in padded.values())
+    assert [padded_length(length, 50) for length in (3, 48, 49, 50)] == [
+        8,
+        48,
+        50,
+        50,
+    ]  # never beyond the last position
 
 
 def prepared(backbone, monkeypatch, jobs, *, places=8, limit=1 << 30, worth=1):
@@ -167,7 +172,7 @@ def prepared(backbone, monkeypatch, jobs, *, places=8, limit=1 << 30, worth=1):
 
 def test_a_program_is_made_for_as_many_places_as_memory_has_room_for(bert, new_slot, monkeypatch):
     jobs = [job_on(bert, new_slot, seed=seed) for seed in range(5)]
-    padded = 6 * room(max(len(row) for job in jobs for row in job.train.tokens), bert.config.max_length)
+    padded = 6 * padded_length(max(len(row) for job in jobs for row in job.train.tokens), bert.config.max_length)
     assert [prepared(bert, monkeypatch, jobs, places=places).places for places in (8, 3, 1)] == [5, 3, 1]
     for limit, places in ((padded, 1), (3 * padded - 1, 2), (3 * padded, 3), (99 * padded, 5)):
         trainer = prepared(bert, monkeypatch, jobs, limit=limit)

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adapterbank.encoder.batch import PaddedBatch, Tokens, laid_at, room
+from adapterbank.encoder.batch import PaddedBatch, Tokens, cell_numbers, padded_length
 from adapterbank.encoder.families import EncoderConfig
-from adapterbank.encoder.forward import compiled_runs, forward, fused_attention
+from adapterbank.encoder.forward import compiled_layer_fns, forward, fused_attention
 from adapterbank.inference.graphs import GraphCompiler
 from adapterbank.kinds.table import KINDS
 from adapterbank.slots import heads
@@ -89,7 +89,7 @@ class GraphRunner:
     def __init__(self, config: EncoderConfig, stacks: Stacks, programs: GraphCompiler) -> None:
         """Nothing is made before it is asked for."""
         self._config, self._stacks, self._programs = config, stacks, programs
-        self._runs = compiled_runs(programs.compiled)
+        self._layer_fns = compiled_layer_fns(programs.compiled)
         self._on_gpu = stacks.device.type == "cuda"
         self._fused = fused_attention(config, stacks.device)
         self.stages: OrderedDict[tuple[tuple[RowLayout, ...], int], _Stage] = OrderedDict()
@@ -97,7 +97,7 @@ class GraphRunner:
 
     def filled(self, length: int) -> int:
         """Return the length that a row is filled up to, if it is the longest of its batch."""
-        return room(length, self._config.max_length)
+        return padded_length(length, self._config.max_length)
 
     def warm(self) -> None:
         """Make programs of every kind for the slots that there are, so that no row has to wait for a compiler."""
@@ -244,7 +244,7 @@ class GraphRunner:
         ids, types = program.rows[: 2 * cells].view(2, -1).unbind(0)
         batch = PaddedBatch.of(ids, types, program.rows[2 * cells :], self._fused)
         uniform = StaticRoute(self._stacks.frozen, stage.own, plan)
-        hidden = forward(self._config, uniform, batch, runs=self._runs)
+        hidden = forward(self._config, uniform, batch, layer_fns=self._layer_fns)
         x = heads.reads(hidden, batch, head, uniform.linear)
         if plan:
             x = heads.apply(x.view(shape.places, -1, x.shape[-1]).squeeze(0), head, uniform.own)
@@ -260,7 +260,7 @@ def _write(into: np.ndarray, tokens: Sequence[Tokens], sizes: np.ndarray, seats:
     cells = shape.rows * shape.longest
     into[: 2 * cells] = 0
     into[2 * cells :] = 1
-    where = laid_at(sizes, seats * shape.longest)
+    where = cell_numbers(sizes, seats * shape.longest)
     into[where] = np.concatenate([row.ids for row in tokens])
     into[cells + where] = np.concatenate([row.types for row in tokens])
     into[2 * cells + seats] = sizes

@@ -64,7 +64,7 @@ class Route:
         weight, bias = f"{name}.weight", f"{name}.bias"
         if bias in self._touched and weight not in self._touched:
             return self._shifted(x, self._stacks.frozen[weight], [bias])
-        return self._by_slot(F.linear, x, (weight, bias))
+        return self._by_slot(F.linear, x, self._module(name))
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Slots`."""
@@ -78,19 +78,23 @@ class Route:
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `encoder.forward.Slots`."""
-        weight, bias = f"{name}.weight", f"{name}.bias"
+        names = self._module(name)
+        if not names:
+            return x
 
-        def normalise(x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+        def normalise(x: Tensor, gain: Tensor, shift: Tensor | None = None) -> Tensor:
             return F.layer_norm(x, x.shape[-1:], gain, shift, epsilon)
 
         if torch.is_grad_enabled():  # a looked-up gain's gradient would be summed in bf16, and in any order
-            return self._by_slot(normalise, x, (weight, bias))
-        if len(self._held) > 1 and not self._touched.isdisjoint((weight, bias)):
+            return self._by_slot(normalise, x, names)
+        if len(self._held) > 1 and not self._touched.isdisjoint(names):
             whose = self._tokens_segments(x.device)
-            gains, shifts = (torch.stack([self.tensor(held, n) for held in self._held]) for n in (weight, bias))
+            gain, *shift = (
+                torch.stack([self.tensor(held, n) for held in self._held]).index_select(0, whose) for n in names
+            )
             plain = F.layer_norm(x, x.shape[-1:], None, None, epsilon)
-            return torch.addcmul(shifts.index_select(0, whose), plain, gains.index_select(0, whose))
-        return self._by_slot(normalise, x, (weight, bias))
+            return torch.addcmul(shift[0], plain, gain) if shift else plain * gain
+        return self._by_slot(normalise, x, names)
 
     def embed(self, ids: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Slots`."""
@@ -217,6 +221,10 @@ class Route:
         if torch.is_grad_enabled():  # as in `norm`
             return torch.cat([part + bias for part, bias in zip(y.split(self._sizes), each, strict=True)])
         return y + torch.stack(each).index_select(0, self._tokens_segments(x.device))
+
+    def _module(self, name: str) -> list[str]:
+        """Name the tensors of a module that the encoder has: weight and bias, weight alone, or none."""
+        return [found for leaf in ("weight", "bias") if (found := f"{name}.{leaf}") in self._stacks.frozen]
 
     def _tokens_segments(self, device: torch.device) -> Tensor:
         if self._segment_of_token is None:

@@ -47,7 +47,9 @@ class StaticRouteLayer:
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `encoder.forward.Layer`."""
-        return apply_norm(x, self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"], epsilon)
+        if f"{name}.weight" not in self.tensors:
+            return x
+        return apply_norm(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"), epsilon)
 
     def embed(self, ids: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Layer`."""
@@ -69,7 +71,7 @@ class StaticRouteLayer:
         return y
 
     def _plain_linear(self, x: Tensor, name: str) -> Tensor:
-        return apply_linear(x, self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"])
+        return apply_linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 
 
 class StaticRoute:
@@ -146,20 +148,24 @@ class StaticRoute:
         return torch.cat(torch.broadcast_tensors(*found), -1)
 
 
-def apply_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return `x W' + b`, with the weight, the bias, both or neither the slots' own."""
+def apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return `x W' + b`, with the weight, the bias, both or neither the slots' own; the bias may be missing."""
     if weight.dim() == 2:
-        if bias.dim() == 1:
+        if bias is None or bias.dim() == 1:
             return F.linear(x, weight, bias)
         return (_by_slot(F.linear(x, weight), len(bias)) + bias[:, None]).view(*x.shape[:-1], -1)
+    if bias is None:
+        return torch.bmm(_by_slot(x, len(weight)), weight.transpose(1, 2)).view(*x.shape[:-1], -1)
     shift = bias if bias.dim() == 2 else bias.expand(len(weight), -1)
     return linear(_by_slot(x, len(weight)), weight, shift).view(*x.shape[:-1], -1)
 
 
-def apply_norm(x: Tensor, gain: Tensor, shift: Tensor, epsilon: float) -> Tensor:
-    """Normalise, then scale by the shared gain and bias or by each slot's own."""
-    if gain.dim() == 1 and shift.dim() == 1:
+def apply_norm(x: Tensor, gain: Tensor, shift: Tensor | None, epsilon: float) -> Tensor:
+    """Normalise, then scale by the shared gain and bias or by each slot's own; the bias may be missing."""
+    if gain.dim() == 1 and (shift is None or shift.dim() == 1):
         return F.layer_norm(x, x.shape[-1:], gain, shift, epsilon)
+    if shift is None:
+        shift = gain.new_zeros(gain.shape[-1])
     slots = len(gain) if gain.dim() == 2 else len(shift)
     gain, shift = (t if t.dim() == 2 else t.expand(slots, -1) for t in (gain, shift))
     plain = _by_slot(F.layer_norm(x, x.shape[-1:], None, None, epsilon), slots)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from adapterbank.encoder.batch import Tokens, by_length, pack
 from adapterbank.encoder.families import EncoderConfig
-from adapterbank.encoder.forward import between, lower
+from adapterbank.encoder.forward import hidden_below, run_layers
 from adapterbank.errors import InputError
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.predictions import decide
@@ -94,7 +94,7 @@ def _paths(
     """
     batch, size = pack(rows, stacks.device), sum(map(len, rows))
     whole = Route(stacks, [Segment(slots[0], len(rows), size)])
-    paths: dict[Removed, Tensor] = {None: lower(config, whole, batch, 0)}
+    paths: dict[Removed, Tensor] = {None: hidden_below(config, whole, batch, 0)}
     last = -1  # the layer with adapters that was computed last
     for layer in range(config.layers):
         bare: dict[Removed, Tensor] = {}
@@ -105,7 +105,7 @@ def _paths(
         counts = [(slots[0], len(paths)), (slots[1], len(bare))]
         route = Route(stacks, [Segment(slot, n * len(rows), n * size) for slot, n in counts if n])
         many = pack([*rows] * (len(paths) + len(bare)), stacks.device)
-        x = between(config, route, many, torch.cat([*paths.values(), *bare.values()]), [layer])
+        x = run_layers(config, route, many, torch.cat([*paths.values(), *bare.values()]), [layer])
         paths = dict(zip([*paths, *bare], x.split(size), strict=True))
     many = pack([*rows] * len(paths), stacks.device)
     parts = [Segment(slots[0], len(paths) * len(rows), len(paths) * size)]

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adapterbank.encoder.batch import TokenStore, room
+from adapterbank.encoder.batch import TokenStore, padded_length
 from adapterbank.encoder.dropout import Dropout, step_keys
-from adapterbank.encoder.forward import compiled_runs, forward, fused_attention
+from adapterbank.encoder.forward import compiled_layer_fns, forward, fused_attention
 from adapterbank.encoder.prefix_cache import Prefix
 from adapterbank.inference.graphs import GraphCompiler
 from adapterbank.inference.rows import Rows
@@ -73,14 +73,14 @@ class GraphStep:
         self._whole = torch.zeros(self.places * (batch + 2), dtype=torch.int64, device=device)
         self._real = torch.zeros(self.places * batch + (self.places + 1) * 7, device=device)
         self._losses = torch.zeros(self.places, device=device)
-        self._runs = compiled_runs(programs.compiled)
+        self._layer_fns = compiled_layer_fns(programs.compiled)
         self._fused = fused_attention(context.config, device)
         self._steps: dict[int, Callable[[], None]] = {}
         adam.update = programs.compiled(adam.update)
 
     def step(self, inputs: Sequence[StepInput], table: np.ndarray) -> Tensor:
         """Take one step for some runs; returns the loss of each place, still on the device."""
-        longest = room(max(run.longest for run in inputs), self._context.config.max_length)
+        longest = padded_length(max(run.longest for run in inputs), self._context.config.max_length)
         count = self.places * self._batch
         # Rows without a run repeat one that fits into this step's length; their weight is 0.
         rows = np.full(count, inputs[0].batch[0] + self._data.first[id(inputs[0].rows)])
@@ -121,7 +121,7 @@ class GraphStep:
         if self._prefix is not None and self._prefix.store is not None:
             known = self._prefix.store[where]
         uniform = StaticRoute(self._stacks.frozen, self._own, self._plan)
-        hidden = forward(self._context.config, uniform, batch, drop, self._context.first, known, self._runs)
+        hidden = forward(self._context.config, uniform, batch, drop, self._context.first, known, self._layer_fns)
         head = self._plan.head
         x = heads.reads(hidden, batch, head, uniform.linear, drop)
         x = heads.apply(x.view(self.places, -1, x.shape[-1]).squeeze(0), head, uniform.own)

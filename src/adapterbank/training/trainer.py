@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adapterbank.encoder.batch import room
+from adapterbank.encoder.batch import padded_length
 from adapterbank.encoder.placed import PlacedEncoder
 from adapterbank.encoder.prefix_cache import Prefix, PrefixCache
 from adapterbank.inference.graphs import GraphCompiler, runs_graphs
@@ -62,7 +62,7 @@ class Trainer:
         if not runs_graphs(self.stacks.device) or not coming:
             return
         steps = sum(c.per_epoch * c.job.epochs - c.state.step for c in coming)
-        largest = max(c.job.batch * room(max(c.lengths), self.context.config.max_length) for c in coming)
+        largest = max(c.job.batch * padded_length(max(c.lengths), self.context.config.max_length) for c in coming)
         if steps < STEPS_WORTH_A_GRAPH * self.places or largest > self.limit:
             return
         self.places = min(self.places, self.limit // largest, LARGEST)

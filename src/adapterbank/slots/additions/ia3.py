@@ -52,9 +52,9 @@ class Ia3:
 
     def shapes(self, config: EncoderConfig) -> dict[tuple[str, str], tuple[int, ...]]:
         """See `Addition`."""
-        widths = {"feedforward.inner": config.feedforward}
-        sites = ((f"layers.{i}.{site}", site) for i in self.layers for site in _SITES)
-        return {(full, "scale"): (widths.get(site, config.hidden),) for full, site in sites}
+        outputs = {name: shape[0] for name, shape in config.layer_shapes.items()}
+        outputs["feedforward.inner"] = config.layer_shapes["feedforward.down"][1]
+        return {(f"layers.{i}.{site}", "scale"): (outputs[site],) for i in self.layers for site in _SITES}
 
     def padded(self, part: str, shape: tuple[int, ...], size: int) -> tuple[int, ...]:
         """See `Addition`."""

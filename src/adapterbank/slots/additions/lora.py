@@ -68,12 +68,11 @@ class Lora:
 
     def shapes(self, config: EncoderConfig) -> dict[tuple[str, str], tuple[int, ...]]:
         """See `Addition`."""
-        d, f = config.hidden, config.feedforward
-        sizes = {"up": (f, d), "down": (d, f)}
         found: dict[tuple[str, str], tuple[int, ...]] = {}
-        for site, target in ((f"layers.{i}.{PROJECTIONS[name]}", name) for i in self.layers for name in self.targets):
-            outputs, inputs = sizes.get(target, (d, d))
-            found |= {(site, "a"): (self.rank, inputs), (site, "b"): (outputs, self.rank)}
+        for i, module in ((i, PROJECTIONS[target]) for i in self.layers for target in self.targets):
+            outputs, inputs = config.layer_shapes[module]
+            found |= {(f"layers.{i}.{module}", "a"): (self.rank, inputs)}
+            found |= {(f"layers.{i}.{module}", "b"): (outputs, self.rank)}
         return found
 
     def padded(self, part: str, shape: tuple[int, ...], size: int) -> tuple[int, ...]:
