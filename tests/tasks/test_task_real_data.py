@@ -18,7 +18,7 @@ pytestmark = pytest.mark.data
 
 
 def find(name: str) -> Path:
-    """A file of the data folder, or a skip that says how to get it in."""
+    """A file of the data folder, or a skip that names the remedy."""
     path = DATA / name
     if not path.exists():
         pytest.skip(MISSING)
