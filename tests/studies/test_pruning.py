@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from adapterbank.api import open_bank
 from adapterbank.errors import ConfigError, InputError
 from adapterbank.storage import records
 from adapterbank.storage.bank import Bank
+from adapterbank.studies import pruning
 from adapterbank.studies.pruning import describe, find_idle
 from adapterbank.training import dataset
 from small_data import FAST, reviews, write
@@ -61,11 +64,13 @@ def test_the_manifest_and_the_record_have_both_scores_and_fewer_parameters(bank,
     assert result.record["config"]["pruned"] == {"from": "s@1", "tolerance": 100}
 
 
-def test_without_idle_adapters_there_is_no_new_version(bank):
+def test_without_idle_adapters_there_is_no_new_version(bank, monkeypatch):
     manifest = bank.show("s")
+    # Whether the tiny encoder needs its adapters depends on rounding, so the scores are given here.
+    worse = {gone: 1.0 - len(gone) / 10 for n in range(4) for gone in itertools.combinations(range(3), n)}
+    monkeypatch.setattr(pruning, "find_idle", lambda score, *rest: find_idle(worse.__getitem__, *rest))
     found, result = bank.prune("s", reviews(), tolerance=0)
-    if found["removed"]:  # an adapter may be idle even to the last row
-        pytest.skip("the tiny encoder needs none of them")
+    assert found["removed"] == []
     assert result is None
     assert bank.show("s") == manifest
 
