@@ -74,7 +74,7 @@ TRAINING = {
     "no label column": (trained(train="no-label.csv"), r"no-label\.csv has no column .* --label.*: id, text, other\."),
     "missing column": (trained(text="sentense"), r"no column 'sentense'\. Choose with --text from: text, label\."),
     "missing label column": (trained(label="lable"), r"no column 'lable'\. Did you mean 'label'\? Choose with --label"),
-    "a single class": (trained(train="one-class.csv"), r"every row has the label 'same'.*add rows of another"),
+    "a single class": (trained(train="one-class.csv"), r"every row has the label 'same'.*add rows with another"),
     "dev label never seen": (
         trained(dev="unseen.csv"),
         r"unseen\.csv, row 2: the label 'neutral' is not one of",
