@@ -123,3 +123,15 @@ def test_a_stream_that_ends_before_its_run_is_told(state):
 def test_one_string_in_the_place_of_texts_is_an_error_before_anything_is_sent():
     with pytest.raises(InputError, match="texts is one string, 'hello'; give a list"):
         calls.predict("a", "hello")
+
+
+@pytest.mark.parametrize("status", [500, 502, 504])
+def test_a_wait_goes_on_while_a_proxy_reports_that_the_server_is_unavailable(status):
+    now = [0.0]
+    waiter = RunWaiter(None, clock=lambda: now[0])
+    waiter.missed(ServiceError("not as adapterbank does", "", status))
+    with pytest.raises(ServiceError):
+        waiter.missed(ServiceError("a mistake of ours", "internal", status))
+    now[0] = 301
+    with pytest.raises(ServiceError):
+        waiter.missed(ServiceError("not as adapterbank does", "", status))

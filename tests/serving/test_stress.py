@@ -59,16 +59,16 @@ def test_lanes_answer_as_the_engine_alone_while_slots_are_dropped_and_tasks_repl
             turn += 1
             await asyncio.to_thread(put, "moving", turn % SEEDS)
             await (service.remove("guest") if turn % 2 else asyncio.to_thread(put, "guest", turn % SEEDS))
-            await asyncio.to_thread(service.shelf.look, closely=turn % 3 == 0)
+            await asyncio.to_thread(service.registry.scan, thorough=turn % 3 == 0)
 
     async def run():
         async with running(small, lanes=3, budget=fit) as service:
-            service.batching.budget = 64
+            service.scheduler.budget = 64
             await asyncio.gather(change(service), *(client(number, service) for number in range(CLIENTS)))
             known = service.engine.slots._known
-            return service.batching, service.numbers(), sum(one.users for one in known.values()), len(known)
+            return service.scheduler, service.numbers(), sum(one.users for one in known.values()), len(known)
 
-    batching, numbers, users, known = asyncio.run(run())
+    scheduler, numbers, users, known = asyncio.run(run())
     assert len(answers) > CLIENTS * REQUESTS / 2
     assert set(refused) <= GONE
     assert min(numbers["loads"], numbers["evictions"]) > CLIENTS
@@ -77,5 +77,5 @@ def test_lanes_answer_as_the_engine_alone_while_slots_are_dropped_and_tasks_repl
             expected = wanted[seeds[answer.task, answer.version]][i]
             assert found["label"] == expected["label"]
             assert found["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-5)
-    assert (batching.waiting, batching.ready, batching._counts, users) == (0, 0, {}, 0)
+    assert (scheduler.waiting, scheduler.ready, scheduler.counts, users) == (0, 0, {}, 0)
     assert known <= SEEDS + 3

@@ -1,4 +1,4 @@
-"""The routes, over a service that computes nothing: what is refused, and how that is told."""
+"""Claims about the routes that predict, over a service that computes nothing: what is answered and what is refused."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from adapterbank.serving.http.app import create_app
 from adapterbank.serving.http.schemas import PredictRequest, RowsRequest
 from adapterbank.serving.service.protocol import Limits, Refusal
 from serving.dummy import Dummy, ask, code, post
+from serving.small_bank import until
 
 
 @pytest.fixture
@@ -161,3 +162,73 @@ def test_overload_is_429_with_the_seconds_to_wait():
     service.predict = full
     answer = post(create_app(service, page=False), "/v1/tasks/length/predict", {"text": "a"})
     assert (answer.status_code, code(answer), answer.headers["retry-after"]) == (429, "overloaded", "3")
+
+
+def test_texts_are_answered_in_their_order(app):
+    answer = post(app, "/v1/tasks/length/predict", {"texts": ["a", "abc", "ab"]})
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "task": "length",
+        "version": 1,
+        "predictions": [{"value": 1.0}, {"value": 3.0}, {"value": 2.0}],
+    }
+
+
+def test_one_text_may_be_given_by_itself(app):
+    assert post(app, "/v1/tasks/length/predict", {"text": "abc"}).json()["predictions"] == [{"value": 3.0}]
+
+
+def test_pairs_and_best_reach_the_service():
+    service = Dummy()
+    app = create_app(service, page=False)
+    post(app, "/v1/tasks/length@3/predict", {"texts": ["a", "b"], "pairs": ["c", "d"], "best": 2})
+    post(app, "/v1/tasks/length/predict", {"text": "a", "pair": "c"})
+    first, second = service.asked
+    assert (first.task, first.texts, first.pairs, first.best) == ("length@3", ["a", "b"], ["c", "d"], 2)
+    assert (second.texts, second.pairs, second.best) == (["a"], ["c"], 0)
+
+
+def test_rows_of_many_tasks_are_answered_in_the_order_of_the_rows(app):
+    rows = [("length", "a"), ("other", "ab"), ("length", "abc"), ("other", "abcd")]
+    answer = post(app, "/v1/predict", {"rows": [{"task": task, "text": text} for task, text in rows]})
+    assert [(row["task"], row["version"], row["value"]) for row in answer.json()["predictions"]] == [
+        (task, 1, float(len(text))) for task, text in rows
+    ]
+
+
+def test_rows_of_one_task_go_to_the_service_together():
+    service = Dummy()
+    rows = [{"task": "length", "text": "a"}, {"task": "other", "text": "b"}, {"task": "length", "text": "c"}]
+    post(create_app(service, page=False), "/v1/predict", {"rows": rows})
+    assert [(one.task, one.texts) for one in service.asked] == [("length", ["a", "c"]), ("other", ["b"])]
+
+
+def test_a_client_that_goes_away_takes_its_request_with_it():
+    service = Dummy()
+    app = create_app(service, page=False)
+    sent = []
+
+    async def run():
+        body = b'{"text": "abc"}'
+        left = asyncio.Event()
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive():
+            if messages:
+                return messages.pop()
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/tasks/slow/predict", "query_string": b""}
+        scope |= {"headers": [(b"content-type", b"application/json")], "http_version": "1.1", "scheme": "http"}
+        call = asyncio.ensure_future(app(scope, receive, send))
+        await until(lambda: service.release is not None)
+        left.set()
+        await call
+
+    asyncio.run(run())
+    assert service.cancelled == 1
+    assert sent[0]["status"] == 499

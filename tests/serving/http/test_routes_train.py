@@ -11,12 +11,14 @@ import sqlite3
 
 import pytest
 
+from adapterbank.errors import StorageError
 from adapterbank.serving.http import routes_train
 from adapterbank.serving.http.app import create_app
 from adapterbank.serving.http.auth import Keys
 from adapterbank.serving.http.routes_train import TYPES
 from adapterbank.serving.jobs.options import OPTIONS
 from adapterbank.serving.jobs.queue import JobQueue
+from adapterbank.serving.jobs.run_store import RunStore
 from serving.dummy import Dummy, ask, calling
 from serving.small_bank import PATIENCE, until
 from serving.training import events, left, new_bank, send, table
@@ -317,3 +319,29 @@ def test_so_many_runs_are_followed_at_once_and_places_are_given_back(jobs, monke
             return [(await first).status_code, second.status_code, (await client.get(path)).status_code]
 
     assert asyncio.run(run()) == [200, 429, 200]
+
+
+def test_a_key_for_some_tasks_sees_its_runs_among_many_others(jobs, tmp_path, monkeypatch):
+    monkeypatch.setattr(routes_train, "LIST_LIMIT", 3)
+    keys = Keys(tmp_path / "keys.json")
+    header = {"Authorization": f"Bearer {keys.add('alice', ['train'], ['mine'])}"}
+    jobs = Idle(jobs.bank)
+    mine = [send(jobs, "mine").id for _ in range(4)]
+    for _ in range(5):
+        send(jobs, "other")
+    app = create_app(Dummy(), jobs=jobs, keys=keys, page=False)
+    assert [run["id"] for run in ask(app, "GET", "/v1/runs", headers=header).json()["runs"]] == mine[:0:-1]
+
+
+def test_an_unusable_table_of_runs_is_refused_and_logged_with_its_reason(jobs, caplog, monkeypatch):
+    app = create_app(Dummy(), jobs=jobs, page=False)
+
+    def fail(*given):
+        raise StorageError(f"The table of runs {jobs.bank} cannot be used.")
+
+    monkeypatch.setattr(RunStore, "_open", fail)
+    answer = ask(app, "GET", "/v1/runs", headers={"X-Request-Id": "r-9"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
+    assert str(jobs.bank) not in answer.text
+    (record,) = [record for record in caplog.records if record.message == "storage error"]
+    assert (record.fields["request_id"], record.exc_info[0]) == ("r-9", StorageError)

@@ -141,17 +141,13 @@ def test_what_has_not_changed_is_not_fetched_again(bank, mirror, monkeypatch):
     put(bank, "a", "b")
     mirror.refresh()
     fetched = []
-    get = mirror._fs.get_file
-    monkeypatch.setattr(
-        type(mirror._fs), "get_file", lambda self, path, *rest: (fetched.append(path), get(path, *rest))
-    )
-    monkeypatch.setattr(type(mirror._fs), "cat_file", lambda self, path, *rest: pytest.fail(path))
+    get = mirror.fs.get_file
+    monkeypatch.setattr(type(mirror.fs), "get_file", lambda self, path, *rest: (fetched.append(path), get(path, *rest)))
+    monkeypatch.setattr(type(mirror.fs), "cat_file", lambda self, path, *rest: pytest.fail(path))
     mirror.refresh()
     assert fetched == []
     monkeypatch.undo()
-    monkeypatch.setattr(
-        type(mirror._fs), "get_file", lambda self, path, *rest: (fetched.append(path), get(path, *rest))
-    )
+    monkeypatch.setattr(type(mirror.fs), "get_file", lambda self, path, *rest: (fetched.append(path), get(path, *rest)))
     put(bank, "b")
     mirror.refresh()
     assert {path.split("/tasks/")[1] for path in fetched} == {"b/2/manifest.json", "b/2/weights.safetensors"}
@@ -160,7 +156,7 @@ def test_what_has_not_changed_is_not_fetched_again(bank, mirror, monkeypatch):
 def test_one_listing_without_a_task_is_not_believed(bank, mirror, monkeypatch):
     put(bank, "a")
     mirror.refresh()
-    monkeypatch.setattr(type(mirror._fs), "find", lambda *_, **__: {})
+    monkeypatch.setattr(type(mirror.fs), "find", lambda *_, **__: {})
     mirror.refresh()
     monkeypatch.undo()
     mirror.refresh()
@@ -229,8 +225,8 @@ def test_a_store_that_is_away_leaves_all_as_it_is_and_is_told_once(bank, mirror,
         tries.append(1)
         raise ConnectionError("no route to the store")
 
-    monkeypatch.setattr(type(mirror._fs), "ls", away)
-    mirror._every = 0.01
+    monkeypatch.setattr(type(mirror.fs), "ls", away)
+    mirror.every = 0.01
     with caplog.at_level(logging.ERROR, "adapterbank.serving"):
         mirror.follow()
         asyncio.run(until(lambda: len(tries) > 5))
@@ -243,14 +239,14 @@ def test_a_store_that_is_away_leaves_all_as_it_is_and_is_told_once(bank, mirror,
 
 def test_one_task_that_cannot_be_fetched_does_not_keep_the_others(bank, mirror, monkeypatch):
     put(bank, "a", "b", "c")
-    get = mirror._fs.get_file
+    get = mirror.fs.get_file
 
     def fetch(self, path, *rest):
         if "/tasks/b/" in path:
             raise OSError("this object is not for you")
         get(path, *rest)
 
-    monkeypatch.setattr(type(mirror._fs), "get_file", fetch)
+    monkeypatch.setattr(type(mirror.fs), "get_file", fetch)
     with pytest.raises(OSError, match="not for you"):
         mirror.refresh()
     assert [package.ref for package in Bank.open(mirror.path).tasks()] == ["a@1", "c@1"]
@@ -271,7 +267,7 @@ def test_keys_that_are_taken_away_are_taken_away_here(bank, mirror):
 def test_what_is_no_bank_is_told(tmp_path, store):
     _, url, _ = store
     for where in (url, f"local://{tmp_path}"):
-        with pytest.raises(BankError, match=r"has no bank\.json, so it is no bank"):
+        with pytest.raises(BankError, match=r"is not a bank: it has no bank\.json"):
             Mirror(where)
     with pytest.raises(InputError, match=r"nonsense://x/y cannot be opened"):
         Mirror("nonsense://x/y")
@@ -324,14 +320,14 @@ def test_a_service_follows_a_mirror_and_does_not_change_it(small):
         await until(lambda: service.ready)
         wanted = await service.predict([Ask("first", ["the cat"])])
         small.put("second", 1)
-        await until(lambda: service.shelf.count == 2)
+        await until(lambda: service.registry.count == 2)
         for act in (service.remove, service.rollback):
             with pytest.raises(Refusal, match=r"reads the bank from a URL .* change it there") as refused:
                 await act("first")
             assert refused.value.code == "conflict"
         assert await service.predict([Ask("first", ["the cat"])]) == wanted
         small.bank.remove("first")
-        await until(lambda: service.shelf.count == 1)
+        await until(lambda: service.registry.count == 1)
         await service.stop()
 
     asyncio.run(use())
@@ -357,3 +353,11 @@ def test_a_damaged_package_is_refused_by_the_shelf_and_served_when_it_is_mended(
     shelf.look()
     assert list(shelf.held()) == ["first", "second"]
     mirror.close()
+
+
+def test_the_message_of_a_read_only_bank_does_not_contain_its_address(small, tmp_path):
+    mirror = Mirror(f"local://{small.bank.path}")
+    try:
+        assert str(tmp_path) not in mirror.refusal
+    finally:
+        mirror.close()

@@ -68,7 +68,7 @@ def test_no_number_of_lanes_has_more_in_memory_than_the_budget(filled, each, fit
     async def run():
         async with running(filled, lanes=4, budget=fit * each) as service:
             most = watched(service.engine.slots)
-            service.batching.budget = 16  # a few rows a batch, so that all lanes have some
+            service.scheduler.budget = 16  # a few rows a batch, so that all lanes have some
             return most, await asyncio.gather(*(service.predict([ask]) for ask in asks)), service.numbers()
 
     most, answers, numbers = asyncio.run(run())

@@ -13,7 +13,7 @@ import pytest
 from adapterbank.errors import PackageDamaged
 from adapterbank.serving.http.telemetry import JsonLines
 from adapterbank.serving.service.protocol import Ask, Refusal
-from adapterbank.serving.service.requests import refusal, shown
+from adapterbank.serving.service.requests import to_refusal, without_paths
 from serving.small_bank import running
 
 
@@ -28,7 +28,7 @@ from serving.small_bank import running
     ],
 )
 def test_files_are_named_from_the_bank_on(message, bank, told):
-    assert shown(message, Path(bank)) == told
+    assert without_paths(message, Path(bank)) == told
 
 
 def test_an_unforeseen_failure_is_logged_without_its_message():
@@ -41,7 +41,7 @@ def test_an_unforeseen_failure_is_logged_without_its_message():
         try:
             raise ValueError("cannot read 'a secret'")
         except ValueError as error:
-            told = refusal(error, SimpleNamespace(request="r-17"), Path("bank"))
+            told = to_refusal(error, SimpleNamespace(request="r-17"), Path("bank"))
     finally:
         logger.removeHandler(handler)
     assert (told.code, "secret" in str(told)) == ("internal", False)
@@ -57,9 +57,9 @@ def test_a_package_that_cannot_even_be_looked_for_is_damaged_not_gone(exists, co
             raise PermissionError(13, "Permission denied")
         return exists
 
-    path, known = SimpleNamespace(exists=look), SimpleNamespace(gone=False)
-    job = SimpleNamespace(held=SimpleNamespace(known=known, package=SimpleNamespace(path=path)))
-    assert refusal(PackageDamaged("a@1 cannot be read; restore it."), job, Path("bank")).code == code
+    path, handle = SimpleNamespace(exists=look), SimpleNamespace(gone=False)
+    pending = SimpleNamespace(served=SimpleNamespace(handle=handle, package=SimpleNamespace(path=path)))
+    assert to_refusal(PackageDamaged("a@1 cannot be read; restore it."), pending, Path("bank")).code == code
 
 
 def test_nobody_learns_where_the_bank_or_the_encoder_lies(small, tmp_path):

@@ -105,7 +105,7 @@ def test_a_task_that_cannot_be_computed_fails_alone(small):
     async def run():
         async with running(small) as service:
             launch = service.engine.launch
-            bad = service.shelf.find("bad").known
+            bad = service.registry.find("bad").handle
 
             def failing(tokens, tasks):
                 if bad in tasks:

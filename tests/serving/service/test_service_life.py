@@ -19,7 +19,7 @@ def test_on_a_cpu_each_core_has_a_lane_with_one_thread_of_its_own(small, monkeyp
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     small.put("a")
     service = BankService(small.bank, small.engine())
-    assert (service.lanes, service.batching.lanes, service.batching.budget) == (3, 3, 1024)
+    assert (service.lanes, service.scheduler.lanes, service.scheduler.budget) == (3, 3, 1024)
     one = BankService(small.bank, small.engine(), lanes=1)
     assert (one.lanes, one.batching.budget) == (1, one.engine.tokens_at_once)
 
@@ -43,7 +43,7 @@ def test_lanes_compute_at_the_same_time(small):
         async with running(small, lanes=2) as service:
             launch = service.engine.launch
             service.engine.launch = lambda *given: (meeting.wait(), launch(*given))[1]
-            service.batching.budget = 1  # a row a batch
+            service.scheduler.budget = 1  # a row a batch
             answers = await asyncio.gather(*(service.predict([Ask("a", ["why"])]) for _ in range(2)))
             return [one.predictions for (one,) in answers]
 
@@ -78,10 +78,10 @@ def test_it_starts_once_stops_more_than_once_and_does_not_start_again(small):
     async def run():
         async with running(small) as service:
             await service.start()
-            assert len(service._threads) == 1
+            assert [thread.name for thread in threading.enumerate()].count("compute 0") == 1
             found = await service.predict([Ask("a", ["why"])])
             await asyncio.gather(service.stop(), service.stop())
-            with pytest.raises(RuntimeError, match="make another"):
+            with pytest.raises(RuntimeError, match="create another"):
                 await service.start()
             never = BankService(small.bank, small.engine())
             await never.stop()
@@ -118,7 +118,7 @@ def test_a_task_whose_folder_has_just_gone_is_unknown(small):
 
     async def run():
         async with running(small) as service:
-            service.shelf.stop()  # it would notice within half a second
+            service.registry.stop()  # it would notice within half a second
             assert (await service.task("a"))["name"] == "a"
             shutil.rmtree(small.bank.path / "tasks" / "a")
             with pytest.raises(Refusal) as refused:

@@ -42,7 +42,7 @@ def test_a_task_is_put_in_while_a_batch_is_computed(small):
         async with running(small) as service:
             gate, first = await occupied(service)
             await asyncio.to_thread(small.put, "b", 1)
-            await until(lambda: service.shelf.find("b") is not None)
+            await until(lambda: service.registry.find("b") is not None)
             waited = not first.done()
             gate.opened.set()
             await first
@@ -53,7 +53,7 @@ def test_a_task_is_put_in_while_a_batch_is_computed(small):
 
 def evicted(service, name):
     """Take a task's slot out of memory; gives what the engine knows of it."""
-    known, slots = service.shelf.find(name).known, service.engine.slots
+    known, slots = service.registry.find(name).known, service.engine.slots
     with slots.lock:
         slots._free(known)
     return known
@@ -69,7 +69,7 @@ def test_rows_of_other_tasks_do_not_wait_for_a_slot_that_is_loaded(small):
             source = known.source
             known.source = lambda: go.wait(PATIENCE) and source()
             waiting = asyncio.ensure_future(service.predict([Ask("slow", ["why"])]))
-            await until(lambda: service.batching.waiting)
+            await until(lambda: service.scheduler.waiting)
             (other,) = await service.predict([Ask("a", ["why"])])
             waited = not waiting.done()
             go.set()
@@ -108,7 +108,7 @@ def test_a_request_that_ends_while_its_slot_is_loaded_leaves_nothing(small, end)
                 await asyncio.to_thread(small.bank.remove, "a")
             go.set()
             (found,) = await asyncio.gather(asked, return_exceptions=True)
-            await until(lambda: not service.batching.waiting)
+            await until(lambda: not service.scheduler.waiting)
             await asyncio.to_thread(service._loader.submit(lambda: None).result)
             return found, service.engine.slots._ahead, known.users
 
