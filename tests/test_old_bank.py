@@ -1,7 +1,7 @@
-"""The promise to users of release 0.1.0: a bank that it wrote is read, served, resumed and reproduced by this code.
+"""Promise: this code reads, serves, resumes and reproduces a bank written by release 0.1.0.
 
-The bank lies in `tests/old_bank` and is never written anew (`make.py` there says how it was made). Where this machine
-computes to the bit as the one that wrote it, trainings must give its weights to the bit; elsewhere, within rounding.
+The bank is in `tests/old_bank` and is never written again (`make.py` there shows how it was made). On a machine that
+computes to the bit as the one that wrote it, trainings must give its weights to the bit; elsewhere, up to rounding.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from adapterbank import config as configs
-from adapterbank import metrics
 from adapterbank.benchmarks import submissions
 from adapterbank.encoder import backbone as checkpoint
 from adapterbank.encoder.backbone import Backbone
@@ -16,20 +15,24 @@ from adapterbank.errors import InputError, UnknownName
 from adapterbank.inference import audit as audits
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.predictions import Prediction
-from adapterbank.inference.spans import Reading
+from adapterbank.inference.task_rows import TaskRows, by_task, in_order
+from adapterbank.kinds import scoring
+from adapterbank.kinds.span import Reading
+from adapterbank.kinds.table import KINDS
 from adapterbank.storage import records
 from adapterbank.storage.bank import Bank, Removed
 from adapterbank.storage.package import Manifest, Package
 from adapterbank.studies import ablation, grid, pruning
 from adapterbank.studies.progress import SweepProgress
+from adapterbank.studies.ray_sweep import find_unit_runner
 from adapterbank.studies.size_search import run_auto
 from adapterbank.studies.sweep import SweepOutcome, make_context, sweep
 from adapterbank.tasks.catalog import bank_name
 from adapterbank.tasks.examples import labelled_as, read_examples
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.tasks.tables import table_from
-from adapterbank.training.dataset import defaults, scored_table
-from adapterbank.training.job import Progress
+from adapterbank.training.callbacks import Callbacks
+from adapterbank.training.dataset import DatasetReader, defaults, scored_table
 from adapterbank.training.loop import AT_ONCE
 from adapterbank.training.run import Result, run
 
@@ -119,28 +122,25 @@ class OpenBank:
         resume: bool = False,
         prune: bool = False,
         tolerance: float = pruning.TOLERANCE,
-        watch: Callable[[Progress], None] = lambda progress: None,
-        stage: Callable[[str, int, int], None] = lambda what, done, total: None,
-        note: Callable[[str], None] = lambda text: None,
         **options: Any,
     ) -> Result:
-        """Teach the bank a task and give its record and package.
+        """Train a task, put it into the bank, and return its record and package.
 
         Args:
-            task: Its name in the bank, or in the catalog (`glue/mrpc`), whose data is taken unless `train` is given.
+            task: Its name in the bank, or in the catalog (`glue/mrpc`), whose data is used unless `train` is given.
             train: A file, a name of the catalog, a list of (text, label) or (text, pair, label), a list of dicts, a
-                dict of columns, a frame.
-            dev: Likewise; a seeded stratified tenth of `train` without it.
-            test: Likewise; scored once at the end.
-            resume: Go on with an unfinished run of the same options and data.
+                dict of columns, or a data frame.
+            dev: The same; by default a seeded, stratified tenth of `train`.
+            test: The same; scored once at the end.
+            resume: Continue an unfinished run of the same options and data.
             prune: Remove idle adapters afterwards; see `prune`.
             tolerance: Points of the metric that `size="auto"` and `prune` may cost, each.
-            watch: Called with a `Progress` after each step and epoch.
-            stage: Called before that with what is being done, how much of it is, and of how much.
-            note: Called with what the user should know.
-            options: Any field of `adapterbank.config.Config`: method, size, lr, epochs, seed, text, label, …
-                `size="auto"` finds the smallest that is as good as any.
+            options: Any field of a run's config: method, size, lr, epochs, seed, text, label, …; `size="auto"` finds
+                the smallest size that is as good as any. Three functions are called as the run goes on: `watch` with a
+                `Progress` after each step and epoch; `stage` before the first step with what is being done, how much
+                of it is done, and of how much; `note` with sentences for the user.
         """
+        callbacks = Callbacks(**{name: options.pop(name) for name in ("watch", "stage", "note") if name in options})
         auto = options.get("size") == "auto"
         options = {name: value for name, value in options.items() if not (auto and name == "size")}
         files = {"train": train, "dev": dev, "test": test}
@@ -153,9 +153,12 @@ class OpenBank:
         if options.get("backbone", config.backbone) != config.backbone:
             raise InputError(f"This bank is open with {config.backbone!r}; open another for {options['backbone']!r}.")
         way: Callable[..., Result] = partial(run_auto, tolerance=tolerance) if auto else run
-        told = {"watch": watch, "stage": stage, "note": note}
-        result = way(config, self.backbone, self.path, data=given, resuming=resume, **told)
-        return pruning.follow(self._lone_engine(), result, config, given, tolerance, note) if prune else result
+        reader = DatasetReader(given)
+        result = way(config, self.backbone, self.path, reader=reader, callbacks=callbacks, resuming=resume)
+        if not prune:
+            return result
+        data, note = reader.read(config), callbacks.note
+        return pruning.prune_result(self._lone_engine(), result, data, tolerance=tolerance, note=note)
 
     def ablate(
         self,
@@ -193,7 +196,7 @@ class OpenBank:
         return pruning.prune(self._lone_engine(), self.bank, package, rows, tolerance=tolerance, watch=watch)
 
     def _lone_engine(self) -> Engine:
-        """Give an engine of its own, as an audit has."""
+        """Return an engine of its own, as an audit has."""
         return Engine(self.backbone, device=self._device, precision=self._precision, programs=False)
 
     def _examples(self, package: Package, data: Any, split: str) -> Examples:
@@ -210,31 +213,26 @@ class OpenBank:
         limit: int | None = None,
         retry: bool = False,
         jobs: int = AT_ONCE,
-        ray: str | bool = False,
-        cpus_per_worker: int = 1,
         watch: Callable[[SweepProgress], None] = lambda progress: None,
+        **cluster: Any,
     ) -> SweepOutcome:
         """Run all of a study that has no record yet, together where that is faster; see docs/studies.md.
 
         Args:
-            study: A YAML file, or what such a file holds.
-            records: Folder or URL of the records; the bank's own without it.
+            study: A YAML file, or its content as a mapping.
+            records: Folder or URL of the records; by default the bank's own.
             keep: Which packages go into the bank: none, best (on dev, by task), all.
-            limit: How many new runs are begun at most.
-            retry: Run again what failed.
+            limit: How many new runs to start at most.
+            retry: Run failed runs again.
             jobs: How many runs share a batch at most.
-            ray: True, or the address of a Ray cluster, to run there.
-            cpus_per_worker: On Ray: CPUs, and threads, of each worker.
-            watch: Called with the sweep's standing whenever it changes.
+            watch: Called with the sweep's progress whenever it changes.
+            cluster: `ray` is True, or the address of a Ray cluster, to run there; `cpus_per_worker` is the number of
+                CPUs, and threads, of each worker.
         """
         own = {"device": self._device, "precision": self._precision, "data_root": self.data_root}
         name = {"backbone": self._backbone.name if self._backbone else self._name}
         made = grid.make(study, name, own) if isinstance(study, Mapping) else grid.read(study, name, own)
-        engine = None
-        if ray is not False:
-            from adapterbank.studies.ray_sweep import ray_engine
-
-            engine = ray_engine(None if ray is True else ray, cpus=cpus_per_worker)
+        engine = find_unit_runner(**cluster)
         context = make_context(self.path, records, keep=keep, at_once=jobs)
         return sweep(made, context, engine=engine, watch=watch, limit=limit, retry=retry)
 
@@ -252,20 +250,8 @@ class OpenBank:
         a row with None gives the bare encoder's embedding. Second texts stand in `pairs`, or in tuples (text, second).
         With `best` span tasks also list as many of their best answers.
         """
-        if isinstance(texts, str):
-            raise InputError("texts is one string; give a list of texts, such as [text].")
-        many = [task] * len(texts) if task is None or isinstance(task, str) else list(task)
-        if len(many) != len(texts) or (pairs is not None and len(pairs) != len(texts)):
-            raise InputError(f"There are {len(texts)} texts; give as many tasks and pairs.")
-        seconds = list(pairs) if pairs is not None else [None] * len(texts)
-        rows = [text if isinstance(text, tuple) else (text, two) for text, two in zip(texts, seconds, strict=True)]
-        places: dict[str | None, list[int]] = {}
-        for i, name in enumerate(many):
-            places.setdefault(name, []).append(i)
-        requests = [self._request(name, [rows[i] for i in mine]) for name, mine in places.items()]
-        order = [i for mine in places.values() for i in mine]
-        answers = [answer for mine in self.engine.predict(requests, best) for answer in mine]
-        return [answer for _, answer in sorted(zip(order, answers, strict=True), key=lambda row: row[0])]
+        groups = by_task(task, texts, pairs)
+        return in_order(groups, self.engine.predict([self._request(group) for group in groups], best))
 
     def evaluate(
         self,
@@ -306,18 +292,18 @@ class OpenBank:
         for name, (ref, spec), (_, examples), said, told in zip(
             wanted, specs, requests, self.engine.decide(requests, keep=True), notes, strict=True
         ):
-            scores = metrics.report(spec.kind, said, examples.targets or [], spec.labels, spec.metric)
+            scores = scoring.report(spec, said, examples.targets or [])
             found[name] = {"task": ref, "metric": spec.metric, **scores, "notes": list(told)}
         return found
 
     def read(self, task: str, examples: Examples, best: int = 1) -> list[Reading]:
-        """Give all that a span task makes of questions and contexts: its best answers and the score of "no answer"."""
+        """Return what a span task reads in questions and contexts: the best answers and the score of "no answer"."""
         return self.engine.read(self._load(self._span_package(task)), examples, best, keep=True)
 
     def _span_package(self, task: str) -> Package:
         package = self._package(task)
         kind = package.manifest.task["kind"]
-        if kind != "span":
+        if KINDS[kind].readings is None:
             raise InputError(f"{package.ref} is a task of {kind}; only span tasks, such as squad/v1, give answers.")
         return package
 
@@ -336,19 +322,11 @@ class OpenBank:
         is missing is left out, and `note` hears of it; the server refuses such a file.
         """
         held = {task.name for task in self.tasks()}
-        return submissions.submit(
-            Path(path),
-            held,
-            self._labels_of,
-            root=self.data_root,
-            use=use or {},
-            partial=partial,
-            stage=stage,
-            note=note,
-        )
+        options: dict[str, Any] = {"use": use or {}, "partial": partial, "stage": stage, "note": note}
+        return submissions.submit(Path(path), held, self._labels_of, root=self.data_root, **options)
 
     def glue_score(self) -> dict[str, Any]:
-        """Give the GLUE score of the bank's tasks on dev: the mean, each one's part, what is missing or unofficial."""
+        """Return the GLUE score of the bank's tasks on dev: mean, parts, and what is missing or unofficial."""
         return submissions.dev_score(self.tasks())
 
     def squad(
@@ -373,7 +351,7 @@ class OpenBank:
         return [package.manifest for package in self.bank.tasks()] if self.path.exists() else []
 
     def show(self, task: str) -> Manifest:
-        """Give the manifest of a task or of one version, `name@2`."""
+        """Return the manifest of a task or of one version, `name@2`."""
         return self._package(task).manifest
 
     def remove(self, task: str) -> None:
@@ -415,13 +393,6 @@ class OpenBank:
         name = f"{package.ref}#{package.manifest.weights_sha256}"
         return name if name in self.engine.residents else self.engine.load(package, name)
 
-    def _request(self, name: str | None, rows: Sequence[tuple[str, str | None]]) -> tuple[str | None, Examples]:
-        """Make the engine's request of one task's rows; a task reads one text a row, or two."""
-        texts, seconds = [text for text, _ in rows], [second for _, second in rows if second is not None]
-        resident = self._load(self._package(name)) if name is not None else None
-        if resident is not None:
-            columns = self.engine.residents[resident].task.text
-            if len(seconds) != (len(rows) if len(columns) == 2 else 0):
-                remedy = "pairs too" if len(columns) == 2 else "no pairs"
-                raise InputError(f"{name!r} reads {' and '.join(columns)}: give it {remedy}.")
-        return resident, Examples(texts, seconds if len(seconds) == len(rows) and seconds else None)
+    def _request(self, group: TaskRows) -> tuple[str | None, Examples]:
+        name = self._load(self._package(group.task)) if group.task is not None else None
+        return name, group.examples(self.engine.residents[name].task.text if name else ())

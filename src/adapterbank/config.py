@@ -12,16 +12,16 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from adapterbank import methods
 from adapterbank.errors import ConfigError, InputError
+from adapterbank.kinds.table import KINDS
 from adapterbank.methods import METHODS, Options
 from adapterbank.metrics import METRICS
-from adapterbank.tasks.spec import KINDS
 
 PRECISIONS = ("auto", "fp32", "bf16")
 CLASS_WEIGHTS = ("none", "balanced")
@@ -40,7 +40,7 @@ def option(
     group: str,
     low: float | None = None,
     high: float | None = None,
-    choices: tuple[str, ...] = (),
+    choices: Collection[str] = (),
 ) -> Any:
     """Declare a field with its help and the values it may have."""
     return field(default=default, metadata={"help": help, "group": group, "low": low, "high": high, "choices": choices})
@@ -66,7 +66,7 @@ class Config:
     text: str | None = option(None, "Column of the text (default: found by its usual names).", group="Data")
     text_pair: str | None = option(None, "Column of the second text of a pair.", group="Data")
     label: str | None = option(None, "Column of the label.", group="Data")
-    kind: str | None = option(None, "Kind of task (default: by the labels).", group="Data", choices=KINDS)
+    kind: str | None = option(None, "Kind of task (default: by the labels).", group="Data", choices=KINDS.keys())
     labels: str | None = option(
         None, "Label names in order, separated by commas (default: as they appear, numbers sorted).", group="Data"
     )
@@ -92,7 +92,7 @@ class Config:
         high=methods.MAX_SIZE,
     )
     layers: str = option(
-        "all", "Adapter, layernorm, lora, bitfit: which layers: all, upper, or such as 0,2,6-11.", group="Method"
+        "all", "Adapter, layernorm, lora, ia3, bitfit: which layers: all, upper, or such as 0,2,6-11.", group="Method"
     )
     sites: str = option("attention,feedforward", "Adapter: after which sub-layers.", group="Method")
     activation: str = option("gelu_tanh", "Adapter: nonlinearity.", group="Method", choices=methods.ACTIVATIONS)
@@ -151,11 +151,11 @@ class Config:
     )
 
     def to_json(self) -> dict[str, Any]:
-        """Give all fields as JSON values."""
+        """Return all fields as JSON values."""
         return dataclasses.asdict(self)
 
     def method_options(self) -> Options:
-        """Give the fields that decide what a slot adds and trains; call on a resolved config."""
+        """Return the fields that decide what a slot adds and trains; call on a resolved config."""
         return Options(**{f.name: getattr(self, f.name) for f in fields(Options)})
 
 
@@ -256,11 +256,11 @@ def resolve(config: Config) -> Config:
 
 
 def unused_options(method: str) -> set[str]:
-    """Give the options that other methods have a use for and this one has not."""
-    special = {name for row in METHODS.values() for name in row.uses} | {"sigma"}
+    """Return the options that other methods have a use for and this one has not."""
+    special = {name for row in METHODS.values() for name in row.uses}
     row = METHODS[method]
     special |= set() if row.slot else {*_OF_SLOTS}
-    return special - {*row.uses, *(("sigma",) if row.adapters else ())}
+    return special - {*row.uses}
 
 
 def _idle_options(config: Config) -> list[str]:

@@ -72,7 +72,7 @@ def use_few_threads_for_texts() -> None:
 
 
 def total_memory(device: torch.device) -> int:
-    """Give the bytes the device has, used or not: what follows from it must not change from run to run."""
+    """Return the bytes the device has, used or not: what follows from it must not change from run to run."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     found = [8 << 30]

@@ -141,7 +141,7 @@ def test_every_kind_of_task_but_spans_is_searched(bank, rows):
 
 
 def test_spans_are_refused_in_one_sentence_before_the_bank_is_made(bank):
-    with pytest.raises(ConfigError, match="'automl', which does not answer spans; use one with an encoder"):
+    with pytest.raises(ConfigError, match="'automl', which cannot learn a span task; use one with an encoder"):
         bank.train("s", answers(), answers(), **FAST)
     assert not bank.path.exists()
 

@@ -9,7 +9,8 @@ import pytest
 
 from adapterbank.benchmarks.squad import evaluate, gold_answers, prediction_file
 from adapterbank.errors import DataError, UnknownName
-from adapterbank.metrics import score
+from adapterbank.kinds.scoring import report
+from adapterbank.tasks.spec import Task
 from adapterbank.tasks.tables import Table, read_table
 
 GOLD = {
@@ -114,8 +115,9 @@ def test_the_metrics_of_a_run_are_those_of_the_script_of_its_data() -> None:
         targets = [(0, 1, tuple(answers) or ("",)) for answers in gold.values()]
         official = evaluate(gold, SAID, version=version)
         said = [SAID[key] for key in gold]
-        assert 100 * score("exact_match", said, targets, ()) == pytest.approx(official[names[0]])
-        assert 100 * score("span_f1", said, targets, ()) == pytest.approx(official[names[1]])
+        scores = report(Task("t", "span", ("question", "context"), "answers", (), "span_f1"), said, targets)
+        assert 100 * scores["exact_match"] == pytest.approx(official[names[0]])
+        assert 100 * scores["span_f1"] == pytest.approx(official[names[1]])
 
 
 def test_missing_predictions_are_an_error_where_the_script_stops() -> None:

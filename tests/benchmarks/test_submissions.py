@@ -10,7 +10,7 @@ import pytest
 
 from adapterbank.benchmarks import glue, submissions
 from adapterbank.errors import BankError, InputError, UnknownName
-from adapterbank.inference import spans
+from adapterbank.kinds import span as spans
 from adapterbank.tasks.catalog import CATALOG, bank_name
 from adapterbank.tasks.spec import Task
 from adapterbank.tasks.tables import Table

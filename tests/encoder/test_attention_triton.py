@@ -17,9 +17,9 @@ import torch
 
 from adapterbank.encoder.batch import PaddedLayout
 from adapterbank.encoder.dropout import Dropout, row_keys
-from adapterbank.encoder.forward import _KERNEL_WIDTHS, _attend
+from adapterbank.encoder.forward import KERNEL_WIDTHS, AttentionInputs, attend
 
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")]
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")]
 
 SHAPES = [  # rows, longest, heads, width
     (1, 1, 1, 16),
@@ -71,7 +71,7 @@ class Case:
         """Give the output of real tokens and the gradient of all projections, in float32."""
         x = self.x.to(dtype or self.x.dtype, copy=True).requires_grad_()
         bias = self.bias.to(x.dtype)
-        y = _attend(x, PaddedLayout(bias, fused), heads=self.heads, bias=bias, dropout=self.dropout)
+        y = attend(x, PaddedLayout(bias, fused), AttentionInputs(bias), self.dropout, heads=self.heads)
         assert y.dtype == x.dtype
         (dx,) = torch.autograd.grad(y, x, self.dy.to(x.dtype))
         return y.detach()[self.real.flatten()].float(), dx.float()
@@ -94,12 +94,12 @@ def registered(device):
 
     case = Case((3, 24, 2, 16), 0.1, torch.float32, device)
     drop = case.dropout
-    keys = drop.queries.flatten(), drop.heads.flatten(), drop.keys
+    keys = drop.queries.flatten(), drop.heads.flatten(), drop.columns
     torch.library.opcheck(attend, (case.x.requires_grad_(), case.bias, *keys, case.heads, 0.1))
 
 
 def test_every_width_that_kernels_are_made_for_is_tried():
-    assert {width for *_, width in SHAPES} == set(_KERNEL_WIDTHS)
+    assert {width for *_, width in SHAPES} == set(KERNEL_WIDTHS)
 
 
 class TestOnAGpu:

@@ -291,7 +291,7 @@ def test_a_config_that_is_not_json_is_named(copy: Path, text: str) -> None:
 
 def test_a_config_that_is_no_object_is_named(copy: Path) -> None:
     (copy / "config.json").write_text("[]")
-    assert "config.json does not hold a JSON object" in refusal(copy)
+    assert "config.json does not contain a JSON object" in refusal(copy)
 
 
 def test_a_folder_without_weights_says_which_it_needs(copy: Path) -> None:
@@ -312,7 +312,9 @@ def test_weights_of_another_family_are_refused(copy: Path, checkpoint: Checkpoin
 
 def test_a_tensor_of_the_wrong_shape_is_named_with_both_shapes(copy: Path) -> None:
     edit_json(copy / "config.json", intermediate_size=40)
-    assert "encoder.layer.0.intermediate.dense.weight has shape (48, 32), config.json says (40, 32)" in refusal(copy)
+    assert "encoder.layer.0.intermediate.dense.weight has shape (48, 32), but config.json implies (40, 32)" in refusal(
+        copy
+    )
 
 
 def test_quantised_weights_are_refused(copy: Path) -> None:
@@ -332,7 +334,7 @@ def test_a_missing_shard_is_named(copy: Path, checkpoint: Checkpoint) -> None:
 def test_a_damaged_index_of_shards_is_named(copy: Path, text: str) -> None:
     (copy / "model.safetensors").rename(copy / "model-00001-of-00001.safetensors")
     (copy / "model.safetensors.index.json").write_text(text)
-    assert "model.safetensors.index.json does not say where the weights are" in refusal(copy)
+    assert "model.safetensors.index.json does not name the files of the weights" in refusal(copy)
 
 
 def test_an_index_cannot_lead_out_of_the_folder(copy: Path, tmp_path: Path) -> None:
@@ -390,11 +392,11 @@ def test_a_bin_file_that_holds_no_weights_is_named(copy: Path, content: bytes | 
 def test_a_tokenizer_with_more_tokens_than_the_encoder_is_refused(tmp_path: Path) -> None:
     save_random("bert", tmp_path, vocab_size=80)
     last = len(vocabulary()) - 1
-    assert f"goes up to token {last}, but the encoder has only 80" in refusal(tmp_path)
+    assert f"highest token id is {last}, but the encoder has 80 embeddings" in refusal(tmp_path)
 
 
 def test_one_token_beyond_the_encoders_last_is_enough_to_be_refused(copy: Path) -> None:
     vocab = json.loads((copy / "tokenizer.json").read_text())["model"]
     vocab["vocab"]["far"] = 500
     edit_json(copy / "tokenizer.json", model=vocab)
-    assert "goes up to token 500, but the encoder has only 128" in refusal(copy)
+    assert "highest token id is 500, but the encoder has 128 embeddings" in refusal(copy)

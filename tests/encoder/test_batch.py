@@ -95,7 +95,7 @@ def test_padding_gets_no_gradient() -> None:
 
 @given(st.lists(st.integers(1, 60), max_size=40), st.integers(1, 200), st.integers(1, 12) | st.none())
 def test_every_row_is_in_one_batch_within_the_budget(lengths: list[int], budget: int, most: int | None) -> None:
-    batches = list(by_length(rows_of(lengths), budget, most=most))
+    batches = list(by_length(rows_of(lengths), budget, max_rows=most))
     assert most is None or all(len(batch) <= most for batch in batches)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
     for batch in batches:
@@ -125,7 +125,7 @@ def test_no_batch_mixes_groups(rows: list[tuple[int, int]], budget: int) -> None
 @given(st.lists(st.integers(1, 60), max_size=40), st.integers(1, 200), st.integers(1, 16))
 def test_rows_that_are_filled_up_to_one_length_keep_their_order(lengths: list[int], budget: int, unit: int) -> None:
     filled = [-(-length // unit) * unit for length in lengths]
-    batches = list(by_length(rows_of(lengths), budget, filled=lambda length: -(-length // unit) * unit))
+    batches = list(by_length(rows_of(lengths), budget, padded=lambda length: -(-length // unit) * unit))
     order = [i for batch in batches for i in batch]
     assert order == sorted(range(len(lengths)), key=lambda i: -filled[i])
     assert all(len(batch) == 1 or len(batch) * filled[batch[0]] <= budget for batch in batches)

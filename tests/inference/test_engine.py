@@ -14,8 +14,11 @@ import torch
 from adapterbank.errors import UnknownName
 from adapterbank.inference import runner
 from adapterbank.inference.engine import Engine
-from adapterbank.inference.predictions import Prediction, decided, told
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.inference.predictions import Prediction, predict, predict_json
+from adapterbank.inference.rows import Rows
+from adapterbank.kinds.kind import HeadOutputs
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.tasks.spec import Examples, Task
 from families import FAMILIES
 
@@ -165,16 +168,17 @@ def test_what_is_no_number_stays_so_in_json():
 
 
 @pytest.mark.parametrize("kind", ["classification", "multilabel", "regression"])
-def test_what_is_told_at_once_is_what_each_prediction_tells_to_the_bit(kind):
+def test_the_json_of_many_rows_is_that_of_each_prediction_to_the_bit(kind):
     wide = 1 if kind == "regression" else len(LABELS)
     given = np.random.default_rng(4).normal(0, 9, (500, wide)).astype(np.float32)
     given[7, 0], given[8], given[9] = np.nan, 0, 300
-    expected = [one.to_json() for one in decided(task("a", kind), list(given))]
-    assert json.dumps(told(task("a", kind), list(given))) == json.dumps(expected)
-    assert told(task("a", kind), []) == decided(task("a", kind), []) == []
+    many = HeadOutputs(task("a", kind), Examples([""] * 500), Rows([], None), list(given))
+    assert json.dumps(predict_json(many)) == json.dumps([one.to_json() for one in predict(many)])
+    none = HeadOutputs(task("a", kind), Examples([]), Rows([], None), [])
+    assert predict_json(none) == predict(none) == []
 
 
-def test_a_request_is_told_as_its_predictions_tell_it_whatever_its_kind(engine_of):
+def test_the_json_of_a_request_is_that_of_its_predictions_whatever_its_kind(engine_of):
     engine = engine_of("bert")
     for name in (*residents(engine.backbone), None):
         (one,) = engine.prepare([request(name, [0, 3, 4])])
@@ -225,7 +229,7 @@ def test_a_replaced_task_answers_as_the_new_one_and_the_others_as_before(engine_
     before = engine.predict(REQUESTS)
     held = len(engine.stacks)
     about, plan, length = residents(engine.backbone)["pair"]
-    other = replace(plan, adapter=replace(plan.adapter, size=17))
+    other = replace(plan, additions=(plan.additions[0].resized(17),))
     tensors = {key: t.numpy() for key, t in new_slot(engine.backbone, other, seed=50).items()}
     engine.put("pair", about, other, tensors, length)
     assert len(engine.stacks) == held

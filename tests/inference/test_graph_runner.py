@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 
 from adapterbank.encoder.backbone import load
 from adapterbank.encoder.batch import Tokens
-from adapterbank.inference import graph_runner, runner
+from adapterbank.encoder.placed import place
+from adapterbank.inference import graph_runner, graphs, runner
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.graph_runner import GraphRunner
 from adapterbank.inference.graphs import GraphCompiler
-from adapterbank.inference.runner import outputs, place
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.inference.runner import outputs
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.stack import Stacks
 from adapterbank.tasks.spec import Examples, Task
 from families import FAMILIES, save_random
@@ -68,7 +70,7 @@ class Bench:
 
     def __init__(self, backbone, new_slot, dtype=torch.float32):
         self.backbone, self._new_slot, self._made = backbone, new_slot, itertools.count()
-        self.stacks = Stacks(place(backbone, CPU, dtype), dtype=dtype)
+        self.stacks = Stacks(place(backbone, CPU, dtype).tensors, dtype=dtype)
         self.programs = GraphCompiler(CPU)
         self.mixed = GraphRunner(backbone.config, self.stacks, self.programs)
 
@@ -148,7 +150,7 @@ def test_one_slot_for_all_rows_is_staged_once(method, kind, bench):
     slots = [bench.put(Head(**kind), method=method, size=size) for size in (SIZES if method == "adapter" else (64, 64))]
     for count, slot in itertools.product((1, 5), slots):
         bench.check(rows_of(count, seed=count), [slot] * count)
-    assert {places for _, places in bench.mixed._stages} == {1}
+    assert {places for _, places in bench.mixed.stages} == {1}
 
 
 @pytest.mark.parametrize("reads", READS)
@@ -168,7 +170,7 @@ def test_rows_of_a_few_slots_share_their_places(method, reads, bench):
         random.Random(seed).shuffle(chosen)
         for _ in range(2):
             bench.check(rows_of(len(chosen), seed=seed), chosen)
-        assert next(reversed(bench.mixed._stages))[1] == places
+        assert next(reversed(bench.mixed.stages))[1] == places
 
 
 def test_a_slot_that_lies_in_a_shared_place_is_not_copied_again(bench, monkeypatch):
@@ -228,7 +230,7 @@ def test_slots_are_staged_in_the_type_the_pass_computes_in_and_heads_are_not(ber
     slots = [bench.put(Head(**kind), size=size) for kind, size in zip(KINDS[:3], SIZES, strict=True)]
     bench.check(rows_of(6, seed=1), slots * 2)
     bench.check(rows_of(4, seed=2), slots[1:2] * 4)
-    for stage in bench.mixed._stages.values():
+    for stage in bench.mixed.stages.values():
         for name, tensor in stage.own.items():
             assert tensor.dtype == (torch.float32 if name.startswith("head.") else torch.float64)
 
@@ -288,7 +290,7 @@ def test_families_of_one_layout_share_a_stage_and_not_a_program(bench):
     for _ in range(2):
         bench.check(tokens, slots[::2])
         bench.check(tokens, slots[1::2])
-    assert len(bench.mixed._stages) == 1
+    assert len(bench.mixed.stages) == 1
 
 
 OFFERED = [
@@ -320,7 +322,7 @@ STEPS = st.one_of(
     together=st.sampled_from([1, 2, 4]),
 )
 def test_any_sequence_of_calls_puts_and_removals(bert, new_slot, first, steps, together):
-    with mock.patch.object(graph_runner, "_TOGETHER", together):
+    with mock.patch.object(graph_runner, "ROWS_PER_PLACE", together):
         run_steps(Bench(bert, new_slot), first, steps)
 
 
@@ -398,7 +400,7 @@ def test_once_it_is_warm_no_kind_of_batch_is_new(bench):
 
 
 def shapes_of(graph_runner):
-    return {shape for stage in graph_runner._stages.values() for shape in stage.programs}
+    return {shape for stage in graph_runner.stages.values() for shape in stage.programs}
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
@@ -411,7 +413,7 @@ def test_batches_that_are_launched_before_the_last_was_waited_for_keep_apart(ord
         found = {k: waits[k]() for k in order}
         for k, batch in enumerate(batches):
             bench.compare(found[k], *batch)
-    programs = [program for stage in bench.mixed._stages.values() for program in stage.programs.values()]
+    programs = [program for stage in bench.mixed.stages.values() for program in stage.programs.values()]
     assert sum(len(program.free) for program in programs) == 3  # and no more
 
 
@@ -436,7 +438,8 @@ def test_slots_that_change_most_of_the_encoder_go_the_eager_way(bench, monkeypat
     assert len(seen) == 10
 
 
-def test_an_engine_with_programs_answers_as_one_without(bert, new_slot):
+def test_an_engine_with_graphs_predicts_as_one_without(bert, new_slot, monkeypatch):
+    monkeypatch.setattr(graphs, "DEVICES", ("cpu",))
     engine = Engine(bert, device="cpu", precision="fp32")
     names = []
     for k, (kind, options) in enumerate(OFFERED):
@@ -452,7 +455,7 @@ def test_an_engine_with_programs_answers_as_one_without(bert, new_slot):
     asked = random.Random(1).choices([*names, None], k=40)
     requests = [(name, Examples(["the cat sat", "why was it a big dog"])) for name in names]
     plain, said = engine.outputs(tokens, asked), engine.predict(requests)
-    engine._mixed = GraphRunner(bert.config, engine.stacks, GraphCompiler(CPU))
+    engine.run_programs()
     for _ in range(2):
         for mine, wanted in zip(engine.outputs(tokens, asked), plain, strict=True):
             np.testing.assert_allclose(mine, wanted, atol=1e-5, rtol=1e-5)
@@ -460,27 +463,27 @@ def test_an_engine_with_programs_answers_as_one_without(bert, new_slot):
         assert [p.label for p in mine] == [p.label for p in wanted]
         assert [p.labels for p in mine] == [p.labels for p in wanted]
         assert [p.value for p in mine] == pytest.approx([p.value for p in wanted], abs=1e-4)
-    assert any(stage.programs for stage in engine._mixed._stages.values())
+    assert any(stage.programs for stage in engine.graph_runner.stages.values())
 
 
-def test_on_the_cpu_an_engine_never_runs_programs(bert):
+def test_on_the_cpu_an_engine_never_runs_graphs(bert):
     engine = Engine(bert, device="cpu", precision="fp32")
     engine.run_programs()
     for _ in range(40):
         engine.outputs(rows_of(1, lengths=[3]), [None])
-    assert engine._mixed is None
+    assert engine.graph_runner is None
 
 
 def test_a_copy_that_fails_for_lack_of_memory_leaves_nothing_half_staged(bench, monkeypatch):
     slots = family_of_slots(bench, METHODS["adapter"], READS[next(iter(READS))])
     tokens = rows_of(len(slots), seed=1)
-    whole = bench.mixed._map
+    whole = torch.index_select
 
-    def fail(*layouts):
-        monkeypatch.setattr(bench.mixed, "_map", whole)
+    def fail(*given, **more):
+        monkeypatch.setattr(torch, "index_select", whole)
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(bench.mixed, "_map", fail)
+    monkeypatch.setattr(torch, "index_select", fail)
     with torch.inference_mode(), pytest.raises(torch.OutOfMemoryError):
         bench.mixed.launch(tokens, slots)()
     bench.check(tokens, slots)

@@ -11,8 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from adapterbank.errors import DataError, InputError
-from adapterbank.inference import spans
-from adapterbank.inference.rows import NO_ANSWER, epoch_order, make_rows
+from adapterbank.inference.rows import epoch_order, make_rows
+from adapterbank.kinds import span as spans
+from adapterbank.kinds.span import NO_ANSWER
 from adapterbank.storage import cache
 from adapterbank.tasks.spec import Examples
 from families import FAMILIES
@@ -298,7 +299,7 @@ def test_other_texts_tokenizers_lengths_and_strides_are_other_entries(tiny, kept
 
 def test_what_an_older_release_kept_is_not_taken(bert, kept, monkeypatch):
     make_rows(bert, MANY, kind="classification", max_length=60, keep=True)
-    monkeypatch.setattr("adapterbank.inference.rows._FORMAT", 0)
+    monkeypatch.setattr("adapterbank.inference.rows.CACHE_FORMAT", 0)
     make_rows(bert, MANY, kind="classification", max_length=60, keep=True)
     assert cache.usage()[0] == 2
 

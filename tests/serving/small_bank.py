@@ -11,9 +11,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from adapterbank.inference.engine import Engine
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
 from adapterbank.serving.service.protocol import Ask
 from adapterbank.serving.service.service import BankService
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import FORMAT, Manifest
 from adapterbank.tasks.spec import Task

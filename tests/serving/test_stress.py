@@ -17,7 +17,7 @@ GONE = {"unknown_task", "unknown_version"}
 """What may be told of a task that is removed now and then."""
 
 
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("frequent_thread_switches")
 def test_lanes_answer_as_the_engine_alone_while_slots_are_dropped_and_tasks_replaced(small):
     draw = random.Random(0)
     texts = [text_of(draw, 30) for _ in range(6)]

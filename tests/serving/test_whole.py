@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -23,12 +22,13 @@ from adapterbank.serving.http.auth import Keys
 from adapterbank.serving.jobs.queue import JobQueue
 from adapterbank.serving.service.service import BankService
 from adapterbank.storage.bank import Bank
+from chromium import MISSING, find_chromium
 from serving.sample_server import served
 from serving.training import FAST, new_bank
 from small_data import answers, pairs, reviews, write
 
 ROOT = Path(__file__).parents[2]
-CHROMIUM = os.environ.get("ADAPTERBANK_CHROMIUM", "/usr/bin/chromium")
+CHROMIUM = find_chromium()
 PATIENCE = 600_000
 """Milliseconds for what waits for a run, which gives way to all else on the machine."""
 
@@ -142,7 +142,7 @@ def test_the_documents_have_a_curl_for_every_route(serve):
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(not os.path.exists(CHROMIUM), reason=f"there is no Chromium at {CHROMIUM}")
+@pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 def test_the_page_trains_a_task_and_asks_it(serve, tmp_path):
     playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
     expect = playwright.expect

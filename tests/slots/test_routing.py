@@ -14,8 +14,9 @@ from adapterbank.encoder.batch import pack
 from adapterbank.encoder.dropout import Dropout, row_keys
 from adapterbank.encoder.forward import forward
 from adapterbank.inference.runner import outputs, segments
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
 from adapterbank.slots import heads
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.routing import Route
 from adapterbank.slots.stack import Stacks
 from families import FAMILIES, TEXTS

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from adapterbank.inference.runner import segments
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
 from adapterbank.slots import heads
-from adapterbank.slots.additions import bottleneck
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.routing import Route
 from adapterbank.slots.stack import Stacks
+from additions import draw
 
 HIDDEN = 8
 FROZEN = {"embeddings.word.weight": torch.zeros(4, HIDDEN)}
@@ -27,7 +28,7 @@ def adapter_plan(size, **options):
 
 def adapter_tensors(plan, seed=0, sigma=0.5):
     generator = torch.Generator().manual_seed(seed)
-    made = bottleneck.initial(plan.adapter, HIDDEN, sigma, generator) | heads.initial(plan.head, HIDDEN, generator)
+    made = draw(plan.additions[0], HIDDEN, sigma, generator) | heads.initial(plan.head, HIDDEN, generator)
     return {name: t + 0.1 * torch.randn(t.shape, generator=generator) for name, t in made.items()}
 
 
@@ -85,7 +86,7 @@ def test_padding_to_the_size_class_is_exact_but_for_rounding(size):
         y, x = torch.randn(6, HIDDEN), torch.randn(6, HIDDEN)
         for site in ("layers.0.attention", "layers.1.feedforward"):
             parts = {name.removeprefix(f"{site}.adapter."): t for name, t in tensors.items() if name.startswith(site)}
-            expected = bottleneck.bottleneck(y, x, plan.adapter, parts)
+            expected = plan.additions[0].apply(y, x, [parts])
             torch.testing.assert_close(route.add(y, x, site), expected, atol=1e-6, rtol=1e-6)
 
 

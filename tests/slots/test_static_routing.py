@@ -9,8 +9,9 @@ from adapterbank.encoder.batch import TokenStore, pack
 from adapterbank.encoder.dropout import Dropout, row_keys
 from adapterbank.encoder.forward import Within, forward, join_projections
 from adapterbank.inference.runner import segments
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
 from adapterbank.slots import heads
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.routing import Route
 from adapterbank.slots.stack import Stacks
 from adapterbank.slots.static_routing import StaticRoute, apply_linear, apply_norm
@@ -28,6 +29,8 @@ METHODS = {
     "lora": Options(method="lora", rank=3),
     "lora of one": Options(method="lora", rank=4, targets="value", alpha=1.0),
     "lora here and there": Options(method="lora", rank=5, targets="key,output,up,down", layers="0,2"),
+    "ia3": Options(method="ia3"),
+    "ia3 above": Options(method="ia3", layers="2"),
     "bitfit": Options(method="bitfit"),
     "bitfit above": Options(method="bitfit", layers="2"),
     "feature": Options(method="feature"),
@@ -55,7 +58,7 @@ class Both:
         self.route = Route(self.stacks, segments([(i // ROWS, n) for i, n in enumerate(self.lengths)]))
         self.padded, _ = TokenStore.of(rows, torch.device("cpu")).batch(torch.arange(len(rows)), LONGEST)
         self.leaves = {name: view for block in self.stacks.blocks for name, view in block.views.items()}
-        self.uniform = StaticRoute(self.stacks.frozen, self.leaves, plan.adapter, plan.lora)
+        self.uniform = StaticRoute(self.stacks.frozen, self.leaves, plan)
 
     def dropout(self, batch, rate):
         keys = torch.cat([row_keys(slot, 5, torch.arange(ROWS)) for slot in range(self.slots)])
@@ -104,7 +107,7 @@ def test_every_method_on_filled_up_rows_is_what_a_route_gives(method, slots, rat
     assert_both_alike(Both(bert, new_slot, METHODS[method], slots), rate)
 
 
-@pytest.mark.parametrize("method", ["adapter", "lora", "bitfit"])
+@pytest.mark.parametrize("method", ["adapter", "lora", "ia3", "bitfit"])
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_on_filled_up_rows_is_what_a_route_gives(family, slots, method, tiny, new_slot):

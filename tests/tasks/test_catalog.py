@@ -12,7 +12,7 @@ from adapterbank.errors import DataError, UnknownName
 from adapterbank.tasks import catalog
 from adapterbank.tasks.catalog import CATALOG, bank_name, data_root, find, is_named, load, locate, train_splits
 from adapterbank.tasks.examples import read_examples
-from real_data import DATA
+from real_data import DATA, MISSING
 from small_data import write
 
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "ax")
@@ -141,13 +141,13 @@ TOLD = provenance()
 @pytest.mark.data
 def test_every_data_set_of_the_folder_is_in_the_catalog() -> None:
     if not TOLD:
-        pytest.skip(f"{DATA} has no PROVENANCE.md; point ADAPTERBANK_DATA at a folder that has it")
+        pytest.skip(MISSING)
     assert set(TOLD) <= {entry.folder for entry in CATALOG.values()}
     assert len(TOLD) >= 25
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("folder", TOLD or [pytest.param("", marks=pytest.mark.skip(f"{DATA} is not there"))])
+@pytest.mark.parametrize("folder", TOLD or [pytest.param("", marks=pytest.mark.skip(MISSING))])
 def test_rows_are_as_many_as_the_folder_says(folder: str) -> None:
     entries = [entry for entry in CATALOG.values() if entry.folder == folder and not entry.recut]
     (entry,) = entries
@@ -165,7 +165,7 @@ def test_rows_are_as_many_as_the_folder_says(folder: str) -> None:
 @pytest.mark.data
 def test_the_papers_cut_of_20_newsgroups_has_the_papers_sizes() -> None:
     if locate(CATALOG["paper/20newsgroups"], DATA if DATA.exists() else None) is None:
-        pytest.skip(f"{DATA} has no newsgroups20")
+        pytest.skip(MISSING)
     found = load("paper/20newsgroups", DATA)
     assert tuple(table.rows for table in found.tables.values()) == PAPER["20newsgroups"][0]
 
@@ -178,7 +178,7 @@ def test_the_papers_cut_of_20_newsgroups_has_the_papers_sizes() -> None:
 )  # fmt: skip
 def test_squad_has_its_official_counts(name: str, rows: dict[str, int], silent: int) -> None:
     if locate(CATALOG[name], DATA if DATA.exists() else None) is None:
-        pytest.skip(f"{DATA} has no files of {name}")
+        pytest.skip(MISSING)
     found = load(name, DATA)
     assert {split: table.rows for split, table in found.tables.items()} == rows
     targets = [

@@ -1,4 +1,4 @@
-"""A task is checked on creation and survives JSON; a fingerprint names examples exactly."""
+"""A task is checked on creation and round-trips through JSON; a fingerprint names examples exactly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPAN = Task("squad", "span", ("question", "context"), "answers", (), "span_f1")
 
 
 @pytest.mark.parametrize("task", [SENTIMENT, SPAN])
-def test_a_task_survives_json(task: Task) -> None:
+def test_a_task_round_trips_through_json(task: Task) -> None:
     assert Task.from_json(json.loads(json.dumps(task.to_json()))) == task
     assert Task.from_json({**task.to_json(), "later": 1}) == task
 
@@ -107,7 +107,7 @@ def test_fingerprints_agree_exactly_where_texts_do(first: list[str], second: lis
 
 def test_importing_the_data_modules_loads_nothing_heavy() -> None:
     code = (
-        "import sys, adapterbank.metrics, adapterbank.tasks.examples, adapterbank.tasks.columns\n"
+        "import sys, adapterbank.kinds.scoring, adapterbank.tasks.examples, adapterbank.tasks.columns\n"
         "print(*sorted({'torch', 'numpy', 'scipy', 'sklearn', 'pyarrow'} & set(sys.modules)))"
     )
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

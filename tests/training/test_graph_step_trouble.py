@@ -9,22 +9,25 @@ import pytest
 import torch
 
 from adapterbank.errors import TrainingError
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, make_plan
+from adapterbank.slots.sharing import step_form
 from adapterbank.training import graph_step
 from adapterbank.training import trainer as trainers
-from adapterbank.training.graph_step import form, room
+from adapterbank.training.eager_step import EagerStep
+from adapterbank.training.graph_step import padded_length
 from adapterbank.training.job import ActiveRun, RunState
 from jobs import GPU, assert_close, assert_same_bits, job_on, learn, three_runs
 
 # --- losses that are read late
 
 
-def test_losses_may_be_read_at_the_end_of_an_epoch_only_and_are_the_same(bert, new_slot, steadily, monkeypatch):
+def test_losses_may_be_read_at_the_end_of_an_epoch_only_and_are_the_same(bert, new_slot, graph_training, monkeypatch):
     jobs = three_runs(bert, new_slot)
     heard = []
-    often = steadily(bert, *jobs)
-    monkeypatch.setattr(trainers, "_READ_EVERY", float("inf"))
-    late = steadily(bert, *jobs, watch=heard.append)
+    often = graph_training(bert, *jobs)
+    monkeypatch.setattr(trainers, "READ_EVERY", float("inf"))
+    late = graph_training(bert, *jobs, watch=heard.append)
     for mine, wanted in zip(late, often, strict=True):
         assert_same_bits(mine, wanted)
     for run, state in enumerate(late):
@@ -34,19 +37,19 @@ def test_losses_may_be_read_at_the_end_of_an_epoch_only_and_are_the_same(bert, n
     assert len(heard) < sum(len(state.history) + state.step for state in late)
 
 
-def test_losses_may_be_read_at_every_step_too(bert, new_slot, steadily, monkeypatch):
-    monkeypatch.setattr(trainers, "_READ_EVERY", -1.0)
+def test_losses_may_be_read_at_every_step_too(bert, new_slot, graph_training, monkeypatch):
+    monkeypatch.setattr(trainers, "READ_EVERY", -1.0)
     heard = []
-    (state,) = steadily(bert, job_on(bert, new_slot), watch=heard.append)
+    (state,) = graph_training(bert, job_on(bert, new_slot), watch=heard.append)
     assert [p.step for p in heard if p.score is None] == list(range(1, state.step + 1))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_loss_that_is_no_number_ends_the_run_and_names_the_learning_rate(bad, bert, new_slot, steadily):
+def test_a_loss_that_is_no_number_ends_the_run_and_names_the_learning_rate(bad, bert, new_slot, graph_training):
     job = job_on(bert, new_slot, rate=0.25)
     job.initial["head.weight"].fill_(bad)
     with pytest.raises(TrainingError, match=r"epoch 1.*learning rate 0\.25.*--lr 0\.025"):
-        steadily(bert, job)
+        graph_training(bert, job)
 
 
 def spoiled_at(step, which=0):
@@ -68,20 +71,20 @@ def spoiled_at(step, which=0):
     ("step", "named"), [(1, "step 1, epoch 1"), (3, "step 3, epoch 1"), (4, "step 4, epoch 1"), (6, "step 6, epoch 2")]
 )
 def test_the_step_that_broke_is_named_however_late_its_loss_is_read(
-    step, named, every, bert, new_slot, steadily, monkeypatch
+    step, named, every, bert, new_slot, graph_training, monkeypatch
 ):
-    monkeypatch.setattr(trainers, "_READ_EVERY", every)
-    steadily.changes = {(graph_step.GraphStep, "step"): spoiled_at(step)}
+    monkeypatch.setattr(trainers, "READ_EVERY", every)
+    graph_training.changes = {(graph_step.GraphStep, "step"): spoiled_at(step)}
     with pytest.raises(TrainingError, match=f"At {named}, the loss became nan"):
-        steadily(bert, job_on(bert, new_slot))
+        graph_training(bert, job_on(bert, new_slot))
 
 
-def test_the_run_whose_loss_broke_is_the_one_that_is_named(bert, new_slot, steadily):
+def test_the_run_whose_loss_broke_is_the_one_that_is_named(bert, new_slot, graph_training):
     jobs = [job_on(bert, new_slot, seed=k, rate=rate) for k, rate in enumerate((1e-3, 0.5, 1e-4))]
     for which, job in enumerate(jobs):
-        steadily.changes = {(graph_step.GraphStep, "step"): spoiled_at(2, which=which)}
+        graph_training.changes = {(graph_step.GraphStep, "step"): spoiled_at(2, which=which)}
         with pytest.raises(TrainingError, match=f"learning rate {job.rate:g} is"):
-            steadily(bert, *jobs)
+            graph_training(bert, *jobs)
 
 
 # --- memory
@@ -92,11 +95,11 @@ def test_the_run_whose_loss_broke_is_the_one_that_is_named(bert, new_slot, stead
     [(2, float("inf")), (1, -1.0), (2, -1.0), (5, -1.0)],
 )
 def test_a_program_that_the_device_has_no_room_for_is_given_up_with_the_same_result(
-    call, every, bert, new_slot, steadily, monkeypatch
+    call, every, bert, new_slot, graph_training, monkeypatch
 ):
     jobs = three_runs(bert, new_slot)
     expected = learn(bert, *jobs)
-    monkeypatch.setattr(trainers, "_READ_EVERY", every)
+    monkeypatch.setattr(trainers, "READ_EVERY", every)
     original, calls = graph_step.GraphStep.step, []
 
     def scarce(self, turns, table):
@@ -105,12 +108,12 @@ def test_a_program_that_the_device_has_no_room_for_is_given_up_with_the_same_res
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return original(self, turns, table)
 
-    steadily.changes = {
+    graph_training.changes = {
         (graph_step.GraphStep, "step"): scarce,
-        (trainers.Trainer, "_eager_step"): trainers.Trainer._eager_step,
+        (EagerStep, "step"): EagerStep.step,
         (torch.cuda, "empty_cache"): lambda: None,
     }
-    for mine, wanted in zip(steadily(bert, *jobs), expected, strict=True):
+    for mine, wanted in zip(graph_training(bert, *jobs), expected, strict=True):
         assert (mine.step, len(mine.history)) == (wanted.step, len(wanted.history))
         assert_close(mine, wanted)
     assert len(calls) == call
@@ -126,8 +129,8 @@ def plan_of(options, head=None):
 def test_runs_share_a_program_when_they_differ_in_no_more_than_their_true_size():
     base = plan_of(Options(size=5))
     for size in (5, 6, 7, 8):
-        assert form(plan_of(Options(size=size))) == form(base)
-        assert hash(form(plan_of(Options(size=size)))) == hash(form(base))
+        assert step_form(plan_of(Options(size=size))) == step_form(base)
+        assert hash(step_form(plan_of(Options(size=size)))) == hash(step_form(base))
     others = [
         plan_of(Options(size=4)),
         plan_of(Options(size=9)),
@@ -139,32 +142,37 @@ def test_runs_share_a_program_when_they_differ_in_no_more_than_their_true_size()
         plan_of(Options(method="layernorm")),
         plan_of(Options(method="feature")),
     ]
-    assert len({form(plan) for plan in [base, *others]}) == 1 + len(others)
+    assert len({step_form(plan) for plan in [base, *others]}) == 1 + len(others)
 
 
 def test_rows_are_filled_up_to_few_lengths_with_little_padding():
-    rooms = {length: room(length, 512) for length in range(1, 513)}
-    assert all(length <= found < length + max(8, length / 2) for length, found in rooms.items())
-    assert list(rooms.values()) == sorted(rooms.values())
-    assert len(set(rooms.values())) <= 24
-    assert all(room(found, 512) == found for found in rooms.values())
-    assert [room(length, 50) for length in (3, 48, 49, 50)] == [8, 48, 50, 50]  # never beyond the last position
+    padded = {length: padded_length(length, 512) for length in range(1, 513)}
+    assert all(length <= found < length + max(8, length / 2) for length, found in padded.items())
+    assert list(padded.values()) == sorted(padded.values())
+    assert len(set(padded.values())) <= 24
+    assert all(padded_length(found, 512) == found for found in padded.values())
+    assert [padded_length(length, 50) for length in (3, 48, 49, 50)] == [
+        8,
+        48,
+        50,
+        50,
+    ]  # never beyond the last position
 
 
 def prepared(backbone, monkeypatch, jobs, *, places=8, limit=1 << 30, worth=1):
     """Give a school that has been told it is on a GPU."""
     made = []
-    monkeypatch.setattr(trainers, "_WORTH", worth)
+    monkeypatch.setattr(trainers, "STEPS_WORTH_A_GRAPH", worth)
     monkeypatch.setattr(trainers, "DeviceRows", SimpleNamespace(of=lambda *given: made.append(given) or "data"))
     stacks = SimpleNamespace(device=GPU)
-    trainer = SimpleNamespace(config=backbone.config, stacks=stacks, limit=limit, data=None)
+    trainer = SimpleNamespace(context=SimpleNamespace(config=backbone.config), stacks=stacks, limit=limit, data=None)
     trainers.Trainer.prepare(trainer, [ActiveRun(i, x, RunState()) for i, x in enumerate(jobs)], places)
     return trainer
 
 
 def test_a_program_is_made_for_as_many_places_as_memory_has_room_for(bert, new_slot, monkeypatch):
     jobs = [job_on(bert, new_slot, seed=seed) for seed in range(5)]
-    padded = 6 * room(max(len(row) for job in jobs for row in job.train.tokens), bert.config.max_length)
+    padded = 6 * padded_length(max(len(row) for job in jobs for row in job.train.tokens), bert.config.max_length)
     assert [prepared(bert, monkeypatch, jobs, places=places).places for places in (8, 3, 1)] == [5, 3, 1]
     for limit, places in ((padded, 1), (3 * padded - 1, 2), (3 * padded, 3), (99 * padded, 5)):
         trainer = prepared(bert, monkeypatch, jobs, limit=limit)
@@ -180,6 +188,6 @@ def test_a_few_steps_are_not_worth_a_program(bert, new_slot, monkeypatch):
 
 
 def test_on_the_cpu_no_step_is_a_program(bert, new_slot, monkeypatch):
-    monkeypatch.setattr(trainers, "_WORTH", 0)
+    monkeypatch.setattr(trainers, "STEPS_WORTH_A_GRAPH", 0)
     monkeypatch.setattr(trainers, "GraphStep", None)
     learn(bert, job_on(bert, new_slot))

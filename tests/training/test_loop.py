@@ -11,7 +11,8 @@ import torch
 
 from adapterbank.encoder.families import checkpoint_names
 from adapterbank.inference.rows import Rows, epoch_order, make_rows
-from adapterbank.methods import Head, Options, first_trained_layer
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, first_trained_layer
 from adapterbank.training import eager_step
 from adapterbank.training.eager_step import EagerStep
 from adapterbank.training.job import RunState
@@ -112,9 +113,11 @@ def test_training_changes_no_bit_of_the_backbone_and_every_tensor_of_the_slot(me
     assert all(torch.equal(tensor, before[name]) for name, tensor in bert.tensors.items())
     assert not any(tensor.requires_grad or tensor.grad is not None for tensor in bert.tensors.values())
     assert all(torch.equal(tensor, given[name]) for name, tensor in job.initial.items())
-    still = {name for name, tensor in state.tensors["weights"].items() if torch.equal(tensor, given[name])}
+    same = {name for name, tensor in state.tensors["weights"].items() if torch.equal(tensor, given[name])}
     assert state.tensors["weights"].keys() == given.keys()
-    assert still == set()
+    # The bias of the keys adds the same number to all scores of a query, which the softmax cancels: its gradient is
+    # rounding alone, and may be zero.
+    assert {name for name in same if not name.endswith("attention.key.bias")} == set()
 
 
 @pytest.mark.parametrize("layers", ["all", "1-2", "2"])

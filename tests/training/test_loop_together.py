@@ -10,8 +10,8 @@ import torch
 
 from adapterbank.encoder import prefix_cache as prefixes
 from adapterbank.methods import Options
+from adapterbank.training import eager_step
 from adapterbank.training import loop as training
-from adapterbank.training.eager_step import EagerStep
 from adapterbank.training.optimizer import AdamSettings
 from jobs import assert_close, assert_same_bits, job_on, learn, moved, scores
 
@@ -98,13 +98,15 @@ def test_a_run_that_trains_the_whole_encoder_may_stand_anywhere_beside_others(fa
 @pytest.mark.parametrize("method", ["full", "top"])
 def test_rows_of_a_slot_that_changes_whole_layers_are_never_packed_with_anothers(method, bert, new_slot, monkeypatch):
     packed = []
-    original = EagerStep._losses
-    monkeypatch.setattr(EagerStep, "_losses", lambda self, *given: packed.append(given[-1]) or original(self, *given))
+    original = eager_step.segments
+    monkeypatch.setattr(
+        eager_step, "segments", lambda rows: packed.append({slot for slot, _ in rows}) or original(rows)
+    )
     options = Options(method=method, top=3)
     jobs = [job_on(bert, new_slot, o, seed=k, epochs=1) for k, o in enumerate((options, Options(size=4), options))]
     learn(bert, *jobs)
     assert len(packed) == 12
-    assert all(len({k for k, _ in part}) == 1 for part in packed)
+    assert all(len(slots) == 1 for slots in packed)
 
 
 def test_runs_that_start_at_different_layers_are_taught_apart_and_come_out_as_alone(bert, new_slot):
@@ -148,6 +150,6 @@ def test_frozen_lower_layers_run_once_per_row_however_many_epochs_and_runs(optio
 def test_a_prefix_in_a_mapped_file_or_none_at_all_gives_the_same(budget, bert, new_slot, monkeypatch):
     job = job_on(bert, new_slot, Options(method="top", top=1), epochs=2)
     (expected,) = learn(bert, job)
-    original = training.Prefixes
+    original = training.PrefixCache
     monkeypatch.setattr(training, "PrefixCache", lambda config, frozen: original(config, frozen, **budget))
     assert_close(learn(bert, job)[0], expected)

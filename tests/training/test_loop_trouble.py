@@ -230,9 +230,9 @@ def test_a_score_that_is_no_number_still_leaves_weights_to_give_back(bert, new_s
 
 @pytest.mark.parametrize("steady", [False, True])
 def test_a_run_that_fails_leaves_its_place_to_the_next_and_its_neighbours_notice_nothing(
-    steady, bert, new_slot, steadily
+    steady, bert, new_slot, graph_training
 ):
-    way = steadily if steady else learn
+    way = graph_training if steady else learn
     jobs = [job_on(bert, new_slot, seed=k, rate=1e30 if k in (1, 2) else 1e-3, epochs=3) for k in range(5)]
     ended = {}
     way(bert, *jobs, at_once=2, end=lambda number, state: ended.setdefault(number, state))

@@ -10,11 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
 from adapterbank.slots import heads
-from adapterbank.slots.additions import bottleneck
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.stack import Stacks
 from adapterbank.training.optimizer import AdamSettings, Schedule, StackedAdam
+from additions import draw
 
 HIDDEN = 8
 DECAYING = {  # every tensor of the slots below that weight decay applies to
@@ -35,7 +36,7 @@ def new_slot(size, seed):
     """Give a plan and tensors of all sorts: adapters with a norm inside, LayerNorms, a layer, a table, a head."""
     plan = make_plan(Options(size=size, inner_norm=True), depth=2, head=Head("classification", 3))
     generator = torch.Generator().manual_seed(seed)
-    tensors = bottleneck.initial(plan.adapter, HIDDEN, 0.5, generator) | heads.initial(plan.head, HIDDEN, generator)
+    tensors = draw(plan.additions[0], HIDDEN, 0.5, generator) | heads.initial(plan.head, HIDDEN, generator)
     shapes = {
         "embeddings.word.weight": (11, HIDDEN),
         "layers.0.attention.query.weight": (HIDDEN, HIDDEN),

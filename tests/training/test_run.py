@@ -166,6 +166,11 @@ def expected_names(method, backbone):
             "adapter": inner | norms,
             "layernorm": norms,
             "lora": {f"layers.{i}.attention.{t}.lora.{k}" for i in range(3) for t in ("query", "value") for k in "ab"},
+            "ia3": {
+                f"layers.{i}.{site}.ia3.scale"
+                for i in range(3)
+                for site in ("attention.key", "attention.value", "feedforward.inner")
+            },
             "bitfit": {name for name in backbone.tensors if name.endswith(".bias") and not name.startswith("pooler")},
             "feature": set(),
             "full": {name for name in backbone.tensors if not name.startswith("pooler")},
@@ -186,7 +191,7 @@ def test_exactly_what_trains_is_saved_and_counted(bank, bert, method):
     assert params["percent"] == pytest.approx(100 * params["trained"] / bert.parameters)
     assert any(
         (array != bert.tensors[name].numpy()).any() for name, array in saved.items() if name in bert.tensors
-    ) == (method not in ("feature", "lora"))
+    ) == (method not in ("feature", "lora", "ia3"))
 
 
 @pytest.mark.parametrize(("size", "classes"), [(4, 2), (7, 3)])
@@ -321,7 +326,7 @@ def test_a_model_with_one_answer_to_everything_is_reported_with_the_remedy(bank)
     rows = [*[(text, "common") for text, _ in ROWS] * 2, (ROWS[0][0], "rare"), (ROWS[1][0], "rare")]
     result = bank.train("s", rows, rows, **{**FAST, "epochs": 6, "lr": 0.03})
     (note,) = result.notes
-    assert re.match(r"The model says 'common' to every dev row: .*learning rate.* \(try a tenth of it\)", note)
+    assert re.match(r"The model predicts 'common' for every dev row: .*learning rate.* \(try a tenth of it\)", note)
     assert result.record["metrics"]["dev"]["accuracy"] == result.record["metrics"]["dev"]["majority"] == 48 / 50
 
 

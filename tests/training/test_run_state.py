@@ -219,7 +219,7 @@ def test_ctrl_c_says_how_to_go_on_and_doing_so_ends_the_run(tmp_path, words, mon
         found = shell(*words, *flags(LONG))
     assert (found.code, found.out) == (130, "")
     first, second = found.err.splitlines()
-    assert first == "adapterbank: stopped after epoch 1 of 4; the bank's tasks are as they were. To go on:"
+    assert first == "adapterbank: stopped after epoch 1 of 4; the bank's tasks are unchanged. To resume:"
     assert second.strip().startswith(f"adapterbank train --bank '{tmp_path / 'my bank'}' --task s")
     assert second.endswith(" --resume")
     assert not (tmp_path / "my bank" / "tasks" / "s").exists()

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from adapterbank.errors import DataError
+from adapterbank.kinds.values import listed
 from adapterbank.storage.files import atomic_write
 from adapterbank.tasks.catalog import find
-from adapterbank.tasks.tables import listed
 
 TASKS = tuple(f"glue/{name}" for name in ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"))
 """The nine tasks of the score."""

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from adapterbank.errors import DataError, UnknownName
+from adapterbank.kinds.values import listed
 from adapterbank.metrics import answer_scores
-from adapterbank.tasks.tables import Table, listed
+from adapterbank.tasks.tables import Table
 
 VERSIONS = ("1.1", "2.0")
 
@@ -65,7 +66,7 @@ def evaluate(
     missing = [key for key in gold if key not in predictions or (null_odds is not None and key not in null_odds)]
     if missing:
         raise DataError(f"{len(missing)} of {len(gold)} questions have no prediction ({listed(missing, 3)}); add them.")
-    raw = {key: answer_scores(predictions[key], answers, silence=True) for key, answers in gold.items()}
+    raw = {key: answer_scores(predictions[key], answers, null_allowed=True) for key, answers in gold.items()}
     odds = null_odds if null_odds is not None else dict.fromkeys(gold, 0.0)
     kept = {key: raw[key] if odds[key] <= threshold else (float(not gold[key]),) * 2 for key in gold}
     found = _means(kept, list(gold), "")
@@ -110,7 +111,7 @@ def _texts(cell: Any) -> list[str]:
 
 
 def _first_version(gold: Mapping[str, Sequence[str]], predictions: Mapping[str, str]) -> dict[str, float]:
-    scores = [answer_scores(predictions[key], gold[key], silence=False) for key in gold if key in predictions]
+    scores = [answer_scores(predictions[key], gold[key], null_allowed=False) for key in gold if key in predictions]
     exact, f1 = (100 * sum(pair[place] for pair in scores) / len(gold) for place in (0, 1))
     return {"exact_match": exact, "f1": f1}
 

@@ -13,12 +13,13 @@ from typing import Any
 
 from adapterbank.benchmarks import glue, squad
 from adapterbank.errors import BankError, ConfigError, DataError, InputError, UnknownName
-from adapterbank.inference.spans import Reading
+from adapterbank.kinds.span import Reading
+from adapterbank.kinds.values import listed
 from adapterbank.storage.package import Manifest
 from adapterbank.tasks.catalog import CATALOG, Loaded, bank_name, load
 from adapterbank.tasks.examples import labelled_as, read_examples
 from adapterbank.tasks.spec import Examples, Task
-from adapterbank.tasks.tables import Table, listed
+from adapterbank.tasks.tables import Table
 
 _AT_ONCE = 2048
 """Rows between two reports; QQP's test set has 390,965."""

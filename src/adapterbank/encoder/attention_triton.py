@@ -1,10 +1,10 @@
-"""Attention on GPUs, written in Triton: with our own dropout, straight from the joined projections. Knows no layers.
+"""Attention on GPUs, in Triton: with computed dropout, directly from the joined projections. Knows no layers.
 
     out = (keep * softmax(q k' / sqrt(width) + bias) / (1 - rate)) v
 
-No library's fused attention takes a mask that is computed (`dropout`), and without fusion the attention weights, their
-mask and three transposed copies go through memory in every layer. Here a program holds one block of queries of one head
-and walks over the keys, as in FlashAttention (Dao et al. 2022); the backward pass computes the weights again.
+No library's fused attention accepts a computed mask (`dropout`), and without fusion every layer writes the attention
+weights, their mask and three transposed copies to memory. Here a program handles one block of queries of one head and
+iterates over the keys, as in FlashAttention (Dao et al. 2022); the backward pass recomputes the weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from adapterbank.encoder.dropout import FIRST, SECOND, threshold
 
 @triton.jit
 def _keep(numbers, FIRST: tl.constexpr, SECOND: tl.constexpr, THRESHOLD: tl.constexpr):  # type: ignore[no-untyped-def]
-    """See `dropout._drop`: the same hash, to the bit."""
+    """Compute the hash of `dropout._drop`, to the bit."""
     numbers = numbers * FIRST
     numbers = (numbers ^ (numbers >> 15)) * SECOND
     return numbers >= THRESHOLD
@@ -30,7 +30,7 @@ def _keep(numbers, FIRST: tl.constexpr, SECOND: tl.constexpr, THRESHOLD: tl.cons
 
 @triton.jit
 def _keys(keys, n, length, DROP: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Load dropout keys, of which there are none without dropout."""
+    """Load dropout keys; there are none without dropout."""
     if DROP:
         return tl.load(keys + n, mask=n < length, other=0)
     return n
@@ -84,7 +84,7 @@ def _weights(  # type: ignore[no-untyped-def]
     q, k, v, dy, bias, sums, delta, keys, columns, row, n, length, scale, inverse,
     FIRST: tl.constexpr, SECOND: tl.constexpr, THRESHOLD: tl.constexpr, DROP: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Compute a block's weights again: after dropout, and the gradient of the scores."""
+    """Recompute a block's weights after dropout, and the gradient of its scores."""
     p = tl.exp(_scores(q, k, bias, row, n, length, scale, EXACT) - sums[:, None])
     dp = tl.dot(dy, tl.trans(v), input_precision="ieee" if EXACT else "tf32")
     kept = p
@@ -101,7 +101,7 @@ def _backward(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, THRESHOLD: tl.constexpr,
     DROP: tl.constexpr, EXACT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program gives the gradient of a block of queries, then of the same block of keys and values."""
+    """Compute the gradient of one block of queries, then of the same block of keys and values."""
     block, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     mine, d = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     here = mine < length
@@ -159,7 +159,7 @@ def _backward(  # type: ignore[no-untyped-def]
 
 
 def _options(x: Tensor, bias: Tensor, heads: int, rate: float) -> tuple[tuple[int, int, int], dict[str, Any]]:
-    """Give the grid of programs and what the kernels are specialised on."""
+    """Return the grid of programs and the constants that the kernels are specialised on."""
     rows, length, width = bias.shape[0], bias.shape[-1], x.shape[-1] // (3 * heads)
     block = min(64, max(16, triton.next_power_of_2(length)))
     constants = {"HEADS": heads, "WIDTH": width, "FIRST": FIRST, "SECOND": SECOND, "THRESHOLD": threshold(rate)}
@@ -173,10 +173,10 @@ def _options(x: Tensor, bias: Tensor, heads: int, rate: float) -> tuple[tuple[in
 def attend(
     x: Tensor, bias: Tensor, queries: Tensor, keys: Tensor, columns: Tensor, heads: int, rate: float
 ) -> tuple[Tensor, Tensor]:
-    """Give the attention's output `[T, hidden]` and, for its gradient, the scores' log-sum-exp.
+    """Return the attention's output `[T, hidden]` and, for its gradient, the log-sum-exp of the scores.
 
-    `x` `[T, 3 hidden]` are the joined projections, `bias` `[rows, 1, 1, longest]` is added to the scores; the rest is a
-    `LayerDropout`'s: `queries` `[rows, longest]`, `keys` `[heads]`, `columns` `[longest]`.
+    `x` `[T, 3 hidden]` are the joined projections, `bias` `[rows, 1, 1, longest]` is added to the scores. The others
+    are those of a `LayerDropout`: `queries` `[rows, longest]`, `keys` `[heads]`, `columns` `[longest]`.
     """
     grid, options = _options(x, bias, heads, rate)
     width, length = x.shape[-1] // (3 * heads), bias.shape[-1]
@@ -200,7 +200,7 @@ def attend_backward(
     x: Tensor, bias: Tensor, queries: Tensor, keys: Tensor, columns: Tensor, out: Tensor, sums: Tensor, dout: Tensor,
     heads: int, rate: float,
 ) -> Tensor:  # fmt: skip
-    """Give the gradient of `x`."""
+    """Return the gradient of `x`."""
     grid, options = _options(x, bias, heads, rate)
     dx, dout = torch.empty_like(x), dout.contiguous()
     scale, inverse = 1 / math.sqrt(x.shape[-1] // (3 * heads)), 1 / (1 - rate)

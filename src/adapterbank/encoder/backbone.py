@@ -1,9 +1,10 @@
-"""A folder or name -> a backbone: tensors by our names, tokenizer, identity. Knows nothing of tasks and slots."""
+"""The backbone: tensors by our names, tokenizer, identity, read from a folder. Knows no tasks and no slots."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +16,8 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from adapterbank.encoder import families as families
 from adapterbank.encoder.batch import Tokens, by_length, pack
-from adapterbank.encoder.families import EncoderConfig
+from adapterbank.encoder.families import FAMILIES, EncoderConfig, checkpoint_names, read_config
 from adapterbank.encoder.forward import Frozen, forward
 from adapterbank.encoder.sources import locate, weight_files
 from adapterbank.encoder.tokenizer import read_tokenizer, tokenize
@@ -25,12 +25,12 @@ from adapterbank.errors import BackboneError, InputError
 from adapterbank.storage.files import canonical_json
 
 _TOKENS_AT_ONCE = 8192
-"""How many tokens `encode` puts into one batch: enough to fill the machine, little enough for any memory."""
+"""Tokens in one batch of `encode`: enough to use the machine fully, few enough for any memory."""
 
 
 @dataclass(frozen=True)
 class Backbone:
-    """A frozen encoder and its tokenizer. Its tensors are never written."""
+    """A frozen encoder and its tokenizer. Its tensors are never modified."""
 
     name: str
     folder: Path
@@ -39,22 +39,22 @@ class Backbone:
     """Every tensor of the encoder, float32, by our names."""
     tokenizer: Tokenizer = field(repr=False)
     sha256: str
-    """Its identity (`identity`): the same for every copy that computes the same."""
+    """Its identity (see `identity`): equal for all copies that compute the same."""
 
     @property
     def has_pooler(self) -> bool:
-        """Whether the checkpoint brought a pooler: a tanh layer on the first token."""
+        """Whether the checkpoint has a pooler: a tanh layer on the first token."""
         return "pooler.weight" in self.tensors
 
     @property
     def parameters(self) -> int:
-        """Count the encoder's numbers."""
+        """The number of parameters."""
         return sum(tensor.numel() for tensor in self.tensors.values())
 
     def tokenize(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, max_length: int | None = None
     ) -> list[Tokens]:
-        """Turn texts, or pairs of texts, into token ids, cut to `max_length` (the encoder's own limit by default)."""
+        """Turn texts, or pairs of texts, into token ids, cut to `max_length` (by default the encoder's limit)."""
         limit = self.config.max_length
         if max_length is not None and max_length > limit:
             raise InputError(f"max_length {max_length} is more than {self.name} has positions for, {limit}. Lower it.")
@@ -68,7 +68,7 @@ class Backbone:
     def encode(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, max_length: int | None = None
     ) -> list[np.ndarray]:
-        """Give the last hidden states of each text as one `(tokens, hidden)` array, in order."""
+        """Return the last hidden states of each text as one `(tokens, hidden)` array, in order."""
         if isinstance(texts, str):
             texts, pairs = [texts], [pairs] if isinstance(pairs, str) else pairs
         rows = self.tokenize(texts, pairs, max_length)
@@ -82,28 +82,32 @@ class Backbone:
 
 
 def load(name: str, tensors: Mapping[str, Tensor] | None = None) -> Backbone:
-    """Load a backbone from a folder, a short name or a name on the hub; `tensors` are its own, if they are here."""
+    """Load a backbone from a folder, a short name or a name on the hub.
+
+    `tensors` are its tensors where they are in memory already.
+    """
     folder = locate(name)
-    config = families.read_config(_read_fields(folder), str(folder))
+    config = read_config(_read_fields(folder), str(folder))
     if tensors is None:
         tensors = _named(config, _read_tensors(folder), folder)
-    tokenizer, description = read_tokenizer(folder, config.family)
+    tokenizer, description = read_tokenizer(folder, word_piece=FAMILIES[config.family].word_piece)
     if (highest := max(tokenizer.get_vocab().values(), default=0)) >= config.vocabulary:
         raise BackboneError(
-            f"{folder}: the tokenizer goes up to token {highest}, but the encoder has only {config.vocabulary}. "
-            "They do not belong together."
+            f"{folder}: the tokenizer's highest token id is {highest}, but the encoder has {config.vocabulary} "
+            "embeddings. They do not belong together."
         )
     return Backbone(name, folder, config, tensors, tokenizer, identity(config, tensors, description))
 
 
 def locate_tokenizer(name: str) -> Tokenizer:
-    """Find the tokenizer of a backbone without reading its weights."""
+    """Load the tokenizer of a backbone without reading its weights."""
     folder = locate(name)
-    return read_tokenizer(folder, families.read_config(_read_fields(folder), str(folder)).family)[0]
+    config = read_config(_read_fields(folder), str(folder))
+    return read_tokenizer(folder, word_piece=FAMILIES[config.family].word_piece)[0]
 
 
 def identity(config: EncoderConfig, tensors: Mapping[str, Tensor], tokenizer: Any) -> str:
-    """Give one sha256 over what decides the outputs: float32 tensors by our names, tokenizer, mathematics.
+    """Return one sha256 over what determines the outputs: float32 tensors by our names, tokenizer, mathematics.
 
     Single-file, sharded and `.bin` copies agree; an fp16 copy, whose numbers are rounded, does not.
     """
@@ -125,12 +129,12 @@ def _read_fields(folder: Path) -> dict[str, Any]:
     except (ValueError, OSError) as error:
         raise BackboneError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(fields, dict):
-        raise BackboneError(f"{path} does not hold a JSON object.")
+        raise BackboneError(f"{path} does not contain a JSON object.")
     return fields
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Read all tensors of a checkpoint: safetensors first, `.bin` only without running what it says."""
+    """Read all tensors of a checkpoint: safetensors first, else `.bin` without executing code from it."""
     files = weight_files(folder)
     if not files:
         raise BackboneError(f"{folder} has no weights: model.safetensors or pytorch_model.bin, whole or in shards.")
@@ -145,7 +149,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
-            # Cloned: a mapped file's tensors lie at any address, and the last bit of a product depends on that.
+            # Cloned: tensors of a mapped file have any alignment, and the last bit of a product depends on that.
             return {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise BackboneError(f"{path} cannot be read ({error}). Fetch it again.") from error
@@ -155,34 +159,40 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
         return {str(key): value for key, value in found.items() if isinstance(value, Tensor)}
-    except Exception as error:  # torch raises many kinds here; all mean that the file is not plain weights
+    except Exception as error:  # torch raises many types; all mean that the file is not plain weights
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise BackboneError(f"{path} is not a file of plain weights ({reason}). Convert it to safetensors.") from error
 
 
 def _named(config: EncoderConfig, found: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """Give the checkpoint's tensors our names, as float32, after checking that all are there and of the right shape."""
-    prefix = families.FAMILIES[config.family].prefix
-    plain = {_modern(key.removeprefix(prefix)): value for key, value in found.items()}
-    pooler = families.FAMILIES[config.family].embeddings.get("pooler")
+    """Return the checkpoint's tensors by our names, as float32, once all are known to exist with the right shapes."""
+    family = FAMILIES[config.family]
+    plain = {_modern(key.removeprefix(family.prefix)): value for key, value in found.items()}
+    pooler = family.embeddings.get("pooler")
     has_pooler = pooler is not None and f"{pooler}.weight" in plain
-    names = families.checkpoint_names(config, has_pooler)
+    names = checkpoint_names(config, has_pooler)
     if missing := [theirs for theirs in names.values() if theirs not in plain]:
         raise BackboneError(
             f"{folder}: the weights lack {len(missing)} of {len(names)} tensors, first {missing[0]!r}. "
             f"Is it a {config.family} encoder?"
         )
-    shapes = config.shapes(has_pooler)
+    shapes, parts, taken = config.shapes(has_pooler), Counter(names.values()), Counter[str]()
+    tensors = {}
     for ours, theirs in names.items():
-        if tuple(plain[theirs].shape) != shapes[ours]:
+        rows, *columns = shapes[ours]
+        expected = (rows * parts[theirs], *columns)
+        if tuple(plain[theirs].shape) != expected:
             raise BackboneError(
-                f"{folder}: {theirs} has shape {tuple(plain[theirs].shape)}, config.json says {shapes[ours]}."
+                f"{folder}: {theirs} has shape {tuple(plain[theirs].shape)}, but config.json implies {expected}."
             )
         if not plain[theirs].is_floating_point():
             raise BackboneError(f"{folder}: {theirs} is {plain[theirs].dtype}; quantised weights are not supported.")
-    return {ours: plain[theirs].to(torch.float32).contiguous() for ours, theirs in names.items()}
+        part = plain[theirs].split(rows)[taken[theirs]]
+        taken[theirs] += 1
+        tensors[ours] = part.to(torch.float32).contiguous()
+    return tensors
 
 
 def _modern(name: str) -> str:
-    """Checkpoints converted from TensorFlow call a LayerNorm's gain and bias gamma and beta."""
+    """Rename a LayerNorm's gain and bias, which checkpoints converted from TensorFlow call gamma and beta."""
     return name.replace(".gamma", ".weight").replace(".beta", ".bias")

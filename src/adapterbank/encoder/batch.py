@@ -1,7 +1,7 @@
-"""A packed batch: the tokens of all rows end to end, without padding. Knows nothing of tasks or tensors' meaning.
+"""Batches of token ids: packed end to end without padding, or padded to one length. Knows no tasks.
 
 The linear layers, LayerNorms and adapters of the pass run on the `T` real tokens; only attention needs to know where a
-row begins and ends. `to_grid` lays packed tokens out as rows of equal length for it, `to_packed` is the way back.
+row begins and ends. For it `to_grid` lays packed tokens out as rows of equal length; `to_packed` is the inverse.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 
-@dataclass(slots=True)  # not frozen: there is one for each text
+@dataclass(slots=True)  # not frozen, which would be slower: there is one for each text
 class Tokens:
-    """One text, or one pair of texts, as the tokenizer gave it."""
+    """One text, or one pair of texts, as the tokenizer returned it."""
 
     ids: np.ndarray
     """Token ids, int64 [length]."""
@@ -26,42 +26,41 @@ class Tokens:
     """Which text of a pair a token belongs to, int64 [length]."""
     offsets: np.ndarray | None = None
     """For span tasks: first and last-plus-one character of each token of the second text, -1 elsewhere, [length, 2]."""
-
     cut: bool = False
     """Whether the text was longer than the limit and lost its end."""
 
     def __len__(self) -> int:
-        """Give the length in tokens, special tokens included."""
+        """Return the length in tokens, special tokens included."""
         return len(self.ids)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Runs of tokens of several lengths laid out side by side, `runs x longest`, and the way back."""
+    """Rows of tokens of several lengths, laid out as `rows x longest`."""
 
-    runs: int
+    rows: int
     longest: int
     cells: Tensor | None
-    """[T] where each token stands in the grid; None when all runs are equally long."""
+    """[T] the cell of each token in the grid; None when all rows are equally long."""
 
     @classmethod
     def of(cls, lengths: np.ndarray, device: torch.device | None) -> Grid:
-        """Lay out runs of these lengths, which stand end to end."""
+        """Lay out rows of these lengths, which are packed end to end."""
         longest = int(lengths.max())
         if (lengths == longest).all():
             return cls(len(lengths), longest, None)
-        cells = laid_at(lengths, np.arange(len(lengths)) * longest)
+        cells = cell_numbers(lengths, np.arange(len(lengths)) * longest)
         return cls(len(lengths), longest, torch.from_numpy(cells).to(device))
 
     def to_grid(self, x: Tensor) -> Tensor:
-        """Lay `[T, n]` out as `[runs, longest, n]`, zeros where a run is shorter."""
+        """Lay `[T, n]` out as `[rows, longest, n]`, zeros where a row is shorter."""
         if self.cells is None:
-            return x.view(self.runs, self.longest, -1)
-        grid: Tensor = _Spread.apply(x, self.cells, self.runs * self.longest)  # type: ignore[no-untyped-call]
-        return grid.view(self.runs, self.longest, -1)
+            return x.view(self.rows, self.longest, -1)
+        grid: Tensor = _Scatter.apply(x, self.cells, self.rows * self.longest)  # type: ignore[no-untyped-call]
+        return grid.view(self.rows, self.longest, -1)
 
     def to_packed(self, grid: Tensor) -> Tensor:
-        """Take the real tokens `[T, n]` out of `[runs, longest, n]`."""
+        """Return the real tokens `[T, n]` of `[rows, longest, n]`."""
         flat = grid.reshape(-1, grid.shape[-1])
         if self.cells is None:
             return flat
@@ -69,18 +68,18 @@ class Grid:
         return packed
 
 
-Fused = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor]]
-"""See `kernels.attend`."""
+FusedAttention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor]]
+"""See `attention_triton.attend`."""
 
 
 @dataclass(frozen=True)
 class PaddedLayout:
-    """The way there and back for rows that are all filled up to one length, padding among the tokens."""
+    """The same for rows that are all padded to one length, padding among the tokens."""
 
     like: Tensor
-    """[rows, 1, 1, longest]: sizes read off a tensor need not be compiled into the pass."""
-    fused: Fused | None = None
-    """A kernel that attends to such rows."""
+    """[rows, 1, 1, longest]: sizes that are read from a tensor need not be compiled into the pass."""
+    fused: FusedAttention | None = None
+    """A kernel for attention within such rows."""
 
     def to_grid(self, x: Tensor) -> Tensor:
         """See `Grid`."""
@@ -93,14 +92,14 @@ class PaddedLayout:
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """`B` rows of `T` tokens in all, end to end."""
+    """`B` rows with `T` tokens in all, end to end."""
 
     ids: Tensor
     """[T] token ids."""
     types: Tensor
     """[T] token types."""
     positions: Tensor
-    """[T] place of each token in its row, from 0."""
+    """[T] position of each token in its row, from 0."""
     rows: Tensor
     """[T] row of each token."""
     lengths: tuple[int, ...]
@@ -108,20 +107,20 @@ class PackedBatch:
     starts: Tensor
     """[B] where each row begins."""
     grid: Grid = field(repr=False)
-    """Rows side by side."""
+    """The rows laid out for attention."""
     mask: Tensor | None
     """[B, 1, 1, longest] true at real tokens; None when all rows are equally long."""
     counts: Tensor
-    """[B] tokens of each row, as float32: bf16 has no 257."""
+    """[B] tokens of each row, as float32: bf16 cannot represent 257."""
     _bias: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def longest(self) -> int:
-        """Give the length of the longest row."""
+        """The length of the longest row."""
         return max(self.lengths)
 
     def bias(self, dtype: torch.dtype) -> Tensor | None:
-        """Give what attention adds to its scores: minus infinity where a row has no token; None without padding."""
+        """Return what attention adds to its scores: minus infinity where a row has no token; None without padding."""
         if self.mask is None:
             return None
         if dtype not in self._bias:
@@ -134,16 +133,16 @@ class PackedBatch:
         return self.grid.to_grid(x)
 
     def first(self, x: Tensor) -> Tensor:
-        """Give the first token of each row, `[B, n]`."""
+        """Return the first token of each row, `[B, n]`."""
         return x.index_select(0, self.starts)
 
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """`B` rows, each filled up to `longest` tokens, end to end: shapes that do not depend on the rows' lengths.
+    """`B` rows, each padded to `longest` tokens, end to end: shapes that do not depend on the lengths of the rows.
 
-    For devices where a fixed sequence of kernels is worth more than the arithmetic saved. What stands in the padding is
-    arbitrary; it never reaches a real token.
+    For devices where a fixed sequence of kernels saves more than arithmetic on padding costs. The values at padding
+    are arbitrary; they never reach a real token.
     """
 
     ids: Tensor
@@ -155,12 +154,12 @@ class PaddedBatch:
     """[B, 1, 1, longest] true at real tokens."""
     counts: Tensor
     """[B] as in `PackedBatch`."""
-    fused: Fused | None = None
-    """A kernel that attends to such rows."""
+    fused: FusedAttention | None = None
+    """A kernel for attention within such rows."""
 
     @classmethod
-    def of(cls, ids: Tensor, types: Tensor, lengths: Tensor, fused: Fused | None = None) -> PaddedBatch:
-        """Take the tokens `[B * longest]` of rows that are filled up already."""
+    def of(cls, ids: Tensor, types: Tensor, lengths: Tensor, fused: FusedAttention | None = None) -> PaddedBatch:
+        """Take the tokens `[B * longest]` of rows that are padded already."""
         positions = torch.arange(len(ids) // len(lengths), device=ids.device).expand(len(lengths), -1)
         numbers = torch.arange(len(lengths), device=ids.device)[:, None].expand_as(positions)
         real = (positions < lengths[:, None])[:, None, None]
@@ -168,12 +167,12 @@ class PaddedBatch:
 
     @property
     def longest(self) -> int:
-        """Give the length that rows are filled up to."""
+        """The length that rows are padded to."""
         return self.mask.shape[3]
 
     @property
     def grid(self) -> PaddedLayout:
-        """Rows side by side."""
+        """The rows laid out for attention."""
         return PaddedLayout(self.mask, self.fused)
 
     def bias(self, dtype: torch.dtype) -> Tensor:
@@ -191,25 +190,25 @@ class PaddedBatch:
 
 
 _STEPS = ((64, 8), (128, 16), (256, 32))
-"""Rows are filled up to a multiple of 8 tokens as long as they have at most 64, and so on; beyond, of 64."""
+"""Rows of at most 64 tokens are padded to a multiple of 8, and so on; longer ones to a multiple of 64."""
 
 
-def laid_at(lengths: np.ndarray, firsts: np.ndarray) -> np.ndarray:
-    """Say where each token of runs that stand end to end goes, if the first of each run goes to `firsts`."""
+def cell_numbers(lengths: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Return the cell of each token of packed rows, if the first token of each row has the cell `starts`."""
     ends = lengths.cumsum()
-    return np.repeat(firsts - ends + lengths, lengths) + np.arange(int(ends[-1]))
+    return np.repeat(starts - ends + lengths, lengths) + np.arange(int(ends[-1]))
 
 
 @cache
-def room(length: int, largest: int) -> int:
-    """Give the length that rows are filled up to: few different ones, little padding."""
+def padded_length(length: int, largest: int) -> int:
+    """Return the length that rows are padded to: few different ones, little padding, never above `largest`."""
     unit = next((unit for limit, unit in _STEPS if length <= limit), 64)
     return min(largest, -(-length // unit) * unit)
 
 
 @dataclass(frozen=True)
 class TokenStore:
-    """The tokens of many rows on a device, end to end: batches are looked up there, not carried there."""
+    """The tokens of many rows on a device, end to end: batches are looked up there instead of copied there."""
 
     ids: Tensor
     types: Tensor
@@ -219,22 +218,22 @@ class TokenStore:
 
     @classmethod
     def of(cls, rows: Sequence[Tokens], device: torch.device) -> TokenStore:
-        """Lay rows end to end."""
+        """Copy rows to the device."""
         lengths = np.array([len(row) for row in rows])
         ids, types = (np.concatenate([getattr(row, name) for row in rows]) for name in ("ids", "types"))
         arrays = (ids, types, np.cumsum(lengths) - lengths, lengths)
         return cls(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays))
 
-    def batch(self, rows: Tensor, longest: int, fused: Fused | None = None) -> tuple[PaddedBatch, Tensor]:
-        """Give rows `[B]` filled up, and `[B * longest]` where each token stands in the store."""
+    def batch(self, rows: Tensor, longest: int, fused: FusedAttention | None = None) -> tuple[PaddedBatch, Tensor]:
+        """Return the rows `[B]` padded to `longest`, and the index `[B * longest]` of each token in the store."""
         positions = torch.arange(longest, device=rows.device)
         lengths = self.lengths[rows]
         where = torch.where(positions < lengths[:, None], self.starts[rows][:, None] + positions, 0).flatten()
         return PaddedBatch.of(self.ids[where], self.types[where], lengths, fused), where
 
 
-class _Spread(torch.autograd.Function):
-    """Rows `[T, n]` to places of a zero `[cells, n]`; no two go to one place, so its backward is a plain look-up."""
+class _Scatter(torch.autograd.Function):
+    """Copy rows `[T, n]` to cells of a zero `[cells, n]`. No two share a cell, so the backward is a plain look-up."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cells: Tensor, count: int) -> Tensor:
@@ -248,7 +247,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """The way back; its backward needs no sums, which is what the general look-up's would spend its time on."""
+    """The inverse. Its backward needs no sums, on which that of a general look-up would spend its time."""
 
     @staticmethod
     def forward(ctx: Any, grid: Tensor, cells: Tensor) -> Tensor:
@@ -263,7 +262,7 @@ class _Gather(torch.autograd.Function):
 
 
 def pack(rows: Sequence[Tokens], device: torch.device | None = None) -> PackedBatch:
-    """Put rows end to end, in the order given."""
+    """Pack rows end to end, in the order given."""
     lengths = np.array([len(row) for row in rows])
     longest = int(lengths.max())
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
@@ -291,25 +290,25 @@ def by_length(
     rows: Sequence[Tokens],
     budget: int,
     groups: Sequence[Any] | None = None,
-    most: int | None = None,
-    filled: Callable[[int], int] = lambda length: length,
+    max_rows: int | None = None,
+    padded: Callable[[int], int] = lambda length: length,
 ) -> Iterator[list[int]]:
-    """Cut rows into batches of one group and near lengths, at most `budget` padded tokens each; gives row numbers.
+    """Yield batches of row numbers: of one group and similar lengths, at most `budget` padded tokens each.
 
-    A batch has at most `most` rows. `filled` gives the length that rows will be filled up to, if not to the longest of
-    the batch: those of one such length stay beside those that they came with.
+    A batch has at most `max_rows` rows. `padded` returns the length that a row will be padded to, if not to the longest
+    of its batch: rows of one such length keep their order.
     """
     group = groups if groups is not None else [0] * len(rows)
-    sizes = [len(row.ids) for row in rows]  # len(row) is a call of Python's, thrice as slow
-    rooms = {length: filled(length) for length in set(sizes)}
-    keys = [(mine, -rooms[length]) for mine, length in zip(group, sizes, strict=True)]
-    alike: dict[Any, list[int]] = {}
+    sizes = [len(row.ids) for row in rows]  # len(row) is a call in Python, three times as slow
+    lengths = {length: padded(length) for length in set(sizes)}
+    keys = [(mine, -lengths[length]) for mine, length in zip(group, sizes, strict=True)]
+    grouped: dict[Any, list[int]] = {}
     for i in sorted(range(len(rows)), key=keys.__getitem__):
-        alike.setdefault(group[i], []).append(i)
-    for order in alike.values():
+        grouped.setdefault(group[i], []).append(i)
+    for order in grouped.values():
         start = 0
         while start < len(order):  # the first is the longest of its batch
             count = max(1, budget // -keys[order[start]][1])
-            stop = start + (count if most is None else min(count, most))
+            stop = start + (count if max_rows is None else min(count, max_rows))
             yield order[start:stop]
             start = stop

@@ -1,7 +1,7 @@
-"""Dropout whose masks are computed, not drawn: from (run seed, step, row within the run, token, place). Knows no tasks.
+"""Dropout with computed masks: a hash of (run seed, step, row within the run, token, place). Knows no tasks.
 
 A generator shared by all rows would make a row's mask depend on what else is in the batch. Here each element's number
-is a hash of its coordinates, so a run gives the same result alone, beside others, cut into micro-batches or after a
+is a hash of its coordinates, so a run has the same result alone, beside others, cut into micro-batches or after a
 resume, and there is no generator state to keep.
 """
 
@@ -25,21 +25,21 @@ def mix(x: Tensor) -> Tensor:
 
 
 def row_keys(seed: int, step: int, rows: Tensor) -> Tensor:
-    """Give one int32 key for each row of a run at a step; `rows` [B] are places within the run's own batch."""
+    """Return one int32 key for each row of a run at a step; `rows` [B] are row numbers within the run's own batch."""
     return step_keys(torch.tensor([[seed & 0x7FFFFFFF, step & 0x7FFFFFFF]], device=rows.device), rows)
 
 
 def step_keys(seeds_and_steps: Tensor, rows: Tensor) -> Tensor:
-    """Give the `row_keys` of several runs, one after the other; the first is `[runs, 2]` of 31-bit numbers."""
+    """Return the `row_keys` of several runs, one after the other; `seeds_and_steps` is `[runs, 2]`, 31-bit numbers."""
     run, now = mix(seeds_and_steps.to(torch.int32) * _GOLDEN + 1)[:, :, None].unbind(1)  # each [runs, 1]
     return mix(mix(rows.to(torch.int32) * _GOLDEN + run) ^ now).flatten()
 
 
 @functools.cache
 def _numbered(count: int, start: int, device: torch.device) -> Tensor:
-    """Give `count` well-mixed keys; the same at every step, so they are kept, and for good: captured steps read them.
+    """Return `count` well-mixed keys. They are the same at every step and never freed: captured graphs read them.
 
-    There is one for each place and length: some ten thousand small ones at the very most.
+    There is one tensor for each place and length, at most some ten thousand small ones.
     """
     with torch.inference_mode(False):
         return mix(torch.arange(count, dtype=torch.int32, device=device) * _GOLDEN + start)
@@ -49,7 +49,7 @@ class Dropout:
     """The masks of one step. Places are numbered in the order of the pass."""
 
     def __init__(self, keys: Tensor, rows: Tensor, positions: Tensor, *, rate: float, attention_rate: float) -> None:
-        """`keys` [B] from `row_keys`; `rows`, `positions`: where each token belongs, in the shape tokens stand in."""
+        """Take `keys` [B] from `row_keys`, and the row and position of each token, both in the shape of the tokens."""
         self.rate, self.attention_rate = rate, attention_rate
         self.keys = keys
         self.tokens = _token_keys(keys[rows], positions)
@@ -60,7 +60,7 @@ class Dropout:
         return self.mask(x.shape[-1], place).drop(x)
 
     def mask(self, width: int, place: int) -> Mask:
-        """Give the mask of hidden states `[T, width]`."""
+        """Return the mask of hidden states `[T, width]`."""
         return Mask(self.rate, self.tokens[..., None], self._columns(width, place))
 
     def pooled(self, x: Tensor, place: int) -> Tensor:
@@ -68,10 +68,10 @@ class Dropout:
         return _drop(x, mix(self.keys + place)[:, None], self._columns(x.shape[-1], place), self.rate)
 
     def layer(self, i: int, *, hidden: int, heads: int, longest: int) -> LayerDropout:
-        """Give the masks of layer `i`."""
+        """Return the masks of layer `i`."""
         if longest not in self._queries:
-            places = torch.arange(longest, device=self.keys.device)
-            self._queries[longest] = _token_keys(self.keys[:, None], places[None])[:, None, :, None]
+            positions = torch.arange(longest, device=self.keys.device)
+            self._queries[longest] = _token_keys(self.keys[:, None], positions[None])[:, None, :, None]
         attention, first, second = range(3 * i + 1, 3 * i + 4)
         return LayerDropout(
             self.rate,
@@ -105,7 +105,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class LayerDropout:
-    """The masks of one layer: all that differs from layer to layer is tensors."""
+    """The masks of one layer. Layers differ in tensors alone, so that one compiled form serves all of them."""
 
     rate: float
     attention_rate: float
@@ -115,26 +115,27 @@ class LayerDropout:
     """[B, 1, L, 1] key of each query."""
     heads: Tensor
     """[1, heads, 1, 1] key of each head."""
-    keys: Tensor
-    """[L] key of each column of the attention weights; the next two, `[hidden]`, of each hidden unit."""
-    first: Tensor
-    second: Tensor
+    columns: Tensor
+    """[L] key of each column of the attention weights."""
+    attention_units: Tensor
+    """[hidden] key of each unit of the attention's output, as the next of the feed-forward's."""
+    feedforward_units: Tensor
 
     def attention(self, weights: Tensor) -> Tensor:
         """Drop attention weights `[B, heads, queries, keys]`; padding changes no real element's number."""
-        return _drop(weights, self.queries ^ self.heads, self.keys, self.attention_rate)
+        return _drop(weights, self.queries ^ self.heads, self.columns, self.attention_rate)
 
     def after_attention(self, y: Tensor) -> Tensor:
         """Drop elements of the attention's output `[T, hidden]`."""
-        return _drop(y, self.tokens, self.first, self.rate)
+        return _drop(y, self.tokens, self.attention_units, self.rate)
 
     def after_feedforward(self, y: Tensor) -> Tensor:
         """Drop elements of the feed-forward output `[T, hidden]`."""
-        return _drop(y, self.tokens, self.second, self.rate)
+        return _drop(y, self.tokens, self.feedforward_units, self.rate)
 
 
 def threshold(rate: float) -> int:
-    """Give the number that a share `rate` of all int32 numbers lies below."""
+    """Return the number that a share `rate` of all int32 numbers is below."""
     return round((rate - 0.5) * 2**32)
 
 
@@ -143,9 +144,9 @@ def _token_keys(keys: Tensor, positions: Tensor) -> Tensor:
 
 
 def _drop(x: Tensor, keys: Tensor, columns: Tensor, rate: float) -> Tensor:
-    """Keep an element where a hash of its row's and its column's well-mixed keys is above a threshold.
+    """Keep an element where a hash of the well-mixed keys of its row and column is not below a threshold.
 
-    Two multiplications are enough here: the comparison reads the high bits, which depend on all lower ones.
+    Two multiplications are enough: the comparison reads the high bits, which depend on all lower ones.
     """
     if rate == 0.0:
         return x

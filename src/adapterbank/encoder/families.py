@@ -1,22 +1,28 @@
-"""What an encoder family looks like: tensor names, embeddings, positions, activation. Knows no tensors and no files.
+"""The encoder families: tensor names, and which arithmetic each uses. A table; knows no tensors and no files.
 
-Every family here is the same post-LayerNorm encoder; a row of `FAMILIES` says how its checkpoint spells the parts.
-Our own names are the same for all families, so methods, packages and the pass never ask which family they serve:
+A row of `FAMILIES` states how a family's checkpoints name their tensors and config fields, and which entry of each
+table of arithmetic it uses: `blocks.BLOCKS`, `blocks.FEEDFORWARDS`, `positions.POSITIONS`. To add a family: one row,
+and an entry for what no other family computes. Our own names are the same for all families, so methods, packages and
+the pass never ask for the family:
 
-    embeddings.word.weight, embeddings.position.weight, embeddings.type.weight, embeddings.norm.{weight,bias}
+    embeddings.word.weight, embeddings.type.weight, embeddings.norm.{weight,bias}
+    embeddings.position.weight                          (learned positions)
     embeddings.project.{weight,bias}                    (ELECTRA, ALBERT: embedding width -> hidden width)
     relative.weight                                     (MPNet: buckets x heads)
     layers.{i}.attention.{query,key,value,output,norm}.{weight,bias}
     layers.{i}.feedforward.{up,down,norm}.{weight,bias}
+    layers.{last}.final.norm.{weight,bias}              (a LayerNorm after the last layer, where there is one)
     pooler.{weight,bias}
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from adapterbank.encoder.blocks import FEEDFORWARDS
+from adapterbank.encoder.positions import POSITIONS
 from adapterbank.errors import BackboneError, UnknownName
 
 ACTIVATIONS = {
@@ -30,32 +36,56 @@ ACTIVATIONS = {
     "swish": "silu",
     "tanh": "tanh",
 }
-"""A checkpoint's word for its activation -> ours."""
+"""A checkpoint's name for its activation -> ours."""
 
 _NUMBERS = {int: "whole number", float: "number"}
+_KNOWN_VALUES: Mapping[str, Any] = {
+    "position_embedding_type": "absolute",
+    "inner_group_num": 1,
+    "relative_attention_num_buckets": 32,
+}
 
 
 @dataclass(frozen=True)
 class Family:
-    """How one model type spells the common encoder."""
+    """One model type: a row of the table."""
 
     prefix: str
-    """What stands before every tensor name when the checkpoint was saved with a head on top."""
+    """The prefix of every tensor name in checkpoints that were saved with a head."""
     embeddings: Mapping[str, str]
-    """Our part -> the checkpoint's, for everything outside the layers."""
+    """Our module -> the checkpoint's, for everything outside the layers."""
     layer: str
     """The checkpoint's prefix of a layer, with `{i}`."""
     parts: Mapping[str, str]
-    """Our part of a layer -> the checkpoint's."""
+    """Our module of a layer -> the checkpoint's. Modules that share a name there are equal parts of one tensor."""
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Our word for a config field -> the checkpoint's, where they differ from BERT's."""
-    positions_follow_padding: bool = False
-    """Whether the first position is `pad_token_id + 1` (RoBERTa and MPNet) and not 0."""
+    """BERT's name of a config field -> the family's own, where they differ."""
+    block: str = "post_norm"
+    """Order of LayerNorm and sub-layer: an entry of `blocks.BLOCKS`."""
+    feedforward: str = "plain"
+    """Form of the feed-forward: an entry of `blocks.FEEDFORWARDS`."""
+    positions: str = "learned"
+    """Position scheme: an entry of `positions.POSITIONS`."""
+    attention_spans: Callable[[Mapping[str, Any], int], tuple[int, ...]] = lambda fields, layers: (0,) * layers
+    """(fields of config.json, number of layers) -> `EncoderConfig.attention_spans`."""
+    biases: Mapping[str, str | bool] = field(default_factory=dict)
+    """Which modules have a bias: a value of `bias_group` -> yes or no, or the config field that states it.
+
+    Modules of groups that are not listed have one."""
+    absent: frozenset[str] = frozenset()
+    """Modules that the encoder lacks, by our names; a LayerNorm that is absent leaves its input as it is."""
     token_types: bool = True
+    """Whether there is a table of token types."""
+    projection: str = "wider"
+    """When embeddings are projected to the hidden width: where that is `wider`, or `always`."""
     shared_layers: bool = False
     """Whether all layers of a group use one set of weights (ALBERT)."""
-    relative: bool = False
-    """Whether attention has a bias that depends on the distance between two tokens (MPNet)."""
+    final_norm: bool = False
+    """Whether a LayerNorm follows the last layer."""
+    known_values: Mapping[str, Any] = field(default_factory=lambda: _KNOWN_VALUES)
+    """Config field -> the only value of it that the arithmetic here computes."""
+    word_piece: bool = False
+    """Whether vocab.txt and a few flags describe the whole tokenizer."""
 
 
 _EMBEDDINGS = {
@@ -80,7 +110,7 @@ _ROBERTA = Family(
     embeddings={**_EMBEDDINGS, **_TYPES, **_POOLER},
     layer="encoder.layer.{i}.",
     parts=_BERT_PARTS,
-    positions_follow_padding=True,
+    positions="learned_after_padding",
 )
 
 FAMILIES: Mapping[str, Family] = {
@@ -89,6 +119,7 @@ FAMILIES: Mapping[str, Family] = {
         embeddings={**_EMBEDDINGS, **_TYPES, **_POOLER},
         layer="encoder.layer.{i}.",
         parts=_BERT_PARTS,
+        word_piece=True,
     ),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
@@ -117,12 +148,14 @@ FAMILIES: Mapping[str, Family] = {
             "attention_probs_dropout_prob": "attention_dropout",
         },
         token_types=False,
+        word_piece=True,
     ),
     "electra": Family(
         prefix="electra.",
         embeddings={**_EMBEDDINGS, **_TYPES, "embeddings.project": "embeddings_project"},
         layer="encoder.layer.{i}.",
         parts=_BERT_PARTS,
+        word_piece=True,
     ),
     "mpnet": Family(
         prefix="mpnet.",
@@ -136,9 +169,8 @@ FAMILIES: Mapping[str, Family] = {
             "attention.output": "attention.attn.o",
             "attention.norm": "attention.LayerNorm",
         },
-        positions_follow_padding=True,
+        positions="relative_buckets",
         token_types=False,
-        relative=True,
     ),
     "albert": Family(
         prefix="albert.",
@@ -159,6 +191,7 @@ FAMILIES: Mapping[str, Family] = {
             "feedforward.down": "ffn_output",
             "feedforward.norm": "full_layer_layer_norm",
         },
+        projection="always",
         shared_layers=True,
     ),
 }
@@ -166,13 +199,14 @@ FAMILIES: Mapping[str, Family] = {
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """The sizes and constants of one encoder: all that changes its mathematics, and the dropout it was made with."""
+    """The sizes and constants of one encoder: all that changes its mathematics, and the dropout it was trained with."""
 
     family: str
     vocabulary: int
     embedding: int
     hidden: int
     feedforward: int
+    """Inner width of the feed-forward, after the activation."""
     heads: int
     groups: tuple[int, ...]
     """For each layer, which set of layer weights it uses: 0, 1, 2, … unless layers are shared."""
@@ -180,7 +214,7 @@ class EncoderConfig:
     epsilon: float
     """Added to the variance in every LayerNorm."""
     positions: int
-    """Rows of the position table."""
+    """Rows of the position table, or the number of positions the encoder was trained for."""
     first_position: int
     types: int
     """Rows of the token-type table, 0 without one."""
@@ -188,15 +222,29 @@ class EncoderConfig:
     """Rows of the relative-position table, 0 without one."""
     dropout: float
     attention_dropout: float
+    projected: bool
+    """Whether embeddings are projected to the hidden width."""
+    block: str
+    """See `Family`, as for the next two."""
+    feedforward_form: str
+    position_scheme: str
+    position_constants: Mapping[str, Any] = field(hash=False)
+    """See `positions.PositionScheme.constants`."""
+    attention_spans: tuple[int, ...]
+    """For each layer, the greatest distance at which a token attends to another; 0 for any distance."""
+    unbiased: frozenset[str]
+    """The groups of modules that have no bias: values of `bias_group`."""
+    final_norm: bool
+    """Whether a LayerNorm follows the last layer."""
 
     @property
     def layers(self) -> int:
-        """How many layers a text goes through."""
+        """The number of layers."""
         return len(self.groups)
 
     @property
     def max_length(self) -> int:
-        """The longest text, in tokens, that has a position for each of them."""
+        """The length in tokens of the longest text that has a position for each of them."""
         return self.positions - self.first_position
 
     @property
@@ -205,8 +253,11 @@ class EncoderConfig:
         return len(set(self.groups)) < len(self.groups)
 
     def mathematics(self) -> dict[str, Any]:
-        """Give the fields that belong to a backbone's identity: same tensors and same fields, same outputs."""
-        return {
+        """Return the fields that belong to a backbone's identity: same tensors and same fields, same outputs.
+
+        Fields that came later appear only where they differ from BERT's, so that identities stay as they were.
+        """
+        found: dict[str, Any] = {
             "heads": self.heads,
             "groups": list(self.groups),
             "activation": self.activation,
@@ -214,61 +265,83 @@ class EncoderConfig:
             "first_position": self.first_position,
             "relative": self.buckets > 0,
         }
+        if self.block != Family.block:
+            found["block"] = self.block
+        if self.feedforward_form != Family.feedforward:
+            found["feedforward"] = self.feedforward_form
+        if any(self.attention_spans):
+            found["attention_spans"] = list(self.attention_spans)
+        if POSITIONS[self.position_scheme].constants:
+            found["positions"] = {"scheme": self.position_scheme, **self.position_constants}
+        return found
 
     @property
-    def projected(self) -> bool:
-        """Whether embeddings are projected to the hidden width."""
-        return self.embedding != self.hidden or FAMILIES[self.family].shared_layers
+    def layer_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The modules of a layer, by short names, with the shapes of their weights, in the order of the pass."""
+        d, f = self.hidden, self.feedforward
+        found: dict[str, tuple[int, ...]] = {
+            f"attention.{part}": (d, d) for part in ("query", "key", "value", "output")
+        }
+        return found | {
+            "attention.norm": (d,),
+            "feedforward.up": (FEEDFORWARDS[self.feedforward_form].factor * f, d),
+            "feedforward.down": (d, f),
+            "feedforward.norm": (d,),
+        }
 
     def shapes(self, pooler: bool) -> dict[str, tuple[int, ...]]:
-        """Give our name and shape of every tensor of the encoder, in the order of the pass."""
-        e, d, f = self.embedding, self.hidden, self.feedforward
-        modules: dict[str, tuple[int, ...]] = {
-            "embeddings.word": (self.vocabulary, e),
-            "embeddings.position": (self.positions, e),
-        }
+        """Return our name and the shape of every tensor of the encoder, in the order of the pass."""
+        e, d = self.embedding, self.hidden
+        tables = {"embeddings.word": (self.vocabulary, e), **POSITIONS[self.position_scheme].tables(self)}
         if self.types:
-            modules["embeddings.type"] = (self.types, e)
-        if self.buckets:
-            modules["relative"] = (self.buckets, self.heads)
-        names = {f"{module}.weight": shape for module, shape in modules.items()}
-        names |= _with_bias("embeddings.norm", (e,))
+            tables["embeddings.type"] = (self.types, e)
+        modules: dict[str, tuple[int, ...]] = {"embeddings.norm": (e,)}
         if self.projected:
-            names |= _with_bias("embeddings.project", (d, e))
+            modules["embeddings.project"] = (d, e)
         for group in sorted(set(self.groups)):
-            for part in ("query", "key", "value", "output"):
-                names |= _with_bias(f"layers.{group}.attention.{part}", (d, d))
-            names |= _with_bias(f"layers.{group}.attention.norm", (d,))
-            names |= _with_bias(f"layers.{group}.feedforward.up", (f, d))
-            names |= _with_bias(f"layers.{group}.feedforward.down", (d, f))
-            names |= _with_bias(f"layers.{group}.feedforward.norm", (d,))
+            modules |= {f"layers.{group}.{name}": shape for name, shape in self.layer_shapes.items()}
+        if self.final_norm:
+            modules[f"layers.{self.groups[-1]}.final.norm"] = (d,)
         if pooler:
-            names |= _with_bias("pooler", (d, d))
-        return names
+            modules["pooler"] = (d, d)
+        found = {f"{table}.weight": shape for table, shape in tables.items()}
+        for module, shape in modules.items():
+            if module in FAMILIES[self.family].absent:
+                continue
+            found[f"{module}.weight"] = shape
+            if bias_group(module) not in self.unbiased:
+                found[f"{module}.bias"] = shape[:1]
+        return found
 
 
-def _with_bias(module: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    return {f"{module}.weight": shape, f"{module}.bias": shape[:1]}
+def bias_group(module: str) -> str:
+    """Return the group of a module: norm, attention, feedforward, embeddings or pooler."""
+    if module.endswith("norm"):
+        return "norm"
+    return module.split(".")[2] if module.startswith("layers.") else module.split(".")[0]
 
 
 def read_config(fields: Mapping[str, Any], source: str) -> EncoderConfig:
-    """Read the sizes of an encoder from its `fields.json`.
+    """Read the sizes of an encoder from the fields of its config.json.
 
     `source` names the checkpoint in messages.
     """
     family = _family(fields, source)
     get = _getter(fields, family, source)
-    _refuse_unknown_mathematics(fields, get, source)
+    _refuse_unknown_mathematics(fields, family, get, source)
     layers, hidden, heads = (
         get(name, kind=int) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")
     )
     if not heads or hidden % heads:
         raise BackboneError(f"{source}: config.json has {heads} heads, which do not divide the hidden size {hidden}.")
     groups = (get("num_hidden_groups", 1, kind=int) or 1) if family.shared_layers else layers
+    embedding = get("embedding_size", 128, kind=int) if "embeddings.project" in family.embeddings else hidden
+    scheme = POSITIONS[family.positions]
+    has_bias = {group: has if isinstance(has, bool) else fields.get(has) for group, has in family.biases.items()}
     return EncoderConfig(
         family=fields["model_type"],
         vocabulary=get("vocab_size", kind=int),
-        embedding=get("embedding_size", 128, kind=int) if "embeddings.project" in family.embeddings else hidden,
+        embedding=embedding,
         hidden=hidden,
         feedforward=get("intermediate_size", kind=int),
         heads=heads,
@@ -276,11 +349,19 @@ def read_config(fields: Mapping[str, Any], source: str) -> EncoderConfig:
         activation=ACTIVATIONS[get("hidden_act")],
         epsilon=get("layer_norm_eps", 1e-12, kind=float),
         positions=get("max_position_embeddings", kind=int),
-        first_position=get("pad_token_id", 1, kind=int) + 1 if family.positions_follow_padding else 0,
+        first_position=get("pad_token_id", 1, kind=int) + 1 if scheme.after_padding else 0,
         types=get("type_vocab_size", 2, kind=int) if family.token_types else 0,
-        buckets=32 if family.relative else 0,
+        buckets=scheme.buckets,
         dropout=min(0.95, get("hidden_dropout_prob", 0.1, kind=float)),
         attention_dropout=min(0.95, get("attention_probs_dropout_prob", 0.1, kind=float)),
+        projected=embedding != hidden or family.projection == "always",
+        block=family.block,
+        feedforward_form=family.feedforward,
+        position_scheme=family.positions,
+        position_constants=scheme.constants(fields) if scheme.constants else {},
+        attention_spans=family.attention_spans(fields, layers),
+        unbiased=frozenset(group for group, has in has_bias.items() if not has),
+        final_norm=family.final_norm,
     )
 
 
@@ -288,6 +369,8 @@ def checkpoint_names(config: EncoderConfig, pooler: bool) -> dict[str, str]:
     """Map our tensor names to the checkpoint's, without prefix."""
     family = FAMILIES[config.family]
     modules = dict(family.embeddings)
+    if config.final_norm:
+        modules[f"layers.{config.groups[-1]}.final.norm"] = modules["final.norm"]
     for group in sorted(set(config.groups)):
         for ours, theirs in family.parts.items():
             modules[f"layers.{group}.{ours}"] = family.layer.format(i=group) + theirs
@@ -306,37 +389,33 @@ def _family(fields: Mapping[str, Any], source: str) -> Family:
             f"It must be one of: {', '.join(FAMILIES)}."
         )
     if kind not in FAMILIES:
-        raise UnknownName(kind, f"an encoder family that is known here ({source})", FAMILIES)
+        raise UnknownName(kind, f"a supported encoder family ({source})", FAMILIES)
     return FAMILIES[kind]
 
 
 def _getter(fields: Mapping[str, Any], family: Family, source: str) -> Any:
     def get(name: str, default: Any = None, kind: type[int] | type[float] | None = None) -> Any:
-        # Newer files of a family with names of its own may carry the common name as well: the family's own wins.
+        # Newer files of a family with names of its own may have the common name as well: the family's own wins.
         own = family.fields.get(name, name)
         found = [value for value in (fields.get(own), fields.get(name), default) if value is not None]
         if not found:
-            raise BackboneError(f"{source}: config.json has no {own!r}. Is it a whole checkpoint of an encoder?")
+            raise BackboneError(f"{source}: config.json has no {own!r}. Is it the whole checkpoint of an encoder?")
         value = found[0]
         if kind and (not isinstance(value, int | kind) or isinstance(value, bool) or value < 0):
             raise BackboneError(
-                f"{source}: {own} is {value!r} in config.json; it must be a {_NUMBERS[kind]} from 0 on."
+                f"{source}: {own} is {value!r} in config.json; it must be a {_NUMBERS[kind]}, 0 or greater."
             )
         return kind(value) if kind else value
 
     return get
 
 
-def _refuse_unknown_mathematics(fields: Mapping[str, Any], get: Any, source: str) -> None:
+def _refuse_unknown_mathematics(fields: Mapping[str, Any], family: Family, get: Any, source: str) -> None:
     activation = get("hidden_act")
     if str(activation) not in ACTIVATIONS:
-        raise UnknownName(str(activation), f"an activation that is known here ({source})", ACTIVATIONS)
-    scheme = fields.get("position_embedding_type", "absolute") or "absolute"
-    if scheme != "absolute":
-        raise BackboneError(f"{source}: position_embedding_type is {scheme!r}; only 'absolute' is known here.")
+        raise UnknownName(str(activation), f"a supported activation ({source})", ACTIVATIONS)
     if fields.get("is_decoder") or fields.get("add_cross_attention"):
         raise BackboneError(f"{source} is a decoder; adapterbank works with encoders.")
-    # The public code of MPNet uses 32 buckets whatever its config says.
-    for name, known in (("inner_group_num", 1), ("relative_attention_num_buckets", 32)):
-        if (found := fields.get(name, known)) != known:
-            raise BackboneError(f"{source}: {name} is {found!r}; only {known} is known here.")
+    for name, known in family.known_values.items():
+        if (found := fields.get(name)) not in (None, "", known):
+            raise BackboneError(f"{source}: {name} is {found!r}; only {known!r} is supported.")

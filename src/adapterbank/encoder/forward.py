@@ -1,11 +1,13 @@
-"""The one forward pass of the frozen encoder over packed tokens. Knows no tasks: what a slot changes comes in by name.
+"""The one forward pass of the frozen encoder over packed tokens. Knows no tasks and no families.
 
-Why our own pass and not a library's modules: each tensor is looked up by name through `Slots`, so a row can bring its
-own adapters, LayerNorms or whole layers; the arithmetic runs on real tokens only; and it can start in the middle.
-Every family in `config.FAMILIES` is this post-LayerNorm encoder (Devlin et al. 2018), with two sites a layer where a
-slot may add something (Houlsby et al. 2019, section 2.1):
+Why our own pass and not a library's modules: each tensor is looked up by name through `protocol.Slots`, so a row can
+bring its own adapters, LayerNorms or whole layers; the arithmetic runs on real tokens only; and the pass can start in
+the middle. A layer has two sub-layers, each with a site where a slot may add something (Houlsby et al. 2019, section
+2.1), here with the LayerNorms of BERT (Devlin et al. 2018):
 
     y = attention(x);    x = LN(x + add(y));    y = feedforward(x);    x = LN(x + add(y))
+
+What differs between families are entries of small tables, which `EncoderConfig` names: `blocks`, `positions`.
 """
 
 from __future__ import annotations
@@ -15,15 +17,18 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adapterbank.encoder.batch import Fused, Grid, PackedBatch, PaddedBatch, PaddedLayout
+from adapterbank.encoder.batch import FusedAttention, Grid, PackedBatch, PaddedBatch, PaddedLayout
+from adapterbank.encoder.blocks import BLOCKS, FEEDFORWARDS
 from adapterbank.encoder.dropout import Dropout, LayerDropout, Mask
 from adapterbank.encoder.families import EncoderConfig
+from adapterbank.encoder.positions import POSITIONS, ScoreFn
+from adapterbank.encoder.protocol import Layer, Slots
 from adapterbank.errors import SlowerWarning
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -34,47 +39,15 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
 }
 
-_KERNEL_WIDTHS = (16, 32, 64, 128)
-"""Widths of a head that `kernels` is made for."""
+KERNEL_WIDTHS = (16, 32, 64, 128)
+"""Widths of a head that `attention_triton` supports."""
 
 PROJECTIONS = ("query", "key", "value")
-
-_FURTHEST = 128
-"""MPNet: the distance from which on all pairs of tokens share the last bucket (fixed in its public code)."""
-
-
-class Layer(Protocol):
-    """What a part of the pass asks of whoever holds the tensors: frozen ones, or a batch's choice of slots."""
-
-    def linear(self, x: Tensor, name: str) -> Tensor:
-        """Give `x W' + b` with the module `name`'s weight and bias."""
-
-    def attention(self, x: Tensor, name: str) -> Tensor:
-        """Give query, key and value of the attention `name`, side by side: `[T, 3 hidden]`."""
-
-    def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
-        """Normalise the last dimension and scale by the module `name`'s gain and bias."""
-
-    def embed(self, ids: Tensor, name: str) -> Tensor:
-        """Look rows up in the table `name`."""
-
-    def add(self, y: Tensor, x: Tensor, site: str) -> Tensor:
-        """Give what a slot makes of a sub-layer's output `y` with input `x`; `y` itself without an adapter there."""
-
-
-class Slots(Layer, Protocol):
-    """What the whole pass asks for."""
-
-    def table(self, name: str) -> Tensor:
-        """Give the whole table `name`, which all rows of the batch must share."""
-
-    def layer(self, weights: str, site: str) -> Layer:
-        """Give one part, which asks by short names: its tensors are under `weights`, its sites under `site`."""
 
 
 @dataclass(frozen=True)
 class Within:
-    """One part of a pass, a layer or the embeddings: `Slots` by short names."""
+    """One part of the encoder, a layer or the embeddings: `Slots` by short names."""
 
     slots: Layer
     weights: str
@@ -110,7 +83,7 @@ class Frozen:
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """See `Slots`."""
-        return F.linear(x, self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"])
+        return F.linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `Slots`."""
@@ -120,7 +93,9 @@ class Frozen:
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `Slots`."""
-        return F.layer_norm(x, x.shape[-1:], self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"], epsilon)
+        if f"{name}.weight" not in self.tensors:
+            return x
+        return F.layer_norm(x, x.shape[-1:], self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"), epsilon)
 
     def embed(self, ids: Tensor, name: str) -> Tensor:
         """See `Slots`."""
@@ -139,6 +114,16 @@ class Frozen:
         return Within(self, weights, site)
 
 
+@dataclass(frozen=True)
+class AttentionInputs:
+    """What the attention of one layer reads beside hidden states: tensors, so that layers share one compiled form."""
+
+    bias: Tensor | None
+    """Added to the scores, `[B or 1, heads or 1, L or 1, L]`: masks, and what all layers add for positions."""
+    positions: tuple[Tensor, ...] = ()
+    """What `PositionScheme.scores` reads."""
+
+
 def forward(
     config: EncoderConfig,
     slots: Slots,
@@ -146,65 +131,81 @@ def forward(
     dropout: Dropout | None = None,
     first: int = 0,
     prefix: Tensor | None = None,
-    runs: LayerFns | None = None,
+    layer_fns: LayerFns | None = None,
 ) -> Tensor:
-    """Give the last hidden states `[T, hidden]` of a packed batch.
+    """Return the last hidden states `[T, hidden]` of a batch.
 
-    Below layer `first` nothing trains: that part runs without gradient and without dropout, so that what it gives for a
-    text is always the same and need not be computed twice. `prefix` has it where it is known already. `runs` are
-    other ways to run its parts: compiled ones.
+    Nothing trains below layer `first`. That part runs without gradient and without dropout, so its result for a text
+    is always the same; `prefix` is that result where it is known already. `layer_fns` are other functions to run the
+    parts with, such as compiled ones.
     """
-    runs = runs or LayerFns()
+    layer_fns = layer_fns or LayerFns()
     if prefix is not None:
         x = prefix
     elif first > 0:
         with torch.no_grad():
-            x = lower(config, slots, batch, first)
+            x = hidden_below(config, slots, batch, first)
     else:
-        x = _embed(config, slots, batch, dropout, runs)
-    with torch.set_grad_enabled(torch.is_grad_enabled() and first == 0):  # its table is among the embeddings
-        bias = _bias(config, slots, batch, x.dtype)
-    sizes = {"hidden": config.hidden, "heads": config.heads, "longest": batch.longest}
-    for i in range(first, config.layers):
-        masks = dropout.layer(i, **sizes) if dropout else None
-        layer = slots.layer(f"layers.{config.groups[i]}", f"layers.{i}")
-        x = runs.layer(config, layer, batch.grid, x, bias, masks)
-    return x
+        x = _embed(config, slots, batch, dropout, layer_fns)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and first == 0):  # position tables belong to the embeddings
+        biases = _biases(config, slots, batch, x.dtype)
+    return _run_layers(config, slots, batch, x, range(first, config.layers), biases, dropout, layer_fns)
 
 
-def lower(config: EncoderConfig, slots: Slots, batch: PackedBatch | PaddedBatch, first: int) -> Tensor:
-    """Give the hidden states `[T, hidden]` that layer `first` reads, without dropout."""
-    return between(config, slots, batch, _embed(config, slots, batch, None, LayerFns()), range(first))
+def hidden_below(config: EncoderConfig, slots: Slots, batch: PackedBatch | PaddedBatch, first: int) -> Tensor:
+    """Return the hidden states `[T, hidden]` that layer `first` reads, without dropout."""
+    return run_layers(config, slots, batch, _embed(config, slots, batch, None, LayerFns()), range(first))
 
 
-def between(
+def run_layers(
     config: EncoderConfig, slots: Slots, batch: PackedBatch | PaddedBatch, x: Tensor, layers: Iterable[int]
 ) -> Tensor:
-    """Run some layers, one after the other, on the hidden states `[T, hidden]` that the first reads; no dropout."""
-    bias = _bias(config, slots, batch, x.dtype)
+    """Run some layers in turn on the hidden states `[T, hidden]` that the first of them reads, without dropout."""
+    biases = _biases(config, slots, batch, x.dtype)
+    return _run_layers(config, slots, batch, x, layers, biases, None, LayerFns())
+
+
+def _run_layers(
+    config: EncoderConfig,
+    slots: Slots,
+    batch: PackedBatch | PaddedBatch,
+    x: Tensor,
+    layers: Iterable[int],
+    biases: Mapping[int, Tensor | None],
+    dropout: Dropout | None,
+    layer_fns: LayerFns,
+) -> Tensor:
+    """Run some layers in turn. A LayerNorm after the last layer belongs to it: it is named, run and trained with it."""
+    tensors = POSITIONS[config.position_scheme].tensors
+    sizes = {"hidden": config.hidden, "heads": config.heads, "longest": batch.longest}
     for i in layers:
+        masks = dropout.layer(i, **sizes) if dropout else None
         layer = slots.layer(f"layers.{config.groups[i]}", f"layers.{i}")
-        x = run_layer(config, layer, batch.grid, x, bias, None)
+        inputs = AttentionInputs(biases[config.attention_spans[i]], tensors(config, slots, batch, i) if tensors else ())
+        x = layer_fns.layer(config, layer, batch.grid, x, inputs, masks)
+        if config.final_norm and i == config.layers - 1:
+            x = layer.norm(x, "final.norm", config.epsilon)
     return x
 
 
 def _embed(
-    config: EncoderConfig, slots: Slots, batch: PackedBatch | PaddedBatch, dropout: Dropout | None, runs: LayerFns
+    config: EncoderConfig, slots: Slots, batch: PackedBatch | PaddedBatch, dropout: Dropout | None, layer_fns: LayerFns
 ) -> Tensor:
     mask = dropout.mask(config.embedding, 0) if dropout else None
     layer = slots.layer("embeddings", "embeddings")
-    return runs.embeddings(config, layer, batch.ids, batch.types, batch.positions, mask)
+    return layer_fns.embeddings(config, layer, batch.ids, batch.types, batch.positions, mask)
 
 
 def run_embeddings(
     config: EncoderConfig, layer: Layer, ids: Tensor, types: Tensor, positions: Tensor, mask: Mask | None
 ) -> Tensor:
-    """Give what the first layer reads."""
+    """Return the hidden states that the first layer reads."""
     x = layer.embed(ids, "word")
     if config.types:
         # A family with one token type has no second row to look up.
         x = x + layer.embed(types.clamp(max=config.types - 1), "type")
-    x = x + layer.embed(positions + config.first_position, "position")
+    scheme = POSITIONS[config.position_scheme]
+    x = x + scheme.embed(config, layer, positions) if scheme.embed else x
     x = layer.norm(x, "norm", config.epsilon)
     x = mask.drop(x) if mask else x
     return layer.linear(x, "project") if config.projected else x
@@ -215,92 +216,116 @@ def run_layer(
     layer: Layer,
     grid: Grid | PaddedLayout,
     x: Tensor,
-    bias: Tensor | None,
+    inputs: AttentionInputs,
     dropout: LayerDropout | None,
 ) -> Tensor:
-    """Run one layer. Nothing in here differs from layer to layer but tensors, so that it is compiled once."""
-    y = _attend(layer.attention(x, "attention"), grid, heads=config.heads, bias=bias, dropout=dropout)
-    y = layer.linear(y, "attention.output")
-    y = dropout.after_attention(y) if dropout else y
-    x = layer.norm(x + layer.add(y, x, "attention"), "attention.norm", config.epsilon)
-    y = ACTIVATIONS[config.activation](layer.linear(x, "feedforward.up"))
-    y = layer.linear(y, "feedforward.down")
-    y = dropout.after_feedforward(y) if dropout else y
-    return layer.norm(x + layer.add(y, x, "feedforward"), "feedforward.norm", config.epsilon)
+    """Run one layer. Layers differ in tensors alone, so that one compiled form serves all of them."""
+
+    def attention(x: Tensor) -> Tensor:
+        scores = POSITIONS[config.position_scheme].scores
+        y = attend(layer.attention(x, "attention"), grid, inputs, dropout, heads=config.heads, scores=scores)
+        y = layer.linear(y, "attention.output")
+        return dropout.after_attention(y) if dropout else y
+
+    def feedforward(x: Tensor) -> Tensor:
+        form = FEEDFORWARDS[config.feedforward_form]
+        y = form.activate(layer.linear(x, "feedforward.up"), ACTIVATIONS[config.activation])
+        y = layer.linear(layer.add(y, x, "feedforward.inner"), "feedforward.down")
+        return dropout.after_feedforward(y) if dropout else y
+
+    block = BLOCKS[config.block]
+    x = block(layer, x, attention, "attention", config.epsilon)
+    return block(layer, x, feedforward, "feedforward", config.epsilon)
 
 
 @dataclass(frozen=True)
 class LayerFns:
-    """How the parts of a pass are run."""
+    """The functions that run the parts of a pass."""
 
-    layer: Callable[[EncoderConfig, Layer, Grid | PaddedLayout, Tensor, Tensor | None, LayerDropout | None], Tensor] = (
-        run_layer
-    )
+    layer: Callable[
+        [EncoderConfig, Layer, Grid | PaddedLayout, Tensor, AttentionInputs, LayerDropout | None], Tensor
+    ] = run_layer
     embeddings: Callable[[EncoderConfig, Layer, Tensor, Tensor, Tensor, Mask | None], Tensor] = run_embeddings
 
 
-def compiled_runs(compiled: Callable[[Any, Any], Any]) -> LayerFns:
-    """Give the parts compiled by `compiled`, for any number and length of rows."""
+def compiled_layer_fns(compiled: Callable[[Any, Any], Any]) -> LayerFns:
+    """Return the parts compiled by `compiled`, for any number and length of rows."""
 
-    def in_layer(_a: Any, _l: Any, _g: Any, x: Tensor, bias: Tensor, masks: LayerDropout | None) -> Any:
-        found = [(x, 0), (bias, 0), (bias, 3)]
-        return found + ([(masks.tokens, 0), (masks.queries, 0), (masks.queries, 2), (masks.keys, 0)] if masks else [])
+    def in_layer(
+        _config: Any, _layer: Any, grid: PaddedLayout, x: Tensor, inputs: AttentionInputs, masks: LayerDropout | None
+    ) -> Any:
+        found = [(x, 0), (inputs.bias, 0), (inputs.bias, 3)]
+        return found + (
+            [(masks.tokens, 0), (masks.queries, 0), (masks.queries, 2), (masks.columns, 0)] if masks else []
+        )
 
-    def in_embeddings(_a: Any, _l: Any, ids: Tensor, types: Tensor, positions: Tensor, mask: Mask | None) -> Any:
+    def in_embeddings(
+        _config: Any, _layer: Any, ids: Tensor, types: Tensor, positions: Tensor, mask: Mask | None
+    ) -> Any:
         return [(ids, 0), (types, 0), (positions, 0)] + ([(mask.keys, 0)] if mask else [])
 
     return LayerFns(compiled(run_layer, in_layer), compiled(run_embeddings, in_embeddings))
 
 
-def _attend(
-    x: Tensor, grid: Grid | PaddedLayout, *, heads: int, bias: Tensor | None, dropout: LayerDropout | None
+def attend(
+    x: Tensor,
+    grid: Grid | PaddedLayout,
+    inputs: AttentionInputs,
+    dropout: LayerDropout | None,
+    *,
+    heads: int,
+    scores: ScoreFn | None = None,
 ) -> Tensor:
     """Scaled dot-product attention within each row; query, key and value `[T, 3 hidden]` in, `[T, hidden]` out."""
+    bias = inputs.bias
     if isinstance(grid, PaddedLayout) and grid.fused and bias is not None and bias.shape[1:3] == (1, 1):
-        return _fuse(grid.fused, x, heads, bias, dropout)
-    # Each [B, heads, L, width]; cut before they are turned, as the gradient of a cut is a plain concatenation.
+        return _attend_fused(grid.fused, x, heads, bias, dropout)
+    # Each [B, heads, L, width]; cut before they are transposed, as the gradient of a cut is a plain concatenation.
     q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in grid.to_grid(x).chunk(3, -1))
+    if scores:
+        q, k, added = scores(q, k, inputs.positions)
+        bias = _sum(bias, added)
     if dropout is None or dropout.attention_rate == 0.0:
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     else:
-        scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.transpose(-1, -2)
-        scores = scores if bias is None else scores + bias
-        y = dropout.attention(scores.softmax(-1)) @ v
+        products = (q * (1 / math.sqrt(q.shape[-1]))) @ k.transpose(-1, -2)
+        products = products if bias is None else products + bias
+        y = dropout.attention(products.softmax(-1)) @ v
     return grid.to_packed(y.transpose(1, 2).flatten(2))
 
 
-def _fuse(fused: Fused, x: Tensor, heads: int, bias: Tensor, dropout: LayerDropout | None) -> Tensor:
-    """Attend with one kernel."""
+def _attend_fused(fused: FusedAttention, x: Tensor, heads: int, bias: Tensor, dropout: LayerDropout | None) -> Tensor:
     if dropout is None or dropout.attention_rate == 0.0:
         nothing = torch.zeros(1, dtype=torch.int32, device=x.device)
         return fused(x, bias, nothing, nothing, nothing, heads, 0.0)[0]
-    keys = dropout.queries.flatten(), dropout.heads.flatten(), dropout.keys
+    keys = dropout.queries.flatten(), dropout.heads.flatten(), dropout.columns
     return fused(x, bias, *keys, heads, dropout.attention_rate)[0]
 
 
-def fused_attention(config: EncoderConfig, device: torch.device) -> Fused | None:
-    """Find the kernel that attends to filled-up rows, where there is one for this device and encoder."""
-    if device.type != "cuda" or config.buckets or config.hidden // config.heads not in _KERNEL_WIDTHS:
+def fused_attention(config: EncoderConfig, device: torch.device) -> FusedAttention | None:
+    """Return the kernel for attention within padded rows, or None where there is none for this device and encoder."""
+    fits = POSITIONS[config.position_scheme].fusible and config.hidden // config.heads in KERNEL_WIDTHS
+    if device.type != "cuda" or not fits:
         return None
     try:
         from adapterbank.encoder import attention_triton
     except ImportError as error:
         warnings.warn(f"Attention runs slower without Triton ({error}).", SlowerWarning, 2)
         return None
-    found: Fused = attention_triton.attend
+    found: FusedAttention = attention_triton.attend
     return found
 
 
 def join_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Lay each layer's query, key and value out as one tensor, so that one product gives all three.
+    """Join each layer's query, key and value into one tensor, so that one product computes all three.
 
-    The separate ones become views of it, which costs no memory beyond the copy; and where they lie side by side
-    already (`shared`) there is no copy either.
+    The separate ones become views of it, which takes no memory beyond the copy; where they are adjacent in memory
+    already (`shared_memory`) there is no copy either.
     """
     found = dict(tensors)
     for name in [name for name in tensors if name.endswith("attention.query.weight")]:
         prefix = name.removesuffix("query.weight")
-        for leaf in ("weight", "bias"):
+        for leaf in [leaf for leaf in ("weight", "bias") if f"{prefix}query.{leaf}" in tensors]:
             joined = _joined([tensors[f"{prefix}{part}.{leaf}"] for part in PROJECTIONS])
             found[f"{prefix}joined.{leaf}"] = joined
             found |= {f"{prefix}{part}.{leaf}": t for part, t in zip(PROJECTIONS, joined.chunk(3), strict=True)}
@@ -308,7 +333,7 @@ def join_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Give tensors one below the other: as a view of the memory they share, if they follow one another there."""
+    """Concatenate tensors by rows: as a view where they follow one another in one memory, else as a copy."""
     first = parts[0]
     for before, after in itertools.pairwise(parts):
         one_memory = before.untyped_storage().data_ptr() == after.untyped_storage().data_ptr()
@@ -317,21 +342,34 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return first.as_strided((sum(len(part) for part in parts), *first.shape[1:]), first.stride())
 
 
-def _bias(config: EncoderConfig, slots: Slots, batch: PackedBatch | PaddedBatch, dtype: torch.dtype) -> Tensor | None:
-    """Give what is added to the attention scores: the mask of padding, and the family's position bias."""
-    mask = batch.bias(dtype)
-    if not config.buckets:
-        return mask
-    relative = _relative_bias(config, slots, batch).to(dtype)
-    return relative if mask is None else relative + mask
+def _biases(
+    config: EncoderConfig, slots: Slots, batch: PackedBatch | PaddedBatch, dtype: torch.dtype
+) -> dict[int, Tensor | None]:
+    """Return what is added to the attention scores, by span: masks, and what all layers add for positions."""
+    scheme = POSITIONS[config.position_scheme]
+    bias = batch.bias(dtype)
+    if scheme.bias:
+        bias = _sum(scheme.bias(config, slots, batch).to(dtype), bias)
+    if not any(config.attention_spans):
+        return {0: bias}
+    return {span: _within(span, batch, bias, dtype) for span in set(config.attention_spans)}
 
 
-def _relative_bias(config: EncoderConfig, slots: Slots, batch: PackedBatch | PaddedBatch) -> Tensor:
-    """Give MPNet's attention bias `[1, heads, L, L]`: near distances have a bucket each, far ones share."""
+def _within(span: int, batch: PackedBatch | PaddedBatch, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return a bias `[B or 1, heads or 1, L, L]` that also masks all beyond the distance `span`, if that is not 0.
+
+    A token always sees itself. Padding that sees nothing would become NaN, and so would gradients through it.
+    """
     places = torch.arange(batch.longest, device=batch.ids.device)
-    distance = places[:, None] - places[None]
-    half, exact = config.buckets // 2, config.buckets // 4
-    near = distance.abs()
-    far = torch.log(near.clamp(min=1).float() / exact) / math.log(_FURTHEST / exact) * (half - exact)
-    bucket = torch.where(near < exact, near, (exact + far.long()).clamp(max=half - 1)) + (distance < 0) * half
-    return F.embedding(bucket, slots.table("relative")).permute(2, 0, 1)[None]
+    distance = (places[:, None] - places[None]).abs()
+    total = torch.zeros(1, 1, *distance.shape, dtype=dtype, device=distance.device)
+    if span:
+        total = total.masked_fill(distance > span, -torch.inf)
+    total = total if bias is None else total + bias
+    return total.masked_fill((distance == 0) & total.isneginf(), 0.0)
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return a if b is None else b
+    return a + b

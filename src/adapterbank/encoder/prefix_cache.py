@@ -1,8 +1,8 @@
-"""Hidden states of the frozen lower layers, computed once per row and kept. Knows nothing of tasks and slots.
+"""Hidden states of the frozen lower layers, computed once per row and cached. Knows no tasks and no slots.
 
-When nothing below layer `first` trains, what that part of the encoder gives for a text is always the same (it runs
-without dropout, see `forward`). So it is computed once, when its rows are first met, and looked up ever after: in
-memory while the budget lasts, else in a mapped temporary file, else not at all.
+When nothing below layer `first` trains, the output of that part of the encoder for a text is always the same (it runs
+without dropout, see `forward`). So it is computed once, when the rows are first used, and looked up from then on: in
+memory while the budget lasts, else in a memory-mapped temporary file. Beyond both budgets it is computed every time.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from torch import Tensor
 
 from adapterbank.encoder.batch import PackedBatch, Tokens, by_length, pack
 from adapterbank.encoder.families import EncoderConfig
-from adapterbank.encoder.forward import Frozen, lower
+from adapterbank.encoder.forward import Frozen, hidden_below
 
 Key = tuple[str, int, torch.dtype, torch.device]
-"""What decides a prefix beside the backbone: the rows' tokens, the layer, the type, the device."""
+"""What determines a prefix beside the backbone: the tokens of its rows, the layer, the type, the device."""
 
 _TOKENS_AT_ONCE = 4096
-"""Padded tokens of one batch while a prefix is computed."""
+"""Padded tokens of one batch when a prefix is computed."""
 
 
 @dataclass
 class PrefixCache:
-    """All prefixes of one backbone that are kept, shared by every run on the same rows."""
+    """The cached prefixes of one backbone, shared by all runs on the same rows."""
 
     config: EncoderConfig
     frozen: Mapping[str, Tensor] = field(repr=False)
     memory: int = 2 << 30
-    """Bytes that may be kept in memory, all prefixes together."""
+    """Bytes that all prefixes together may take in memory."""
     disk: int = 16 << 30
-    """Bytes that may be kept in mapped files."""
-    _kept: dict[Key, Prefix] = field(default_factory=dict, repr=False)
+    """Bytes that they may take in mapped files."""
+    _prefixes: dict[Key, Prefix] = field(default_factory=dict, repr=False)
     _seen: dict[tuple[int, int], tuple[Sequence[Tokens], Prefix]] = field(default_factory=dict, repr=False)
 
     def get(self, tokens: Sequence[Tokens], first: int) -> Prefix:
-        """Give the prefix of these rows below layer `first`; one that is known already is given again."""
-        if (id(tokens), first) not in self._seen:  # hashed once per list, which is held so that its id stays its own
+        """Return the prefix of these rows below layer `first`, computed once."""
+        if (id(tokens), first) not in self._seen:  # hashed once per list; the list is kept, so its id stays unique
             some = next(iter(self.frozen.values()))
             key = (_digest(tokens), first, some.dtype, some.device)
-            if key not in self._kept:
-                self._kept[key] = Prefix(self, tokens, first)
-            self._seen[id(tokens), first] = (tokens, self._kept[key])
+            if key not in self._prefixes:
+                self._prefixes[key] = Prefix(self, tokens, first)
+            self._seen[id(tokens), first] = (tokens, self._prefixes[key])
         return self._seen[id(tokens), first][1]
 
-    def room(self, rows: int, width: int) -> Tensor | None:
-        """Find a place for `[rows, width]` hidden states within the budgets."""
+    def allocate(self, rows: int, width: int) -> Tensor | None:
+        """Allocate `[rows, width]` hidden states within the budgets; None where neither has that much left."""
         some = next(iter(self.frozen.values()))
         size = rows * width * some.element_size()
         if size <= self.memory:
@@ -62,7 +62,7 @@ class PrefixCache:
             self.memory -= size
             return found
         if size <= self.disk and some.device.type == "cpu" and some.dtype == torch.float32:
-            with tempfile.NamedTemporaryFile() as file:  # gone from the folder at once, from the disk when unmapped
+            with tempfile.NamedTemporaryFile() as file:  # removed from the folder at once, from the disk when unmapped
                 if not _reserve(file.fileno(), Path(file.name), size):
                     return None
                 self.disk -= size
@@ -79,34 +79,33 @@ class Prefix:
         lengths = np.array([len(row) for row in tokens])
         self._ends = np.cumsum(lengths)
         self._starts = self._ends - lengths
-        # The hidden states, rows end to end in the order of `tokens`; None where they are not kept.
-        self.store = owner.room(int(lengths.sum()), owner.config.hidden)
+        # The hidden states, rows end to end in the order of `tokens`; None where they are not cached.
+        self.store = owner.allocate(int(lengths.sum()), owner.config.hidden)
         if self.store is not None:
             self._fill(tokens, self.store)
 
     def rows(self, chosen: Sequence[int], batch: PackedBatch) -> Tensor:
-        """Give the hidden states `[T, hidden]` of the rows that `batch` was packed of, in its order."""
+        """Return the hidden states `[T, hidden]` of the rows that `batch` was packed from, in its order."""
         if self.store is not None:
-            return self.store.index_select(0, self._where(chosen))
+            return self.store.index_select(0, self._token_numbers(chosen))
         with torch.no_grad():
-            return lower(self._config, Frozen(self._frozen), batch, self.first)
+            return hidden_below(self._config, Frozen(self._frozen), batch, self.first)
 
     def _fill(self, tokens: Sequence[Tokens], store: Tensor) -> None:
         """Compute all rows in batches that depend on nothing else: a resumed run must read the same bits."""
         with torch.no_grad():
             for chosen in by_length(tokens, _TOKENS_AT_ONCE):
-                hidden = lower(
-                    self._config, Frozen(self._frozen), pack([tokens[i] for i in chosen], store.device), self.first
-                )
-                store.index_copy_(0, self._where(chosen), hidden)
+                batch = pack([tokens[i] for i in chosen], store.device)
+                hidden = hidden_below(self._config, Frozen(self._frozen), batch, self.first)
+                store.index_copy_(0, self._token_numbers(chosen), hidden)
 
-    def _where(self, chosen: Sequence[int]) -> Tensor:
-        places = np.concatenate([np.arange(self._starts[i], self._ends[i]) for i in chosen])
-        return torch.from_numpy(places).to(next(iter(self._frozen.values())).device)
+    def _token_numbers(self, chosen: Sequence[int]) -> Tensor:
+        numbers = np.concatenate([np.arange(self._starts[i], self._ends[i]) for i in chosen])
+        return torch.from_numpy(numbers).to(next(iter(self._frozen.values())).device)
 
 
 def _reserve(file: int, path: Path, size: int) -> bool:
-    """Take the disk's space now: writing to a mapped file on a full disk would end the process."""
+    """Reserve disk space now: writing to a mapped file on a full disk would kill the process."""
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file, 0, size)

@@ -1,8 +1,8 @@
-"""One encoder's tensors for many processes: laid out once in sealed memory, which each maps. Knows no tasks and slots.
+"""One encoder's tensors for many processes: written once to sealed memory that each maps. Knows no tasks and no slots.
 
-A checkpoint's own file is not mapped, since its tensors lie at any address and the last bit of a product depends on
-that. Here each begins at a multiple of 64 bytes, as torch's own do, and the seal keeps everyone from writing to them.
-The memory has no name: it is reached through an open descriptor alone, and goes with the last process that has it.
+The checkpoint file itself is not mapped: its tensors have arbitrary alignment, and the last bit of a product depends on
+that. Here each tensor starts at a multiple of 64 bytes, as torch's own do, and the seal prevents all writes. The memory
+has no name. It is reached through an open file descriptor and freed when the last process closes it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _ORDER = {part: i for i, part in enumerate(PROJECTIONS)}
 
 
 def share(backbone: Backbone) -> tuple[Backbone, int | None]:
-    """Give the same backbone with its tensors in shared memory, and the descriptor that other processes `attach` to.
+    """Return the backbone with its tensors in shared memory, and the descriptor that other processes `attach` to.
 
-    Where the system has no such memory (macOS) the backbone stays as it is, and there is no descriptor.
+    On systems without such memory (macOS) return the backbone as it is, and None.
     """
     if not hasattr(os, "memfd_create"):
         return backbone, None
@@ -46,12 +46,12 @@ def share(backbone: Backbone) -> tuple[Backbone, int | None]:
 
 
 def attach(name: str, descriptor: int) -> Backbone:
-    """Give a backbone whose tensors another process shares; config and tokenizer come from where `name` leads."""
+    """Return a backbone whose tensors another process shares; config and tokenizer are read from `name`."""
     return checkpoint.load(name, _mapped(descriptor))
 
 
 def _mapped(descriptor: int) -> dict[str, Tensor]:
-    """Map the memory: privately, as the seal allows no other way to torch, which wants buffers it could write to."""
+    """Map the memory. The mapping is private: torch requires a writable buffer, and the seal allows no other."""
     memory = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     length = int.from_bytes(memory[:8], "little")
     head = json.loads(memory[8 : 8 + length])
@@ -64,16 +64,16 @@ def _mapped(descriptor: int) -> dict[str, Tensor]:
 
 
 def _layout(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int], int]:
-    """Give the head, where each tensor begins, and the size of all."""
+    """Return the header, the offset of each tensor, and the total size."""
     places: dict[str, int] = {}
     end = 0
     for name in sorted(tensors, key=_together):
         places[name] = end
         end += -(-4 * tensors[name].numel() // _ALIGNMENT) * _ALIGNMENT
     start = 0
-    while True:  # the head's length depends on the numbers in it
-        told = {name: [start + begin, list(tensors[name].shape)] for name, begin in places.items()}
-        text = json.dumps(told).encode()
+    while True:  # the length of the header depends on the numbers in it
+        offsets = {name: [start + begin, list(tensors[name].shape)] for name, begin in places.items()}
+        text = json.dumps(offsets).encode()
         if 8 + len(text) <= start:
             break
         start = -(-(8 + len(text)) // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -82,7 +82,7 @@ def _layout(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int], int]:
 
 
 def _together(name: str) -> tuple[str, str, int]:
-    """Sort query, key and value of a layer side by side, so that the three are one matrix without a copy."""
+    """Return a sort key that puts query, key and value of a layer side by side: one matrix, without a copy."""
     prefix, _, leaf = name.rpartition(".")
     above, _, part = prefix.rpartition(".")
     return (above, leaf, _ORDER[part]) if part in _ORDER else (prefix, leaf, 0)

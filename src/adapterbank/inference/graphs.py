@@ -17,8 +17,16 @@ from adapterbank.errors import SlowerWarning
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+DEVICES = ("cuda",)
+"""Types of device on which training steps and mixed batches run as graphs."""
+
 _COMPILED_FORMS = 64
 """Forms of one function that may be compiled in a process; torch's own 8 would not do for a sweep."""
+
+
+def runs_graphs(device: torch.device) -> bool:
+    """Return whether steps and batches run as graphs on this device."""
+    return device.type in DEVICES
 
 
 class GraphCompiler:
@@ -33,7 +41,7 @@ class GraphCompiler:
         self._ready: dict[Callable[..., Any], Callable[..., Any]] = {}
 
     def compiled(self, function: F, changing: Callable[..., Iterable[tuple[Any, int]]] | None = None) -> F:
-        """Give a compiled form of a function, which falls back to the function itself.
+        """Return a compiled form of a function, which falls back to the function itself.
 
         `changing` names, of its arguments, the tensors' dimensions that are not the same at every call.
         """
@@ -53,7 +61,7 @@ class GraphCompiler:
         return call  # type: ignore[return-value]
 
     def capture(self, body: Callable[[], None]) -> Callable[[], None]:
-        """Give a quick way to do what `body` does. It runs here a few times, and must do no harm by that.
+        """Return a quick way to do what `body` does. It runs here a few times, and must do no harm by that.
 
         `body` reads and writes tensors whose places never change, and asks nothing of the host.
         """

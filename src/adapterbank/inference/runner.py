@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.batch import Tokens, by_length, pack
 from adapterbank.encoder.families import EncoderConfig
-from adapterbank.encoder.forward import forward, join_projections
+from adapterbank.encoder.forward import forward
 from adapterbank.encoder.prefix_cache import Prefix
 from adapterbank.inference.graph_runner import ROWS, GraphRunner, Wait
+from adapterbank.kinds.table import KINDS
 from adapterbank.slots import heads
 from adapterbank.slots.routing import Route, Segment
 from adapterbank.slots.stack import Stacks
@@ -34,13 +34,8 @@ _LAUNCHED = 8
 
 
 def tokens_at_once(device: torch.device) -> int:
-    """Give the most tokens of a batch on a device."""
+    """Return the most tokens of a batch on a device."""
     return _GPU_TOKENS if device.type == "cuda" else TOKENS_AT_ONCE
-
-
-def place(backbone: Backbone, device: torch.device, dtype: torch.dtype) -> Mapping[str, Tensor]:
-    """Give the encoder's tensors on a device in the type the pass computes in; the backbone's own stay untouched."""
-    return join_projections({name: tensor.to(device, dtype) for name, tensor in backbone.tensors.items()})
 
 
 def outputs(
@@ -51,7 +46,7 @@ def outputs(
     prefix: Prefix | None = None,
     mixed: GraphRunner | None = None,
 ) -> list[np.ndarray]:
-    """Give each row's head outputs through its own slot, in the order of the rows; `prefix` is of these very rows.
+    """Return each row's head outputs through its own slot, in the order of the rows; `prefix` is of these very rows.
 
     `[outputs]` a row, `[tokens, 2]` for spans, and the mean hidden state `[hidden]` for rows of no slot (None). With
     `mixed`, batches run as programs, but for those of a slot that changes most of the encoder.
@@ -141,7 +136,7 @@ def by_row(
     rows: list[np.ndarray] = []
     for tensor, part in zip(given, parts, strict=True):
         array = tensor.float().cpu().numpy()
-        if part.slot is not None and stacks.plan(part.slot).head.kind == "span":
+        if part.slot is not None and KINDS[stacks.plan(part.slot).head.kind].per_token:
             mine = lengths[len(rows) : len(rows) + part.rows]
             rows.extend(np.split(array, np.cumsum(mine)[:-1]))
         else:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from adapterbank.methods import Plan
+from adapterbank.slots.plan import Plan
 from adapterbank.slots.stack import Stacks
 
 Tensors = Mapping[str, np.ndarray]
@@ -70,7 +70,7 @@ class SlotCache:
             return [name for name, known in self._known.items() if known.slot is not None]
 
     def find(self, name: str) -> TaskHandle | None:
-        """Give the task of a name."""
+        """Return the task of a name."""
         return self._known.get(name)
 
     def put(

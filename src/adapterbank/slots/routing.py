@@ -9,7 +9,7 @@ parts of one shape run as one batched product over segments laid out side by sid
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,12 @@ from torch import Tensor
 
 from adapterbank.encoder.batch import Grid
 from adapterbank.encoder.forward import PROJECTIONS, Frozen
-from adapterbank.methods import Adapter, Lora, Plan, roles
-from adapterbank.slots.additions import lora as low_rank
-from adapterbank.slots.additions.bottleneck import Each, bottleneck, parts
-from adapterbank.slots.stack import Block, Slot, Stacks, size_class
+from adapterbank.methods import roles
+from adapterbank.slots.addition import Addition
+from adapterbank.slots.plan import Plan
+from adapterbank.slots.sharing import product_form
+from adapterbank.slots.stack import Block, Slot, Stacks
+from adapterbank.slots.stacked import Each
 
 _WASTE = 2.0
 """Segments share a product as long as padding them to the longest does not more than double the tokens."""
@@ -45,14 +47,14 @@ class Route:
         self._stacks, self.segments = stacks, list(segments)
         self._held = [stacks.slot(s.slot) if s.slot is not None else None for s in segments]
         self._touched = frozenset().union(*(held.places for held in self._held if held))
-        self._sites = frozenset().union(*(held.sites for held in self._held if held))
+        self._sites = frozenset().union(*(held.added for held in self._held if held))
         self._entries: dict[tuple[Block, str], Sequence[Tensor]] = {}
         self._sizes = [s.tokens for s in segments]
-        self._parties: dict[tuple[Callable[[Plan], Any], frozenset[int]], list[_SlotGroup]] = {}
+        self._groups: dict[tuple[int | None, ...], list[_SlotGroup]] = {}
         self._segment_of_token: Tensor | None = None
 
     def rows(self) -> Route:
-        """Give the same choice for one vector a row instead of one a token."""
+        """Return the same choice for one vector a row instead of one a token."""
         other = Route(self._stacks, self.segments)
         other._entries, other._sizes = self._entries, [s.rows for s in self.segments]
         return other
@@ -62,7 +64,7 @@ class Route:
         weight, bias = f"{name}.weight", f"{name}.bias"
         if bias in self._touched and weight not in self._touched:
             return self._shifted(x, self._stacks.frozen[weight], [bias])
-        return self._by_slot(F.linear, x, (weight, bias))
+        return self._by_slot(F.linear, x, self._module(name))
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Slots`."""
@@ -76,19 +78,23 @@ class Route:
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `encoder.forward.Slots`."""
-        weight, bias = f"{name}.weight", f"{name}.bias"
+        names = self._module(name)
+        if not names:
+            return x
 
-        def normalise(x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+        def normalise(x: Tensor, gain: Tensor, shift: Tensor | None = None) -> Tensor:
             return F.layer_norm(x, x.shape[-1:], gain, shift, epsilon)
 
         if torch.is_grad_enabled():  # a looked-up gain's gradient would be summed in bf16, and in any order
-            return self._by_slot(normalise, x, (weight, bias))
-        if len(self._held) > 1 and not self._touched.isdisjoint((weight, bias)):
+            return self._by_slot(normalise, x, names)
+        if len(self._held) > 1 and not self._touched.isdisjoint(names):
             whose = self._tokens_segments(x.device)
-            gains, shifts = (torch.stack([self.tensor(held, n) for held in self._held]) for n in (weight, bias))
+            gain, *shift = (
+                torch.stack([self.tensor(held, n) for held in self._held]).index_select(0, whose) for n in names
+            )
             plain = F.layer_norm(x, x.shape[-1:], None, None, epsilon)
-            return torch.addcmul(shifts.index_select(0, whose), plain, gains.index_select(0, whose))
-        return self._by_slot(normalise, x, (weight, bias))
+            return torch.addcmul(shift[0], plain, gain) if shift else plain * gain
+        return self._by_slot(normalise, x, names)
 
     def embed(self, ids: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Slots`."""
@@ -101,47 +107,22 @@ class Route:
             raise ValueError(f"rows with different tables {name!r} stand in one batch")
         return next(iter(found.values()))
 
-    def add(self, y: Tensor, x: Tensor, site: str) -> Tensor:
-        """See `encoder.forward.Slots`."""
-        if site not in self._sites:
+    def add(self, y: Tensor, x: Tensor, *sites: str) -> Tensor:
+        """See `encoder.forward.Slots`; several sites stand side by side in `y` and read the same `x`."""
+        if self._sites.isdisjoint(sites):
             return y
-
-        in_place = not (y.is_cuda or torch.is_grad_enabled())  # no weights need to be copied side by side
-
-        def run(y: Tensor, x: Tensor, party: _SlotGroup) -> Tensor:
-            names = {part: f"{site}.adapter.{part}" for part in parts(party.form)}
-            if y.dim() == 2 and party.grid:
-                sizes = [self._sizes[i] for i in party.members]
-                each = {part: Each(self._each(party, name), sizes) for part, name in names.items()}
-                return bottleneck(y, x, party.form, each)
-            return bottleneck(y, x, party.form, {part: self._stacked(party, name) for part, name in names.items()})
-
-        members = frozenset(i for i, held in enumerate(self._held) if held and site in held.sites)
-        return self._in_parties(
-            y, x, members, _adapter_form, run, in_place=lambda adapter: in_place and not adapter.inner_norm
-        )
-
-    def lift(self, y: Tensor, x: Tensor, modules: Sequence[str]) -> Tensor:
-        """Add what slots' low-rank parts give to the outputs of linear layers, which stand side by side in `y`."""
-        names = [f"{module}.lora.{leaf}" for module in modules for leaf in ("a", "b")]
-        if self._touched.isdisjoint(names):
-            return y
-
-        def run(y: Tensor, x: Tensor, party: _SlotGroup) -> Tensor:
-            held = self._held[party.members[0]]
-            mine = {name: self._stacked(party, name) for name in names if held and name in held.places}
-            found = low_rank.joined(mine, modules)
-            return low_rank.apply(y, x, *found, party.form.scale) if found else y
-
-        members = frozenset(i for i, held in enumerate(self._held) if held and not held.places.keys().isdisjoint(names))
-        return self._in_parties(y, x, members, _lora_form, run)
+        acting = [held.acting(sites) if held else () for held in self._held]
+        for step in range(max(map(len, acting))):
+            chosen = tuple(mine[step] if step < len(mine) else None for mine in acting)
+            y = self._add_chosen(y, x, sites, chosen)
+        return y
 
     def layer(self, weights: str, site: str) -> RouteLayer:
         """See `encoder.forward.Slots`."""
         return RouteLayer(self, weights, site)
 
     def tensor(self, held: Slot | None, name: str) -> Tensor:
-        """Give one slot's tensor of a name, padded, or the frozen one."""
+        """Return one slot's tensor of a name, padded, or the frozen one."""
         if held is None or name not in held.places:
             return self._stacks.frozen[name]
         block, row = held.places[name]
@@ -155,76 +136,84 @@ class Route:
         return self._entries[block, name][row]
 
     def heads(self) -> list[tuple[Plan, dict[str, Tensor]] | None]:
-        """Give each segment's plan and head tensors."""
+        """Return each segment's plan and head tensors."""
         return [
             (held.plan, {n: self.tensor(held, n) for n in held.places if "head" in roles(n)}) if held else None
             for held in self._held
         ]
 
-    def _stacked(self, party: _SlotGroup, name: str) -> Tensor:
-        """Give a tensor of a party's one member, or of all of them, stacked."""
-        each = self._each(party, name)
-        return torch.stack(each) if party.grid else each[0]
+    def _add_chosen(self, y: Tensor, x: Tensor, sites: Sequence[str], chosen: tuple[int | None, ...]) -> Tensor:
+        """Apply one addition of each segment, by its number in the segment's plan; None leaves a segment as it is.
 
-    def _each(self, party: _SlotGroup, name: str) -> list[Tensor]:
-        return [self.tensor(self._held[i], name) for i in party.members]
-
-    def _in_parties(
-        self,
-        y: Tensor,
-        x: Tensor,
-        members: frozenset[int],
-        form: Callable[[Plan], Any],
-        run: Callable[[Tensor, Tensor, _SlotGroup], Tensor],
-        in_place: Callable[[Any], bool] = lambda form: False,
-    ) -> Tensor:
-        """Give `run(y, x, party)` for these segments, `y` for the others; those of one form run together if it pays.
-
-        A party is laid out side by side for that, `[members, n, hidden]`, but for forms that run `in_place`.
+        Segments of one form run together where that pays, laid out side by side as `[members, n, width]`, or end to
+        end where neither weights nor rows need to be copied for it.
         """
-        if (form, members) not in self._parties:
-            self._parties[form, members] = self._make_parties(sorted(members), form, y.device)
-
-        def together(y: Tensor, x: Tensor, party: _SlotGroup, grid: Grid) -> Tensor:
-            if in_place(party.form):
-                return run(y, x, party)
-            return grid.to_packed(run(grid.to_grid(y), grid.to_grid(x), party))
-
+        if chosen not in self._groups:
+            self._groups[chosen] = self._make_groups(chosen, y.device)
         split = list(y.split(self._sizes)) if len(self._held) > 1 else [y]
         inputs = list(x.split(self._sizes)) if len(self._held) > 1 else [x]
-        for party in self._parties[form, members]:
-            if party.grid is None:
-                (i,) = party.members
-                split[i] = run(split[i], inputs[i], party)
-            elif len(party.members) == len(self._held):  # everybody: no need to take the batch apart
-                return together(y, x, party, party.grid)
+        for group in self._groups[chosen]:
+            if group.grid is None:
+                ((i, _),) = group.members
+                split[i] = self._apply(split[i], inputs[i], group, sites)
+            elif len(group.members) == len(self._held):  # all of them: no need to take the batch apart
+                return self._together(y, x, group, sites)
             else:
-                mine_y, mine_x = (torch.cat([t[i] for i in party.members]) for t in (split, inputs))
-                mine = together(mine_y, mine_x, party, party.grid)
-                for i, part in zip(party.members, mine.split([self._sizes[i] for i in party.members]), strict=True):
+                own_y, own_x = (torch.cat([t[i] for i, _ in group.members]) for t in (split, inputs))
+                parts = self._together(own_y, own_x, group, sites).split([self._sizes[i] for i, _ in group.members])
+                for (i, _), part in zip(group.members, parts, strict=True):
                     split[i] = part
         return torch.cat(split) if len(split) > 1 else split[0]
 
-    def _make_parties(
-        self, members: Sequence[int], form: Callable[[Plan], Any], device: torch.device
-    ) -> list[_SlotGroup]:
+    def _make_groups(self, chosen: Sequence[int | None], device: torch.device) -> list[_SlotGroup]:
         """Find which segments can run together: same arithmetic, same size class, little padding."""
-        alike: dict[Any, list[int]] = {}
-        for i in members:
+        alike: dict[Addition, list[tuple[int, int]]] = {}
+        for i, (held, number) in enumerate(zip(self._held, chosen, strict=True)):
+            if held is not None and number is not None:
+                alike.setdefault(product_form(held.plan.additions[number]), []).append((i, number))
+        found = []
+        for form, members in alike.items():
+            sizes = [self._sizes[i] for i, _ in members]
+            if len(members) > 1 and len(sizes) * max(sizes) <= _WASTE * sum(sizes):
+                found.append(_SlotGroup(members, form, Grid.of(np.array(sizes), device)))
+            else:
+                found += [_SlotGroup([member], form, None) for member in members]
+        return found
+
+    def _together(self, y: Tensor, x: Tensor, group: _SlotGroup, sites: Sequence[str]) -> Tensor:
+        """Apply a group's additions to its rows, which stand end to end."""
+        assert group.grid is not None
+        if group.form.in_place and not (y.is_cuda or torch.is_grad_enabled()):
+            return self._apply(y, x, group, sites)
+        return group.grid.to_packed(self._apply(group.grid.to_grid(y), group.grid.to_grid(x), group, sites))
+
+    def _apply(self, y: Tensor, x: Tensor, group: _SlotGroup, sites: Sequence[str]) -> Tensor:
+        """Apply a group's additions: one slot's, or several, stacked or each on its own rows."""
+        own: list[dict[str, Any]] = []
+        first, number = self._held[group.members[0][0]], group.members[0][1]
+        assert first is not None
+        for site in sites:
+            each = {part: self._each(group, site, part) for part in first.added.get(site, {}).get(number, ())}
+            if group.grid is None:
+                own.append({part: tensors[0] for part, tensors in each.items()})
+            elif y.dim() == 2:
+                sizes = [self._sizes[i] for i, _ in group.members]
+                own.append({part: Each(tensors, sizes) for part, tensors in each.items()})
+            else:
+                own.append({part: torch.stack(tensors) for part, tensors in each.items()})
+        return group.form.apply(y, x, own)
+
+    def _each(self, group: _SlotGroup, site: str, part: str) -> list[Tensor]:
+        """Return a part of each member's addition at a site."""
+        found = []
+        for i, number in group.members:
             held = self._held[i]
             assert held is not None
-            alike.setdefault(form(held.plan), []).append(i)
-        found = []
-        for one, chosen in alike.items():
-            sizes = [self._sizes[i] for i in chosen]
-            if len(chosen) > 1 and len(sizes) * max(sizes) <= _WASTE * sum(sizes):
-                found.append(_SlotGroup(chosen, one, Grid.of(np.array(sizes), device)))
-            else:
-                found += [_SlotGroup([i], one, None) for i in chosen]
+            found.append(self.tensor(held, f"{site}.{held.plan.keys[number]}.{part}"))
         return found
 
     def _shifted(self, x: Tensor, weight: Tensor, biases: Sequence[str]) -> Tensor:
-        """Give `x W' + b` with one product for all segments and each one's own biases, side by side."""
+        """Return `x W' + b` with one product for all segments and each one's own biases, side by side."""
         each = [torch.cat([self.tensor(held, name) for name in biases]) for held in self._held]
         if len(each) == 1:
             return F.linear(x, weight, each[0])
@@ -232,6 +221,10 @@ class Route:
         if torch.is_grad_enabled():  # as in `norm`
             return torch.cat([part + bias for part, bias in zip(y.split(self._sizes), each, strict=True)])
         return y + torch.stack(each).index_select(0, self._tokens_segments(x.device))
+
+    def _module(self, name: str) -> list[str]:
+        """Name the tensors of a module that the encoder has: weight and bias, weight alone, or none."""
+        return [found for leaf in ("weight", "bias") if (found := f"{name}.{leaf}") in self._stacks.frozen]
 
     def _tokens_segments(self, device: torch.device) -> Tensor:
         if self._segment_of_token is None:
@@ -258,12 +251,12 @@ class RouteLayer:
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Layer`."""
-        return self.route.lift(self.route.linear(x, f"{self.weights}.{name}"), x, [f"{self.site}.{name}"])
+        return self.route.add(self.route.linear(x, f"{self.weights}.{name}"), x, f"{self.site}.{name}")
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Layer`."""
         y = self.route.attention(x, f"{self.weights}.{name}")
-        return self.route.lift(y, x, [f"{self.site}.{name}.{part}" for part in PROJECTIONS])
+        return self.route.add(y, x, *(f"{self.site}.{name}.{part}" for part in PROJECTIONS))
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `encoder.forward.Layer`."""
@@ -280,19 +273,10 @@ class RouteLayer:
 
 @dataclass(frozen=True)
 class _SlotGroup:
-    """Segments that run together, laid out as a grid; one alone without a grid."""
+    """Segments whose additions run together, laid out as a grid; one alone without a grid."""
 
-    members: list[int]
-    form: Any
-    """The shape of what they add: an `Adapter` or a `Lora`."""
+    members: list[tuple[int, int]]
+    """Number of the segment, and of the addition in its plan."""
+    form: Addition
+    """The arithmetic they share."""
     grid: Grid | None
-
-
-def _adapter_form(plan: Plan) -> Adapter | None:
-    """Give what two adapters must share to run together: the arithmetic, not where they stand or their true size."""
-    return replace(plan.adapter, size=size_class(plan.adapter.size), layers=(), sites=()) if plan.adapter else None
-
-
-def _lora_form(plan: Plan) -> Lora | None:
-    """Give what two slots' low-rank parts must share to run together: their scale and which linear layers have any."""
-    return replace(plan.lora.widened(size_class(plan.lora.rank)), layers=()) if plan.lora else None

@@ -10,15 +10,16 @@ thousand narrow ones.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from adapterbank.methods import Plan, decays, roles
-from adapterbank.slots.additions.bottleneck import site_names
+from adapterbank.methods import roles
+from adapterbank.slots.plan import Plan, decays
+from adapterbank.slots.sharing import program_form, size_class
 
 LARGEST = 64
 """Rows of one block: enough to share a product, few enough that growing never copies much."""
@@ -56,7 +57,7 @@ class RowLayout:
         return sum(end - start for start, end in self.ranges.values())
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
-        """Give each tensor of `[n, width]` rows as a view `[n, *shape]`."""
+        """Return each tensor of `[n, width]` rows as a view `[n, *shape]`."""
         return {name: rows[:, start:end].unflatten(1, self.shapes[name]) for name, (start, end) in self.ranges.items()}
 
     def fill(self, row: Tensor, tensors: Mapping[str, Tensor]) -> None:
@@ -110,8 +111,8 @@ class Slot:
     """Tensor name -> its block and row."""
     shapes: dict[str, tuple[int, ...]]
     """True shapes, before padding."""
-    sites: frozenset[str]
-    """Where it has adapters."""
+    added: Mapping[str, Mapping[int, tuple[str, ...]]]
+    """Site -> number of each addition that acts there -> its parts."""
     rows: tuple[tuple[Block, int], ...]
     """Its rows, each once."""
     family: int
@@ -121,6 +122,12 @@ class Slot:
     def layouts(self) -> tuple[RowLayout, ...]:
         """The layouts of its rows."""
         return tuple(block.layout for block, _ in self.rows)
+
+    def acting(self, sites: Sequence[str]) -> tuple[int, ...]:
+        """Return the numbers of the additions that act at any of some sites, in the order of the plan."""
+        if len(sites) == 1:
+            return tuple(self.added.get(sites[0], ()))
+        return tuple(sorted({number for site in sites for number in self.added.get(site, ())}))
 
 
 class Stacks:
@@ -156,11 +163,11 @@ class Stacks:
         return list(self._slots)
 
     def plan(self, slot: int) -> Plan:
-        """Give the plan a slot was put in with."""
+        """Return the plan a slot was put in with."""
         return self._slots[slot].plan
 
     def slot(self, number: int) -> Slot:
-        """Give what is resident of a slot."""
+        """Return what is resident of a slot."""
         return self._slots[number]
 
     def put(self, plan: Plan, tensors: Mapping[str, Tensor]) -> int:
@@ -182,13 +189,13 @@ class Stacks:
             self._release(rows)
             raise
         places = {name: place for place in rows for name in place[0].layout.shapes}
-        sites = frozenset(site_names(plan.adapter)) if plan.adapter else frozenset()
-        family = self._families.setdefault(_family(plan, tensors), len(self._families))
-        self._slots[slot] = Slot(plan, {name: places[name] for name in tensors}, shapes, sites, tuple(rows), family)
+        family = self._families.setdefault(program_form(plan, tensors), len(self._families))
+        own = {name: places[name] for name in tensors}
+        self._slots[slot] = Slot(plan, own, shapes, _added(plan, tensors), tuple(rows), family)
         return slot
 
     def layouts(self, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> list[RowLayout]:
-        """Give the rows that tensors of these shapes are laid out in; equal ones are the same object."""
+        """Return the rows that tensors of these shapes are laid out in; equal ones are the same object."""
         parts: dict[tuple[bool, bool], dict[str, tuple[int, ...]]] = {}
         for name, shape in shapes.items():
             parts.setdefault(("head" in roles(name), decays(name)), {})[name] = _padded(name, shape, plan)
@@ -199,7 +206,7 @@ class Stacks:
         return found
 
     def size(self, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """Give the bytes that a slot with tensors of these shapes takes."""
+        """Return the bytes that a slot with tensors of these shapes takes."""
         kept = torch.finfo(self.dtype).bits // 8
         return sum(layout.width * (4 if layout.head else kept) for layout in self.layouts(plan, shapes))
 
@@ -232,7 +239,7 @@ class Stacks:
         self._release(self._slots.pop(slot).rows)
 
     def trim(self) -> None:
-        """Give the memory of blocks back that nobody is in any more."""
+        """Return the memory of blocks back that nobody is in any more."""
         for layout, blocks in self._blocks.items():
             empty = [block for block in blocks if not any(owner is not None for owner in block.owners)]
             if empty:
@@ -269,16 +276,15 @@ class Stacks:
         return block, len(block.owners) - 1
 
 
-def size_class(size: int) -> int:
-    """Give the width an adapter is padded to: the next power of two."""
-    return 1 << (size - 1).bit_length()
-
-
-def _family(plan: Plan, names: Iterable[str]) -> Hashable:
-    head = plan.head
-    adapter = replace(plan.adapter, size=0) if plan.adapter else None
-    lora = plan.lora.widened(1) if plan.lora else None
-    return adapter, lora, frozenset(names), head.kind == "span", head.pooling, head.hidden, plan.alone
+def _added(plan: Plan, names: Iterable[str]) -> dict[str, dict[int, tuple[str, ...]]]:
+    """Return which additions act at each site, with their parts, as the names of a slot's tensors say."""
+    found: dict[str, dict[int, tuple[str, ...]]] = {}
+    for name in names:
+        if place := plan.split(name):
+            site, number, part = place
+            there = found.setdefault(site, {})
+            there[number] = (*there.get(number, ()), part)
+    return {site: dict(sorted(there.items())) for site, there in found.items()}
 
 
 def _size(shape: tuple[int, ...]) -> int:
@@ -289,13 +295,9 @@ def _size(shape: tuple[int, ...]) -> int:
 
 
 def _padded(name: str, shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
-    """Widen an adapter's or low-rank part's narrow dimensions to its size class, the next power of two."""
-    if plan.lora and ".lora." in name:
-        wide = size_class(plan.lora.rank)
-        return (wide, shape[1]) if name.endswith(".a") else (shape[0], wide)
-    if plan.adapter is None or ".adapter." not in name or ".adapter.norm." in name:
+    """Return the shape that a tensor is padded to: an addition's to its size class, all others as they are."""
+    place = plan.split(name)
+    if place is None:
         return shape
-    wide = size_class(plan.adapter.size)
-    if ".up." in name:
-        return (shape[0], wide) if len(shape) == 2 else shape
-    return (wide, shape[1] if ".down." in name else wide) if len(shape) == 2 else (wide,)
+    addition = plan.additions[place[1]]
+    return addition.padded(place[2], shape, size_class(addition.size))

@@ -6,8 +6,8 @@ The counterpart of `route` for a device that replays a fixed sequence of kernels
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adapterbank.encoder.forward import PROJECTIONS
-from adapterbank.methods import Adapter, Lora, roles
-from adapterbank.slots.additions import lora as low_rank
-from adapterbank.slots.additions.bottleneck import bottleneck, linear, parts
+from adapterbank.methods import addition_in
+from adapterbank.slots.addition import Addition
+from adapterbank.slots.plan import Plan
+from adapterbank.slots.stacked import linear
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,15 @@ class StaticRouteLayer:
     """One layer, by short names. Two layers differ in tensors alone, so that the pass through them is compiled once."""
 
     tensors: Mapping[str, Tensor]
-    adapter: Adapter | None
-    lora: Lora | None = None
+    additions: tuple[tuple[str, Addition], ...] = ()
+    """What the slots add, each with its key in tensor names."""
+    added: Mapping[tuple[str, str], Mapping[str, Tensor]] = field(default_factory=dict)
+    """(Site, key) -> the addition's tensors there, by part."""
+    slots: int = 1
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Layer`."""
-        return self._lifted(self._plain_linear(x, name), x, [name])
+        return self.add(self._plain_linear(x, name), x, name)
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Layer`."""
@@ -39,11 +43,13 @@ class StaticRouteLayer:
             y = self._plain_linear(x, f"{name}.joined")
         else:
             y = torch.cat([self._plain_linear(x, part) for part in parts], -1)
-        return self._lifted(y, x, parts)
+        return self.add(y, x, *parts)
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `encoder.forward.Layer`."""
-        return apply_norm(x, self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"], epsilon)
+        if f"{name}.weight" not in self.tensors:
+            return x
+        return apply_norm(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"), epsilon)
 
     def embed(self, ids: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Layer`."""
@@ -53,27 +59,19 @@ class StaticRouteLayer:
         each = ids.view(len(table), -1)
         return torch.cat([F.embedding(mine, one) for mine, one in zip(each, table, strict=True)])
 
-    def add(self, y: Tensor, x: Tensor, site: str) -> Tensor:
-        """See `encoder.forward.Layer`."""
-        if self.adapter is None or f"{site}.adapter.up.weight" not in self.tensors:
-            return y
-        mine = {part: self.tensors[f"{site}.adapter.{part}"] for part in parts(self.adapter)}
-        if mine["up.weight"].dim() == 2:
-            return bottleneck(y, x, self.adapter, mine)
-        slots = mine["up.weight"].shape[0]
-        return bottleneck(_by_slot(y, slots), _by_slot(x, slots), self.adapter, mine).view(y.shape)
+    def add(self, y: Tensor, x: Tensor, *sites: str) -> Tensor:
+        """See `encoder.forward.Layer`; several sites stand side by side in `y` and read the same `x`."""
+        for key, addition in self.additions:
+            own = [self.added.get((site, key), {}) for site in sites]
+            if any(own):
+                if self.slots == 1:
+                    y = addition.apply(y, x, own)
+                else:
+                    y = addition.apply(_by_slot(y, self.slots), _by_slot(x, self.slots), own).view(y.shape)
+        return y
 
     def _plain_linear(self, x: Tensor, name: str) -> Tensor:
-        return apply_linear(x, self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"])
-
-    def _lifted(self, y: Tensor, x: Tensor, modules: Sequence[str]) -> Tensor:
-        """Add what low-rank parts give to the outputs of linear layers, side by side in `y`."""
-        found = low_rank.joined(self.tensors, modules) if self.lora else None
-        if self.lora is None or found is None:
-            return y
-        a, b = found
-        flat_y, flat_x = (_by_slot(t, len(a)) if a.dim() == 3 else t.reshape(-1, t.shape[-1]) for t in (y, x))
-        return low_rank.apply(flat_y, flat_x, a, b, self.lora.scale).view(y.shape)
+        return apply_linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 
 
 class StaticRoute:
@@ -83,10 +81,9 @@ class StaticRoute:
         self,
         frozen: Mapping[str, Tensor],
         own: Mapping[str, Tensor],
-        adapter: Adapter | None,
-        lora: Lora | None = None,
+        plan: Plan | None = None,
     ) -> None:
-        """Take the frozen tensors, and the slots' own by name, each `[slots, *shape]`."""
+        """Take the frozen tensors, and the slots' own by name, each `[slots, *shape]`; `plan` says what they add."""
         # One slot's tensors are used without their first dimension: a plain product is quicker than a batch of one.
         self.own = {name: tensor.squeeze(0) if len(tensor) == 1 else tensor for name, tensor in own.items()}
         self._tensors = {**frozen, **self.own}
@@ -97,7 +94,9 @@ class StaticRoute:
                     self._tensors.pop(f"{attention}.joined.{gone}", None)
             elif f"{attention}.joined.weight" in self._tensors:
                 self._tensors[f"{attention}.joined.bias"] = self._biases(attention)
-        self._whole = StaticRouteLayer(self._tensors, adapter, lora)
+        self._additions = tuple(zip(plan.keys, plan.additions, strict=True)) if plan else ()
+        self._slots = max((len(tensor) for tensor in own.values()), default=1)
+        self._whole = self._within("", "")
         self._layers: dict[tuple[str, str], StaticRouteLayer] = {}
 
     def linear(self, x: Tensor, name: str) -> Tensor:
@@ -127,34 +126,46 @@ class StaticRoute:
     def layer(self, weights: str, site: str) -> StaticRouteLayer:
         """See `encoder.forward.Slots`."""
         if (weights, site) not in self._layers:
-            found = {}
-            for name, tensor in self._tensors.items():
-                prefix = site if roles(name) & {"adapter", "lora"} else weights
-                if name.startswith(f"{prefix}."):
-                    found[name.removeprefix(f"{prefix}.")] = tensor
-            self._layers[weights, site] = replace(self._whole, tensors=found)
+            self._layers[weights, site] = self._within(f"{weights}.", f"{site}.")
         return self._layers[weights, site]
 
+    def _within(self, weights: str, site: str) -> StaticRouteLayer:
+        """Return the part whose tensors' names start with `weights`, and those of its additions with `site`."""
+        found: dict[str, Tensor] = {}
+        added: dict[tuple[str, str], dict[str, Tensor]] = {}
+        for name, tensor in self._tensors.items():
+            key = addition_in(name)
+            if key is None and name.startswith(weights):
+                found[name.removeprefix(weights)] = tensor
+            elif key is not None and name.startswith(site):
+                place, part = name.removeprefix(site).split(f".{key}.", 1)
+                added.setdefault((place, key), {})[part] = tensor
+        return StaticRouteLayer(found, self._additions, added, self._slots)
+
     def _biases(self, attention: str) -> Tensor:
-        """Give the biases of query, key and value side by side, for a product that all slots share."""
+        """Return the biases of query, key and value side by side, for a product that all slots share."""
         found = [self._tensors[f"{attention}.{part}.bias"] for part in PROJECTIONS]
         return torch.cat(torch.broadcast_tensors(*found), -1)
 
 
-def apply_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Give `x W' + b`, with the weight, the bias, both or neither the slots' own."""
+def apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return `x W' + b`, with the weight, the bias, both or neither the slots' own; the bias may be missing."""
     if weight.dim() == 2:
-        if bias.dim() == 1:
+        if bias is None or bias.dim() == 1:
             return F.linear(x, weight, bias)
         return (_by_slot(F.linear(x, weight), len(bias)) + bias[:, None]).view(*x.shape[:-1], -1)
+    if bias is None:
+        return torch.bmm(_by_slot(x, len(weight)), weight.transpose(1, 2)).view(*x.shape[:-1], -1)
     shift = bias if bias.dim() == 2 else bias.expand(len(weight), -1)
     return linear(_by_slot(x, len(weight)), weight, shift).view(*x.shape[:-1], -1)
 
 
-def apply_norm(x: Tensor, gain: Tensor, shift: Tensor, epsilon: float) -> Tensor:
-    """Normalise, then scale by the shared gain and bias or by each slot's own."""
-    if gain.dim() == 1 and shift.dim() == 1:
+def apply_norm(x: Tensor, gain: Tensor, shift: Tensor | None, epsilon: float) -> Tensor:
+    """Normalise, then scale by the shared gain and bias or by each slot's own; the bias may be missing."""
+    if gain.dim() == 1 and (shift is None or shift.dim() == 1):
         return F.layer_norm(x, x.shape[-1:], gain, shift, epsilon)
+    if shift is None:
+        shift = gain.new_zeros(gain.shape[-1])
     slots = len(gain) if gain.dim() == 2 else len(shift)
     gain, shift = (t if t.dim() == 2 else t.expand(slots, -1) for t in (gain, shift))
     plain = _by_slot(F.layer_norm(x, x.shape[-1:], None, None, epsilon), slots)

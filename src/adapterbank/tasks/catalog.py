@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from adapterbank.errors import DataError, UnknownName
-from adapterbank.tasks.columns import has_no_answer, is_missing
+from adapterbank.kinds.table import KINDS
+from adapterbank.kinds.values import is_missing, listed
 from adapterbank.tasks.hub import Hub, read_hub
 from adapterbank.tasks.layouts import (
     WHOLE,
@@ -30,7 +31,7 @@ from adapterbank.tasks.layouts import (
     joined,
 )
 from adapterbank.tasks.spec import Task
-from adapterbank.tasks.tables import Table, listed
+from adapterbank.tasks.tables import Table
 
 ROOT = "ADAPTERBANK_DATA"
 """The environment variable that names the data root."""
@@ -136,10 +137,10 @@ def load(name: str, root: str | os.PathLike[str] | None = None) -> Loaded:
     if WHOLE in tables or entry.recut:
         tables = cut(_filled(joined(tables)))
     order = sorted(tables, key=lambda split: _ORDER.index(split) if split in _ORDER else len(_ORDER))
-    tables = {split: _canonical(entry, tables[split]) for split in order}
+    tables = {split: _clean(entry, tables[split]) for split in order}
     labels = entry.labels or _label_names(entry, tables)
-    null = any(has_no_answer(label) for table in tables.values() for label in table.columns.get("label", []))
-    threshold = 0.0 if entry.kind == "span" and null else None
+    values = [label for table in tables.values() for label in table.columns.get("label", [])]
+    threshold = KINDS[entry.kind].initial_threshold(values)
     task = Task(bank_name(name), entry.kind, entry.text, "label", labels, entry.metric, threshold)
     return Loaded(entry, task, tables, source)
 
@@ -165,19 +166,16 @@ def _filled(table: Table) -> Table:
     return Table({name: [column[row] for row in keep] for name, column in table.columns.items()}, table.source)
 
 
-def _canonical(entry: Entry, table: Table) -> Table:
+def _clean(entry: Entry, table: Table) -> Table:
     labels = table.columns.get("label")
-    if labels is None or entry.kind == "span":
+    if labels is None:
         return table
-    if entry.kind == "regression":
-        numbers = [None if label in (None, "", -1, -1.0) else label for label in labels]
-        return Table({**table.columns, "label": numbers}, table.source)
-    words = [label.strip() if isinstance(label, str) else label for label in labels]
-    return Table({**table.columns, "label": words}, table.source)
+    clean = KINDS[entry.kind].clean
+    return Table({**table.columns, "label": [clean(label) for label in labels]}, table.source)
 
 
 def _label_names(entry: Entry, tables: Mapping[str, Table]) -> tuple[str, ...]:
-    if entry.kind != "classification":
+    if not KINDS[entry.kind].single_label:
         return ()
     main = next((tables[split] for split in _ORDER if split in tables and has_labels(tables[split])), None)
     if main is None:

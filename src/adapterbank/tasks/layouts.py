@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from adapterbank.errors import DataError
-from adapterbank.tasks.tables import Table, listed, read_table, unpacked
+from adapterbank.kinds.values import listed
+from adapterbank.tasks.tables import Table, read_table, unpacked
 
 WHOLE = "all"
 """The name of a split that holds everything."""

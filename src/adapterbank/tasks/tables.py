@@ -12,12 +12,13 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from adapterbank.errors import DataError, InputError
+from adapterbank.kinds.values import listed, short
 
 TUPLE_COLUMNS = {2: ("text", "label"), 3: ("text", "text_pair", "label")}
 """The names given to the places of tuples, by their length."""
@@ -329,16 +330,3 @@ def _plain(value: Any) -> Any:
     if type(value).__name__ in ("NAType", "NaTType"):
         return None
     return value.tolist() if hasattr(value, "tolist") else value
-
-
-def listed(names: Iterable[Any], most: int = 12) -> str:
-    """Write names for a message, the first few where there are many."""
-    shown = [short(name) for name in names]
-    more = f", … ({len(shown)} in all)" if len(shown) > most else ""
-    return ", ".join(shown[:most]) + more
-
-
-def short(value: Any, most: int = 40) -> str:
-    """Write a value for a message, cut where it is long."""
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= most else text[: most - 1] + "…"

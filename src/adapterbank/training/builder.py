@@ -10,22 +10,23 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from adapterbank import metrics
 from adapterbank.config import Config, resolve
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.errors import ConfigError
 from adapterbank.inference.predictions import decide
 from adapterbank.inference.rows import Rows, make_rows
-from adapterbank.methods import Head, Plan, find_method, make_plan, trained
+from adapterbank.kinds import scoring
+from adapterbank.kinds.table import KINDS
+from adapterbank.methods import find_method
 from adapterbank.runtime import find_device, find_dtype
-from adapterbank.slots import heads
-from adapterbank.slots.additions import bottleneck, lora
+from adapterbank.slots import tensors
+from adapterbank.slots.plan import Head, Plan, make_plan, trained
 from adapterbank.storage import records
 from adapterbank.tasks.spec import Task
 from adapterbank.training.dataset import Dataset, DatasetReader, named
@@ -46,7 +47,7 @@ class ResolvedRun:
     device: torch.device
     dtype: torch.dtype
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """The name of its record."""
         return records.config_hash(self.identity)
@@ -72,21 +73,22 @@ class RunBuilder:
         self,
         backbone: Backbone,
         stage: Callable[[str, int, int], None] = lambda what, done, total: None,
+        reader: DatasetReader | None = None,
     ) -> None:
-        """`stage` hears how far the tokenising is: what, done, of how many."""
-        self.backbone, self._stage, self._reader = backbone, stage, DatasetReader()
+        """`stage` is called with the progress of the tokenising: what, done, of how many; `reader` reads the data."""
+        self.backbone, self._stage, self._reader = backbone, stage, reader or DatasetReader()
         self._rows: dict[tuple[Any, ...], tuple[Any, Rows]] = {}
 
-    def read(self, config: Config, given: Mapping[str, Any] | None = None) -> Dataset:
-        """Read a run's data, once however many runs have it; see `look`."""
-        return self._reader.read(config, given)
+    def read(self, config: Config) -> Dataset:
+        """Read a run's data, once however many runs have it."""
+        return self._reader.read(config)
 
-    def look(self, config: Config, given: Mapping[str, Any] | None = None) -> ResolvedRun:
-        """Read a run's data and find all that does not fit; `given` has splits as Python values."""
-        config = resolve(named(config, given))
+    def look(self, config: Config) -> ResolvedRun:
+        """Read a run's data and find all that does not fit."""
+        config = resolve(named(config, self._reader.given))
         if not find_method(config.method).slot:
             raise ConfigError([f"method is {config.method!r}, which trains no slot; run it by itself with train."])
-        data = self.read(config, given)
+        data = self.read(config)
         plan = make_run_plan(config, self.backbone, data)
         device = find_device(config.device)
         dtype = find_dtype(config.precision, device)
@@ -104,7 +106,7 @@ class RunBuilder:
         return PreparedRun(resolved, job, scored, notes, time.perf_counter() - began)
 
     def _tokenised(self, config: Config, data: Dataset, split: str) -> Rows:
-        """Give a split's rows; only those that are trained on carry their targets."""
+        """Return a split's rows; only those that are trained on carry their targets."""
         examples = data.splits[split]
         key = (id(examples), split == "train", config.max_length, config.doc_stride)
         if key not in self._rows:
@@ -122,7 +124,7 @@ class RunBuilder:
 
 
 def identity(config: Config, backbone: Backbone, about: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Give all that a run is known by; `about` has its data's fingerprints, None where they could not be read."""
+    """Return all that a run is known by; `about` has its data's fingerprints, None where they could not be read."""
     return {**config.to_json(), "backbone_sha256": backbone.sha256, "data": about}
 
 
@@ -134,28 +136,22 @@ def make_run_plan(config: Config, backbone: Backbone, data: Dataset) -> Plan:
     if config.max_length > backbone.config.max_length:
         limit = backbone.config.max_length
         raise ConfigError([f"max_length is {config.max_length}, but {backbone.name!r} has {limit} positions."])
-    task = data.task
-    if config.class_weights != "none" and task.kind != "classification":
+    task, kind = data.task, KINDS[data.task.kind]
+    if config.class_weights != "none" and not kind.single_label:
         raise ConfigError([f"class_weights is {config.class_weights!r}, but the task is {task.kind}; leave it out."])
-    head = Head(
-        task.kind, {"regression": 1, "span": 2}.get(task.kind, len(task.labels)), config.pooling, config.head_hidden
-    )
-    if task.kind == "regression":
-        targets = np.array(data.splits["train"].targets, dtype=float)
-        head = replace(head, shift=float(targets.mean()), scale=float(targets.std()) or 1.0)
+    head = Head(task.kind, kind.outputs(len(task.labels)), config.pooling, config.head_hidden)
+    if kind.standardize:
+        shift, scale = kind.standardize(data.splits["train"].targets or [])
+        head = replace(head, shift=shift, scale=scale)
     encoder = backbone.config
     return make_plan(config.method_options(), depth=encoder.layers, head=head, shared_layers=encoder.shared_layers)
 
 
 def initial_tensors(plan: Plan, backbone: Backbone, *, sigma: float, seed: int) -> dict[str, Tensor]:
-    """Give every tensor that trains at its first value: new ones drawn, the encoder's copied."""
+    """Return every tensor that trains at its first value: new ones drawn, the encoder's copied."""
     generator = torch.Generator().manual_seed(seed)
     found = {name: backbone.tensors[name] for name in trained(backbone.tensors, plan)}
-    if plan.adapter:
-        found |= bottleneck.initial(plan.adapter, backbone.config.hidden, sigma, generator)
-    if plan.lora:
-        found |= lora.initial(plan.lora, backbone.config, generator)
-    return found | heads.initial(plan.head, backbone.config.hidden, generator)
+    return found | tensors.initial(plan, backbone.config, sigma, generator)
 
 
 def _lesson(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) -> TrainingJob:
@@ -167,9 +163,7 @@ def _lesson(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) ->
         initial_tensors(resolved.plan, backbone, sigma=config.sigma, seed=config.seed),
         rows,
         dev,
-        lambda given: metrics.score(
-            task.metric, decide(task, held_out, dev, given), held_out.targets or [], task.labels
-        ),
+        lambda given: scoring.score(task, decide(task, held_out, dev, given), held_out.targets or []),
         config.lr,
         config.epochs,
         batch=config.batch,

@@ -9,6 +9,7 @@ from typing import Any
 
 from adapterbank.config import Config
 from adapterbank.errors import ConfigError, DataError, InputError, UnknownName
+from adapterbank.kinds.table import KINDS
 from adapterbank.storage.package import check_name
 from adapterbank.tasks import catalog
 from adapterbank.tasks.columns import find_columns, infer_task
@@ -33,7 +34,7 @@ class Dataset:
     """What the user should know: rows left out, columns found."""
 
     def about(self) -> dict[str, Any]:
-        """Give each split's rows and fingerprint."""
+        """Return each split's rows and fingerprint."""
         return {name: {"rows": rows, "sha256": sha256} for name, (rows, sha256) in self._fingerprints.items()}
 
     @cached_property
@@ -42,7 +43,7 @@ class Dataset:
 
 
 def named(config: Config, given: Mapping[str, Any] | None = None) -> Config:
-    """Give a task of the catalog the name that a bank keeps it under, and its data unless other data is named."""
+    """Return the config with a catalog task under its name in a bank, and with its data unless other data is named."""
     if config.task not in catalog.CATALOG:
         return config
     own = config.train or ("" if "train" in (given or {}) else config.task)
@@ -51,24 +52,25 @@ def named(config: Config, given: Mapping[str, Any] | None = None) -> Config:
 
 def read_data(config: Config, given: Mapping[str, Any] | None = None) -> Dataset:
     """Read the splits that a config names; `given` has them as Python data instead of files."""
-    return DatasetReader().read(config, given)
+    return DatasetReader(given).read(config)
 
 
 class DatasetReader:
     """Reads each data set once, however many runs name it; runs on the same rows get the very same object."""
 
-    def __init__(self) -> None:
-        """Begin with nothing read."""
+    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
+        """`given` has splits as Python data instead of files."""
+        self.given = given or {}
         self._whole: dict[tuple[Any, ...], Dataset] = {}
         self._cut: dict[tuple[Any, ...], Dataset] = {}
 
-    def read(self, config: Config, given: Mapping[str, Any] | None = None) -> Dataset:
-        """See `read_data`; `given` must be the same in every call."""
-        config, given = named(config, given), given or {}
+    def read(self, config: Config) -> Dataset:
+        """Read the splits that a config names."""
+        config = named(config, self.given)
         check_name(config.task)
         source = tuple(getattr(config, name) for name in SOURCE)
         if source not in self._whole:
-            self._whole[source] = _read(config, given)
+            self._whole[source] = _read(config, self.given)
         whole = self._whole[source]
         if "dev" in whole.splits and not 0 < config.limit < len(whole.splits["train"]):
             return whole
@@ -107,7 +109,7 @@ def _cut(config: Config, whole: Dataset) -> Dataset:
 
 
 def _tables(config: Config, given: Mapping[str, Any]) -> tuple[Task, dict[str, Table]]:
-    """Give the task and the table of each split: of files, of Python data, or of the catalog."""
+    """Return the task and the table of each split: of files, of Python data, or of the catalog."""
     sources = {name: given.get(name, getattr(config, name)) for name in ("train", "dev", "test")}
     if sources["train"] is None or (isinstance(sources["train"], str) and not sources["train"]):
         raise ConfigError(["train is missing; name a file of training data, or a task of: adapterbank catalog."])
@@ -136,12 +138,12 @@ def _from_catalog(config: Config, name: str) -> tuple[Task, dict[str, Table]]:
 
 
 def _check_classes(task: Task, train_rows: Examples) -> None:
-    if task.kind == "classification" and len(set(train_rows.targets or [])) < 2:
+    if KINDS[task.kind].single_label and len(set(train_rows.targets or [])) < 2:
         raise DataError(f"With so few rows only one class of {task.name!r} is left to train on; raise --limit.")
 
 
 def defaults(task: str, train: Any = None) -> dict[str, Any]:
-    """Give the options that a task of the catalog wants other than usual; a caller's own win over them."""
+    """Return the options that a task of the catalog wants other than usual; a caller's own win over them."""
     if isinstance(train, str) and train:
         name = train if catalog.is_named(train) else ""
     else:
@@ -150,13 +152,13 @@ def defaults(task: str, train: Any = None) -> dict[str, Any]:
 
 
 def catalog_name(ref: str) -> str | None:
-    """Give the name in the catalog of a task of a bank, `name` or `name@version`."""
+    """Return the name in the catalog of a task of a bank, `name` or `name@version`."""
     name = catalog.bank_name(ref.partition("@")[0])
     return next((known for known in catalog.CATALOG if catalog.bank_name(known) == name), None)
 
 
 def scored_table(ref: str, source: Any, split_name: str, root: str | None) -> Table:
-    """Give the labelled rows that a task is scored on: those of `source`, or the catalog's split of that name."""
+    """Return the labelled rows that a task is scored on: those of `source`, or the catalog's split of that name."""
     named = isinstance(source, str) and catalog.is_named(source)
     if source is not None and not named:
         return table_from(source)

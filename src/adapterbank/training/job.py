@@ -7,14 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from adapterbank.inference.rows import Rows, epoch_order
-from adapterbank.methods import Plan
-from adapterbank.slots import heads
-from adapterbank.training.eager_step import Work
+from adapterbank.slots.plan import Plan
 from adapterbank.training.optimizer import AdamSettings, Schedule
+from adapterbank.training.step_input import StepInput
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class RunState:
     """Why the run cannot go on, in a sentence."""
 
     def copy(self) -> RunState:
-        """Give a state that later epochs leave as it is; tensors are replaced, never written."""
+        """Return a state that later epochs leave as it is; tensors are replaced, never written."""
         return replace(self, history=list(self.history), tensors=dict(self.tensors))
 
     @property
@@ -91,7 +89,6 @@ class ActiveRun:
         self.per_epoch = -(-len(job.train) // job.batch)
         self.schedule = Schedule(job.rate, self.per_epoch * job.epochs, job.warmup)
         self.losses: list[float] = []
-        self.targets: Tensor | None = None  # on the device, from the first step on
         self.began = time.perf_counter()
         self.order: list[np.ndarray] = []
 
@@ -103,14 +100,14 @@ class ActiveRun:
         return bool(self.state.failure) or stopped or self.state.epoch >= self.job.epochs
 
     def next_batch(self) -> np.ndarray:
-        """Give the numbers of the rows of the next step."""
+        """Return the numbers of the rows of the next step."""
         if not self.order:
             self.order = epoch_order(self.lengths, self.job.batch, seed=self.job.seed, epoch=self.state.epoch)
             self.losses, self.began = [], time.perf_counter()
         return self.order[self.state.step % self.per_epoch]
 
     def weigh(self, batch: np.ndarray) -> np.ndarray:
-        """Give the weight of each row of a batch in its loss; they sum to 1."""
+        """Return the weight of each row of a batch in its loss; they sum to 1."""
         job = self.job
         if job.class_weights is None:
             return np.full(len(batch), 1 / len(batch))
@@ -118,14 +115,10 @@ class ActiveRun:
         found = np.array([job.class_weights[job.train.targets[row]] for row in batch])
         return np.asarray(found / found.sum())
 
-    def work(self, batch: np.ndarray, device: torch.device) -> Work:
-        """Say what is to be computed for a batch."""
+    def step_input(self, batch: np.ndarray) -> StepInput:
+        """Return what a step is given for a batch of this run."""
         job = self.job
-        if self.targets is None:
-            head = job.plan.head
-            self.targets = heads.KINDS[head.kind].targets(job.train.targets or [], head).to(device)
-        weights, clock = self.weigh(batch), (job.seed, self.state.step)
-        return Work(self.slot, job.plan, job.train, batch, weights, self.targets, *clock)
+        return StepInput(self.slot, job.plan, job.train, batch, self.weigh(batch), job.seed, self.state.step)
 
     def progress(self, score: float | None = None) -> Progress:
         """Say how far it is; with the epoch's score where one has just ended."""

@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 
-from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.families import EncoderConfig
+from adapterbank.encoder.placed import PlacedEncoder
 from adapterbank.encoder.prefix_cache import PrefixCache
 from adapterbank.errors import TrainingError
-from adapterbank.inference.graphs import GraphCompiler
-from adapterbank.inference.runner import place
-from adapterbank.methods import first_trained_layer
-from adapterbank.training.graph_step import form
+from adapterbank.inference.graphs import GraphCompiler, runs_graphs
+from adapterbank.slots.plan import first_trained_layer
+from adapterbank.slots.sharing import step_form
 from adapterbank.training.job import ActiveRun, Progress, RunState, TrainingJob
 from adapterbank.training.trainer import Trainer
 
@@ -29,11 +28,9 @@ AT_ONCE = 8
 
 
 def train(
-    backbone: Backbone,
+    encoder: PlacedEncoder,
     jobs: Sequence[TrainingJob],
     *,
-    device: torch.device,
-    dtype: torch.dtype,
     dropout: float | None = None,
     watch: Callable[[Progress], None] = lambda progress: None,
     keep: Callable[[int, RunState], None] = lambda run, state: None,
@@ -49,11 +46,10 @@ def train(
     after that; without `end` the first failure is raised.
     """
     states = {i: (resume or {}).get(i, RunState()).copy() for i in range(len(jobs))}
-    frozen = place(backbone, device, dtype)
-    prefixes = PrefixCache(backbone.config, frozen)
-    programs = GraphCompiler(device)
-    for (first, alone, *_), group in _groups(backbone.config, jobs, device).items():
-        trainer = Trainer(backbone.config, frozen, prefixes, dtype, dropout, first, programs)
+    prefixes = PrefixCache(encoder.config, encoder.tensors)
+    programs = GraphCompiler(encoder.device)
+    for (first, alone, *_), group in group_jobs(encoder.config, jobs, encoder.device).items():
+        trainer = Trainer(encoder, prefixes, dropout=dropout, first=first, programs=programs)
         coming = [ActiveRun(i, jobs[i], states[i]) for i in group]
         for run in coming:
             if run.done:  # resumed after its last epoch
@@ -91,7 +87,7 @@ def _leave(run: ActiveRun, end: Callable[[int, RunState], None] | None) -> None:
         raise TrainingError(run.state.failure)
 
 
-def _groups(
+def group_jobs(
     config: EncoderConfig, jobs: Sequence[TrainingJob], device: torch.device
 ) -> dict[tuple[Any, ...], list[int]]:
     """Group lessons that may share a batch: the same frozen part below them, and not so large as to go alone.
@@ -102,7 +98,7 @@ def _groups(
     for i, job in enumerate(jobs):
         first = first_trained_layer(job.initial, config.layers)
         key: tuple[Any, ...] = (first, job.plan.alone)
-        if device.type == "cuda":
-            key += (form(job.plan), job.batch, id(job.train) if first else 0)
+        if runs_graphs(device):
+            key += (step_form(job.plan), job.batch, id(job.train) if first else 0)
         found.setdefault(key, []).append(i)
     return found

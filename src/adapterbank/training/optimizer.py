@@ -44,7 +44,7 @@ class Schedule:
     """Share of the steps that the learning rate rises over."""
 
     def at(self, step: int) -> float:
-        """Give the learning rate of a step, from 0."""
+        """Return the learning rate of a step, from 0."""
         rising = max(1, math.ceil(round(self.warmup * self.steps, 6))) if self.warmup > 0 else 0
         if step < rising:
             return self.peak * (step + 1) / rising
@@ -92,7 +92,7 @@ class StackedAdam:
         self._seats[self._seats.index(slot)] = None
 
     def leaves(self) -> list[Tensor]:
-        """Give the tensors that take gradients."""
+        """Return the tensors that take gradients."""
         return [leaf for block in self.first for leaf in block.views.values()]
 
     def zero_grad(self) -> None:
@@ -131,7 +131,7 @@ class StackedAdam:
             self.steps[slot] += 1
 
     def table(self, rates: Mapping[int, float]) -> np.ndarray:
-        """Give each seat's numbers of this step, and nobody's at the end.
+        """Return each seat's numbers of this step, and nobody's at the end.
 
         Columns: active, rate, decay, epsilon, corrections of m and v, largest norm of the gradient.
         """

@@ -15,15 +15,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from adapterbank import __version__, metrics
+from adapterbank import __version__
 from adapterbank.config import Config, resolve
 from adapterbank.encoder.backbone import Backbone
+from adapterbank.encoder.placed import place
 from adapterbank.errors import TrainingError
 from adapterbank.inference.audit import fingerprint
 from adapterbank.inference.engine import Engine
-from adapterbank.inference.predictions import decide, readings
+from adapterbank.inference.predictions import decide
 from adapterbank.inference.rows import Rows
-from adapterbank.inference.spans import tune
+from adapterbank.kinds import scoring
+from adapterbank.kinds.kind import HeadOutputs
+from adapterbank.kinds.table import KINDS
 from adapterbank.methods import find_method
 from adapterbank.runtime import stamp
 from adapterbank.storage import files, records
@@ -32,7 +35,8 @@ from adapterbank.storage.package import FORMAT, Manifest, Package, count_params,
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.training import run_state
 from adapterbank.training.builder import PreparedRun, RunBuilder, identity
-from adapterbank.training.dataset import Dataset, named, read_data
+from adapterbank.training.callbacks import Callbacks
+from adapterbank.training.dataset import Dataset, DatasetReader, named
 from adapterbank.training.job import Progress, RunState
 from adapterbank.training.loop import AT_ONCE, train
 
@@ -67,49 +71,47 @@ def run(
     backbone: Backbone,
     bank_path: str | Path,
     *,
-    data: Mapping[str, Any] | None = None,
-    watch: Callable[[Progress], None] = lambda progress: None,
-    note: Callable[[str], None] = lambda text: None,
-    stage: Callable[[str, int, int], None] = lambda what, done, total: None,
+    reader: DatasetReader | None = None,
+    callbacks: Callbacks | None = None,
     resuming: bool = False,
     reached: RunState | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Train one task and put it into the bank, which is made if it is not there.
+    """Train one task and put it into the bank, which is created if it does not exist.
 
-    `data` has splits as Python values; `watch` hears of steps and epochs, `stage` of the work before (what, done, of
-    how many), `note` of what the user should know. `reached` is where this very run stands already, `about` what its
-    record should say beside the rest.
+    `reader` reads the data, by default the files that the config names. `reached` is the state that this very run has
+    reached already; `about` is added to its record.
     """
+    callbacks = callbacks or Callbacks()
     if not find_method(config.method).slot:
-        return _keep_found(resolve(named(config, data)), backbone, bank_path, data, note, stage)
-    builder = RunBuilder(backbone, stage)
-    resolved = builder.look(config, data)
+        return _keep_found(config, backbone, bank_path, reader or DatasetReader(), callbacks)
+    builder = RunBuilder(backbone, callbacks.stage, reader)
+    resolved = builder.look(config)
     ready = builder.ready(resolved)
     bank = _open(bank_path, backbone)
-    told = 0
+    reported = 0
 
-    def tell() -> None:
-        nonlocal told
-        for text in ready.notes[told:]:
-            note(text)
-        told = len(ready.notes)
+    def report() -> None:
+        nonlocal reported
+        for text in ready.notes[reported:]:
+            callbacks.note(text)
+        reported = len(ready.notes)
 
-    tell()  # only now: nothing can be refused any more, and a mistake is one sentence
+    report()  # only now: nothing can be refused any more, and a mistake is one sentence
     with run_state.own_folder(bank.runs_path, resolved.hash) as kept:
         resumed = {0: reached} if reached else _resumed(kept, resuming, ready.notes.append)
-        tell()
+        report()
         ended: list[RunOutcome] = []
         train_together(
             backbone,
             [ready],
             lambda _, one: ended.append(one),
             into=lambda _, score: bank,
-            watch=watch,
+            watch=callbacks.watch,
             keep=lambda _, state: run_state.save(kept, state),
             resumed=resumed,
         )
-        tell()
+        report()
         (one,) = ended
         if one.package is None:
             raise TrainingError(one.failure)
@@ -123,21 +125,21 @@ def _keep_found(
     config: Config,
     backbone: Backbone,
     bank_path: str | Path,
-    given: Mapping[str, Any] | None,
-    note: Callable[[str], None],
-    stage: Callable[[str, int, int], None],
+    reader: DatasetReader,
+    callbacks: Callbacks,
 ) -> Result:
     """Do without the encoder: search for the best model of the texts, which leaves a record and no package."""
     from adapterbank.automl.search import check
 
-    data = read_data(config, given)
+    config = resolve(named(config, reader.given))
+    data = reader.read(config)
     check(data.task)
     bank = _open(bank_path, backbone)
     for text in data.notes:
-        note(text)
-    record = search_record(config, backbone, data, stage)
+        callbacks.note(text)
+    record = search_record(config, backbone, data, callbacks.stage)
     for text in record["notes"][len(data.notes) :]:
-        note(text)
+        callbacks.note(text)
     return Result(record, records.write(bank.records_path, record), None, tuple(record["notes"]))
 
 
@@ -197,6 +199,7 @@ def train_together(
     `into` says, by a run's number and dev score, which bank its package goes into, None for no bank.
     """
     first = runs[0].resolved
+    placed = place(backbone, first.device, first.dtype)  # once, for the training and for the scores at its end
     engine: Engine | None = None
 
     def ended(number: int, state: RunState) -> None:
@@ -206,15 +209,12 @@ def train_together(
             end(number, RunOutcome(failed(ready.resolved.identity, state.failure, ready), None))
             return
         if engine is None:
-            config = first.config
-            engine = Engine(backbone, device=config.device, precision=config.precision, programs=False)
+            engine = Engine(backbone, programs=False, placed=placed)
         end(number, _finish(ready, backbone, state, engine, into(number, state.best_score)))
 
     train(
-        backbone,
+        placed,
         [ready.job for ready in runs],
-        device=first.device,
-        dtype=first.dtype,
         dropout=first.config.dropout,
         watch=watch,
         keep=keep,
@@ -225,7 +225,7 @@ def train_together(
 
 
 def failed(identity: Mapping[str, Any], failure: str, ready: PreparedRun | None = None) -> dict[str, Any]:
-    """Give the record of a run that could not be run, or not to its end."""
+    """Return the record of a run that could not be run, or not to its end."""
     found = {"config": dict(identity), "failure": " ".join(failure.split())}
     if ready is not None:
         resolved = ready.resolved
@@ -240,9 +240,7 @@ def _finish(ready: PreparedRun, backbone: Backbone, state: RunState, engine: Eng
     best = {name: tensor.numpy() for name, tensor in state.tensors["best"].items()}
     engine.put(config.task, task, resolved.plan, best, config.max_length, config.doc_stride)
     given = {name: engine.outputs(rows.tokens, [config.task] * len(rows)) for name, rows in ready.rows.items()}
-    if task.threshold is not None:
-        dev = data.splits["dev"]
-        task = replace(task, threshold=tune(readings(dev, ready.rows["dev"], given["dev"]), dev.targets or []))
+    task = KINDS[task.kind].tune(HeadOutputs(task, data.splits["dev"], ready.rows["dev"], given["dev"]))
     scores = {
         name: _scores(task, data.splits[name], rows, given[name], ready.notes if name == "dev" else None)
         for name, rows in ready.rows.items()
@@ -274,12 +272,9 @@ def _scores(
 ) -> dict[str, Any]:
     """Score a split with the weights that are kept; with `notes`, say so if they give one answer to everything."""
     said, targets = decide(task, examples, rows, given), examples.targets or []
-    if notes is not None and task.kind == "classification" and len(set(said)) == 1 < len(set(targets)):
-        notes.append(
-            f"The model says {task.labels[said[0]]!r} to every dev row: it has learned one answer only. "
-            "Most often the learning rate is too high (try a tenth of it) or the epochs are too few."
-        )
-    return metrics.report(task.kind, said, targets, task.labels, task.metric)
+    if notes is not None:
+        notes += KINDS[task.kind].notes(task, said, targets)
+    return scoring.report(task, said, targets)
 
 
 def _resumed(kept: Path, resuming: bool, tell: Callable[[str], None]) -> dict[int, RunState]:

@@ -46,7 +46,7 @@ def save(folder: Path, state: RunState) -> None:
 
 
 def load(folder: Path) -> RunState | None:
-    """Give the state that was kept last, or None when there is none."""
+    """Return the state that was kept last, or None when there is none."""
     if not (folder / "state.json").is_file():
         return None
     try:

@@ -6,7 +6,8 @@ import numpy as np
 
 from adapterbank.encoder.batch import Tokens
 from adapterbank.inference.engine import Engine
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.tasks.spec import Task
 
 LABELS = tuple("abcdefgh")
@@ -58,12 +59,13 @@ def assert_right(found, recipe):
 
 
 def assert_at_rest(engine):
-    """Ask for what must hold whenever no call is running."""
+    """Check what must hold whenever no call is running."""
     slots = engine.slots
-    assert all(known.users == 0 for known in slots._known.values())
-    held = [known for known in slots._known.values() if known.slot is not None]
-    assert slots.bytes == sum(known.bytes for known in held)
-    assert len(engine.stacks) == len(held)  # nothing is left of what was removed or replaced
+    handles = {name: slots.find(name) for name in engine.residents}
+    assert all(handle.users == 0 for handle in handles.values())
+    loaded = {name: handle for name, handle in handles.items() if handle.slot is not None}
+    assert slots.bytes == sum(handle.bytes for handle in loaded.values())
+    assert len(engine.stacks) == len(loaded)  # nothing is left of what was removed or replaced
     if slots.budget is not None:
         assert slots.bytes <= slots.budget
-    assert slots.resident == [name for name, known in slots._known.items() if known.slot is not None]
+    assert sorted(slots.resident) == sorted(loaded)

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.slot_cache import SlotCache
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.stack import LARGEST, Stacks
 from inference.slot_cache.recipes import ROWS, Recipe, ask, assert_at_rest, assert_right
 
@@ -147,8 +148,8 @@ def test_trim_gives_the_memory_of_empty_blocks_back(bert, new_slot):
     stacks.trim()
     assert stacks.blocks == []
     assert all(block() is None for block in seen)
-    stacks.put(plan, tensors)
-    assert all(torch.equal(t, tensors[name]) for name, t in stacks.take(stacks._next - 1).items())
+    slot = stacks.put(plan, tensors)
+    assert all(torch.equal(t, tensors[name]) for name, t in stacks.take(slot).items())
 
 
 def test_tasks_that_are_dropped_or_removed_give_their_memory_back(alike, engine_of):

@@ -13,7 +13,7 @@ from adapterbank.inference.engine import Engine
 from inference.slot_cache.recipes import PATIENCE, ROWS, Recipe, ask, assert_at_rest, assert_right
 
 
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("frequent_thread_switches")
 @pytest.mark.parametrize("fit", [0, 1, 3])
 def test_eight_threads_ask_put_and_remove_within_a_tiny_budget_and_every_answer_is_right(
     fit, recipes, engine_of, threads

@@ -21,7 +21,7 @@ from adapterbank.serving.service.registry import TaskRegistry
 from adapterbank.serving.service.service import BankService
 from adapterbank.storage import cache
 from adapterbank.storage.bank import Bank
-from packages import BACKBONE, files, put
+from packages import BACKBONE, contents, put
 from serving.small_bank import until
 
 SERVED = ("bank.json", "keys.json", "tasks/")
@@ -41,7 +41,7 @@ def store():
     fs, url = fsspec.filesystem("memory"), f"memory://{uuid4().hex}/bank"
 
     def upload(bank, *only):
-        for name, data in files(bank).items():
+        for name, data in contents(bank).items():
             if (bank.path / name).is_file() and (not only or name in only):
                 fs.pipe_file(f"{url}/{name}", data)
 
@@ -52,7 +52,7 @@ def store():
 
 def copied(bank):
     """Give what a mirror has of a bank: its files, without folders that have none."""
-    return {name: data for name, data in files(bank).items() if data and name.startswith(SERVED)}
+    return {name: data for name, data in contents(bank).items() if data and name.startswith(SERVED)}
 
 
 def settle(mirror):
@@ -189,7 +189,7 @@ def test_a_pointer_waits_for_its_version(bank, store, no_flush, caplog):
 def test_a_new_task_of_which_a_half_is_there_is_refused_until_the_rest_comes(bank, store, no_flush):
     _, url, upload = store
     put(bank, "a", "b")
-    upload(bank, "bank.json", *(name for name in files(bank) if name.startswith("tasks/b/")))
+    upload(bank, "bank.json", *(name for name in contents(bank) if name.startswith("tasks/b/")))
     upload(bank, "tasks/a/task.json", "tasks/a/1/manifest.json")
     mirror = Mirror(url)
     mirror.refresh()

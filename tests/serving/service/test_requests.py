@@ -74,6 +74,6 @@ def test_nobody_learns_where_the_bank_or_the_encoder_lies(small, tmp_path):
 
     tasks, whole, message = asyncio.run(run())
     assert tasks["problems"][0]["message"] == message
-    assert message.startswith("tasks/broken/1/weights.safetensors is not what was written")
+    assert message.startswith("tasks/broken/1/weights.safetensors does not match its sha256")
     assert str(tmp_path) not in f"{tasks}{whole}"
     assert "/" not in tasks["backbone"]["name"] + whole["backbone"]["name"]

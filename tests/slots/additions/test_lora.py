@@ -10,10 +10,12 @@ import torch
 from adapterbank.encoder.batch import pack
 from adapterbank.encoder.forward import Frozen, Within, forward, join_projections
 from adapterbank.inference.runner import segments
-from adapterbank.methods import PROJECTIONS, Head, Lora, Options, make_plan
-from adapterbank.slots.additions import lora
+from adapterbank.methods import PROJECTIONS, Options
+from adapterbank.slots.additions.lora import Lora
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.routing import Route
 from adapterbank.slots.stack import Stacks
+from additions import draw
 from families import FAMILIES
 
 TEXTS = ["the cat sat", "a big red fox jumps over the lazy dog", "why", "who ran in the house? the small dog was bad."]
@@ -58,7 +60,7 @@ def test_low_rank_parts_give_what_a_merged_weight_gives_and_its_gradients(family
     plan = plan_of(backbone, **CHOICES[choice])
     batch = pack(backbone.tokenize(TEXTS))
     own = {n: t.requires_grad_() for n, t in new_slot(backbone, plan).items() if ".lora." in n}
-    expected = forward(backbone.config, Merged(backbone.tensors, own, plan.lora), batch)
+    expected = forward(backbone.config, Merged(backbone.tensors, own, plan.additions[0]), batch)
     stacks = Stacks(join_projections(backbone.tensors) if joined else backbone.tensors)
     slot = stacks.put(plan, {**new_slot(backbone, plan), **{n: t.detach() for n, t in own.items()}})
     stacks.learn(torch.float32)
@@ -81,7 +83,7 @@ def test_low_rank_parts_give_what_a_merged_weight_gives_and_its_gradients(family
 
 def test_a_new_slot_gives_exactly_what_the_frozen_encoder_gives(bert):
     plan = plan_of(bert)
-    made = lora.initial(plan.lora, bert.config, torch.Generator().manual_seed(0))
+    made = draw(plan.additions[0], bert.config, 0.0, torch.Generator().manual_seed(0))
     stacks = Stacks(bert.tensors)
     slot = stacks.put(plan, made)
     batch = pack(bert.tokenize(TEXTS))
@@ -92,24 +94,26 @@ def test_a_new_slot_gives_exactly_what_the_frozen_encoder_gives(bert):
 
 def test_a_is_drawn_within_the_width_of_its_input_and_b_is_zero(bert):
     shape = Lora(8, 16.0, (0, 1), ("query", "down"))
-    made = lora.initial(shape, bert.config, torch.Generator().manual_seed(0))
-    assert {name: tuple(t.shape) for name, t in made.items()} == lora.shapes(shape, bert.config)
+    made = draw(shape, bert.config, 0.0, torch.Generator().manual_seed(0))
+    assert {name: tuple(t.shape) for name, t in made.items()} == {
+        f"{site}.lora.{part}": size for (site, part), size in shape.shapes(bert.config).items()
+    }
     for name, tensor in made.items():
         if name.endswith(".b"):
             assert not tensor.any()
         else:
             limit = 1 / math.sqrt(tensor.shape[1])
             assert 0.9 * limit < tensor.abs().max() <= limit
-    again, other = (lora.initial(shape, bert.config, torch.Generator().manual_seed(s)) for s in (0, 1))
+    again, other = (draw(shape, bert.config, 0.0, torch.Generator().manual_seed(s)) for s in (0, 1))
     assert all(torch.equal(again[name], tensor) for name, tensor in made.items())
     assert not torch.equal(other["layers.0.attention.query.lora.a"], made["layers.0.attention.query.lora.a"])
 
 
 def test_the_shapes_are_those_of_the_linear_layers(bert):
-    found = lora.shapes(Lora(3, 16.0, (2,), tuple(PROJECTIONS)), bert.config)
+    found = Lora(3, 16.0, (2,), tuple(PROJECTIONS)).shapes(bert.config)
     frozen = bert.config.shapes(pooler=True)
     for module in PROJECTIONS.values():
         outputs, inputs = frozen[f"layers.2.{module}.weight"]
-        assert found[f"layers.2.{module}.lora.a"] == (3, inputs)
-        assert found[f"layers.2.{module}.lora.b"] == (outputs, 3)
+        assert found[f"layers.2.{module}", "a"] == (3, inputs)
+        assert found[f"layers.2.{module}", "b"] == (outputs, 3)
     assert len(found) == 12

@@ -33,7 +33,7 @@ class Upload:
         self.path = folder / f"{self.id}.{ending}"
         self._limit, self._hash = limit, hashlib.sha256()
         self._part = folder / f"{files.TEMPORARY}{self.id}"
-        with files.refusals_explained(self._part):
+        with files.storage_errors(self._part):
             self._file = open(self._part, "xb")  # noqa: SIM115 (closed by `finish` or on leaving)
 
     def __enter__(self) -> Upload:
@@ -45,7 +45,7 @@ class Upload:
     ) -> None:
         """Leave nothing of a file that was not submitted."""
         try:
-            with files.refusals_explained(self._part):
+            with files.storage_errors(self._part):
                 self._file.close()  # which writes what is still to be written, and the disk may be full
         finally:
             self._part.unlink(missing_ok=True)
@@ -55,14 +55,14 @@ class Upload:
         self.size += len(part)
         check_size(self.size, self._limit)
         self._hash.update(part)
-        with files.refusals_explained(self._part):
+        with files.storage_errors(self._part):
             self._file.write(part)
 
     def finish(self) -> dict[str, Any]:
         """Close the file, give it its name, and say what it is."""
         if not self.size:
             raise InputError("The request has no body; send the data file as it is: curl --data-binary @reviews.csv …")
-        with files.refusals_explained(self._part):
+        with files.storage_errors(self._part):
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()

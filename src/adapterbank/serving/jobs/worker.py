@@ -26,6 +26,8 @@ from adapterbank.storage import files
 from adapterbank.storage.bank import Bank
 from adapterbank.training import run_state
 from adapterbank.training.builder import ResolvedRun, RunBuilder
+from adapterbank.training.callbacks import Callbacks
+from adapterbank.training.dataset import DatasetReader
 from adapterbank.training.job import Progress
 from adapterbank.training.run import run
 
@@ -75,7 +77,8 @@ def teach(order: Mapping[str, Any], say: Say) -> dict[str, Any]:
     config = configs.parse({**order["options"], "task": order["task"], "train": order["file"], **order["device"],
                             "backbone": backbone.name})  # fmt: skip
     bank = Bank.open(order["bank"], backbone.reference)
-    resolved = RunBuilder(backbone).look(config)
+    reader = DatasetReader()
+    resolved = RunBuilder(backbone, reader=reader).look(config)
     say({"kept": resolved.hash})
     again = order["again"]
     if again and (made := _made_already(bank, resolved, order["newest"])):
@@ -84,8 +87,8 @@ def teach(order: Mapping[str, Any], say: Say) -> dict[str, Any]:
         config,
         backbone,
         bank.path,
-        watch=_watcher(say),
-        note=lambda text: say({"note": _shown(text, order)}),
+        reader=reader,
+        callbacks=Callbacks(watch=_watcher(say), note=lambda text: say({"note": _shown(text, order)})),
         resuming=again and _can_go_on(bank.runs_path / resolved.hash),
     )
     assert result.package is not None  # methods without one are refused before a run is queued

@@ -13,6 +13,7 @@ import numpy as np
 
 from adapterbank.errors import AdapterbankError, BankError, InputError, PackageDamaged, StorageError
 from adapterbank.inference.engine import Prepared
+from adapterbank.kinds.table import KINDS
 from adapterbank.serving.service.protocol import FAILED, REQUEST, Ask, Refusal
 from adapterbank.serving.service.registry import ServedTask
 from adapterbank.serving.service.scheduler import QueueFull
@@ -81,7 +82,7 @@ def check_pairs(pending: PendingRequest) -> None:
 def estimate_tokens(pending: PendingRequest) -> int:
     """Estimate the tokens of a request without tokenising it."""
     about = pending.served.handle.about
-    longest = about.max_length if about.task.kind != "span" else 1 << 30
+    longest = 1 << 30 if KINDS[about.task.kind].windows else about.max_length
     lengths = [len(text) for text in pending.ask.texts]
     if pending.ask.pairs is not None:
         lengths = [a + len(b) for a, b in zip(lengths, pending.ask.pairs, strict=True)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from adapterbank.errors import InputError
+from adapterbank.methods import stored_fields
 from adapterbank.storage import files
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import Manifest
@@ -16,7 +17,6 @@ def summary(manifest: Manifest, *, resident: bool) -> dict[str, Any]:
     """Return a task's row in the list."""
     task, method = manifest.task, manifest.method
     scores: Mapping[str, Mapping[str, Any]] = manifest.metrics
-    adapter = method.get("adapter")
     return {
         "name": manifest.name,
         "version": manifest.version,
@@ -27,7 +27,7 @@ def summary(manifest: Manifest, *, resident: bool) -> dict[str, Any]:
         "score": scores.get("dev", {}).get(task["metric"]),
         "test_score": scores.get("test", {}).get(task["metric"]),
         "method": method.get("name") or method.get("method"),
-        "size": adapter["size"] if adapter else None,
+        "size": stored_fields(method).get("size"),
         "params": {key: manifest.params.get(key) for key in ("trained", "encoder", "total", "percent")},
         "bytes": manifest.bytes,
         "created": manifest.created,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
+
+from chromium import MISSING, find_chromium
 
 pytest.importorskip("fastapi", reason="pip install 'adapterbank[serve]'")
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 
-CHROMIUM = os.environ.get("ADAPTERBANK_CHROMIUM", "/usr/bin/chromium")
+CHROMIUM = find_chromium()
 BROWSER = [
     pytest.mark.browser,
-    pytest.mark.skipif(not os.path.exists(CHROMIUM), reason=f"there is no Chromium at {CHROMIUM}"),
+    pytest.mark.skipif(CHROMIUM is None, reason=MISSING),
 ]
 """The marks of tests that need a browser."""
 PATIENCE = 120_000

@@ -10,7 +10,7 @@ let listing = { backbone: {}, tasks: [], problems: [] };
 let drawn = "";
 
 export const tasks = () => listing.tasks;
-export const readsPair = (task) => task.kind === "span" || (task.text || []).length === 2;
+export const readsPair = (task) => (task.text || []).length === 2;
 export const method = (task) => [task.method, task.size].filter((part) => !empty(part)).join(" ");
 
 const SORTS = {

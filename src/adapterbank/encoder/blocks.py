@@ -1,0 +1,56 @@
+"""How a layer is composed: the order of LayerNorm and sub-layer, and the form of the feed-forward. Knows no families.
+
+Two small tables of functions. A row of `families.FAMILIES` names one entry of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from adapterbank.encoder.protocol import Layer
+
+Block = Callable[[Layer, Tensor, Callable[[Tensor], Tensor], str, float], Tensor]
+"""(layer, x, sub-layer, site, epsilon) -> x after the sub-layer, its LayerNorm and the residual sum."""
+
+
+def _post_norm(layer: Layer, x: Tensor, sublayer: Callable[[Tensor], Tensor], site: str, epsilon: float) -> Tensor:
+    return layer.norm(x + layer.add(sublayer(x), x, site), f"{site}.norm", epsilon)
+
+
+def _pre_norm(layer: Layer, x: Tensor, sublayer: Callable[[Tensor], Tensor], site: str, epsilon: float) -> Tensor:
+    normal = layer.norm(x, f"{site}.norm", epsilon)
+    return x + layer.add(sublayer(normal), normal, site)
+
+
+BLOCKS: Mapping[str, Block] = {
+    "post_norm": _post_norm,  # x = LN(x + add(f(x)))           Devlin et al. 2018
+    "pre_norm": _pre_norm,  # x = x + add(f(LN(x)))             Xiong et al. 2020
+}
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """One form of the feed-forward sub-layer."""
+
+    factor: int
+    """How many times the inner width the up-projection returns."""
+    activate: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]
+    """(output of the up-projection `[T, factor f]`, activation) -> inner activations `[T, f]`."""
+
+
+def _plain(y: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    return activation(y)
+
+
+def _gated(y: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    a, gate = y.chunk(2, -1)
+    return activation(a) * gate
+
+
+FEEDFORWARDS: Mapping[str, FeedForward] = {
+    "plain": FeedForward(1, _plain),  # down(act(up(x)))
+    "gated": FeedForward(2, _gated),  # down(act(a) g), with a, g the halves of up(x)     Shazeer 2020
+}
