@@ -1,4 +1,4 @@
-"""Several lanes, slots that come and go all the time, tasks replaced meanwhile: no answer is swapped, torn or lost."""
+"""Promise: with several lanes, evicted slots and replaced tasks no prediction is swapped, mixed up or lost."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from serving.small_bank import running, text_of
 SEEDS, CLIENTS, REQUESTS = 6, 12, 25
 SIZES = (3, 8, 4)
 GONE = {"unknown_task", "unknown_version"}
-"""What may be told of a task that is removed now and then."""
+"""The errors of a task that is removed from time to time."""
 
 
 @pytest.mark.usefixtures("frequent_thread_switches")
-def test_lanes_answer_as_the_engine_alone_while_slots_are_dropped_and_tasks_replaced(small):
+def test_lanes_predict_like_a_plain_engine_while_slots_are_evicted_and_tasks_replaced(small):
     draw = random.Random(0)
     texts = [text_of(draw, 30) for _ in range(6)]
     seeds = {}

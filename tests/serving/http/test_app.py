@@ -1,4 +1,4 @@
-"""The routes, over a service that computes nothing: what is answered, logged and counted, from a start to a stop."""
+"""Claims about the app over a service that computes nothing: what is answered and logged, from start to stop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def app():
     return create_app(Dummy(), page=False)
 
 
-def test_a_failure_is_told_without_its_cause_and_logged_without_the_text(app, lines):
+def test_an_error_is_reported_without_its_cause_and_logged_without_the_text(app, lines):
     answer = post(app, "/v1/tasks/broken/predict", {"text": "a secret"})
     assert code(answer) == "internal"
     assert "secret" not in answer.text
@@ -56,13 +56,13 @@ def test_a_request_is_logged_with_its_id_and_without_its_text(app, lines):
 
 
 @pytest.mark.parametrize(("given", "kept"), [("a-B_1.2:3", True), ("x" * 65, False), ("a b", False), ("", False)])
-def test_a_sane_request_id_is_kept_and_any_other_replaced(app, given, kept):
+def test_a_valid_request_id_is_kept_and_any_other_replaced(app, given, kept):
     found = ask(app, "GET", "/healthz", headers={"x-request-id": given}).headers["x-request-id"]
     assert (found == given) is kept
     assert len(found) == 32 or kept
 
 
-def test_while_it_stops_it_refuses_what_is_new_and_answers_the_rest():
+def test_a_stopping_server_refuses_new_requests_and_answers_the_others():
     service = Dummy()
     app = create_app(service, page=False)
 
@@ -82,7 +82,7 @@ def test_while_it_stops_it_refuses_what_is_new_and_answers_the_rest():
     assert new.headers["retry-after"] == "1"
 
 
-def test_the_log_names_the_tasks_that_answered_and_no_other_word_of_a_request(app, caplog):
+def test_the_log_names_the_tasks_that_answered_and_nothing_else_of_a_request(app, caplog):
     rows = [{"task": task, "text": "a secret"} for task in ("length", "length", "other")]
     with caplog.at_level("INFO", "adapterbank.serving"):
         post(app, "/v1/tasks/length/predict", {"text": "a secret"})
@@ -91,9 +91,9 @@ def test_the_log_names_the_tasks_that_answered_and_no_other_word_of_a_request(ap
         post(app, "/v1/predict", {"rows": [*rows, {"task": "length@2", "text": "a secret"}]})
         post(app, "/v1/predict", {"rows": [{"task": f"length@{i}", "text": "a secret"} for i in (1, 2)]})
         post(app, "/v1/tasks/a secret/predict", {"text": "abc"})
-    said = [record.fields for record in caplog.records if record.getMessage() == "request"]
-    assert [fields.get("task") for fields in said] == ["length@1", "length@1", "2 tasks", "2 tasks", "length", None]
-    assert "secret" not in str(said)
+    logged = [record.fields for record in caplog.records if record.getMessage() == "request"]
+    assert [fields.get("task") for fields in logged] == ["length@1", "length@1", "2 tasks", "2 tasks", "length", None]
+    assert "secret" not in str(logged)
 
 
 def test_a_failed_batch_is_logged_with_the_id_of_its_request(small, lines):

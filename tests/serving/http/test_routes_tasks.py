@@ -6,7 +6,7 @@ from adapterbank.serving.http.app import create_app
 from serving.dummy import Dummy, ask
 
 
-def test_the_document_says_that_a_removal_may_be_refused():
+def test_the_openapi_document_lists_the_conflict_of_a_removal():
     responses = create_app(Dummy(), page=False).openapi()["paths"]["/v1/tasks/{task}"]["delete"]["responses"]
     assert responses["409"]["description"] == "conflict"
 

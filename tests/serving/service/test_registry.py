@@ -43,14 +43,14 @@ def rewrite(file, data):
         file.write_bytes(data)
 
 
-def test_what_the_bank_holds_is_served(registry):
+def test_the_tasks_of_the_bank_are_served(registry):
     assert list(registry.tasks()) == ["first", "second"]
     assert registry.find("first").package.ref == registry.find("first@1").package.ref == "first@1"
     assert registry.ready
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_it_is_ready_once_what_it_holds_is_compiled_for_and_if_that_fails_all_the_same(small, caplog, fails):
+def test_the_registry_is_ready_after_the_warm_up_even_if_that_fails(small, caplog, fails):
     small.put("first")
     made, seen = TaskRegistry(small.bank, small.engine()), []
 
@@ -67,14 +67,14 @@ def test_it_is_ready_once_what_it_holds_is_compiled_for_and_if_that_fails_all_th
     assert ("no compiler here" in caplog.text) == fails
 
 
-def test_a_look_at_a_bank_that_has_not_changed_reads_nothing(registry, monkeypatch):
-    monkeypatch.setattr(registry, "_refresh", lambda name: pytest.fail(name))
+def test_a_scan_of_an_unchanged_bank_reads_nothing(registry, monkeypatch):
+    monkeypatch.setattr(type(registry.bank), "get", lambda self, ref: pytest.fail(ref))
     registry.scan()
     registry.scan(thorough=False)
     assert registry.count == 2
 
 
-def test_a_new_task_and_a_new_version_are_seen_at_the_next_look(registry, small):
+def test_a_new_task_and_a_new_version_are_seen_by_the_next_scan(registry, small):
     small.put("third", 2)
     small.put("first", 3)
     old = registry.find("first")
@@ -93,7 +93,7 @@ def test_a_rollback_is_followed(registry, small):
     assert registry.find("first").package.ref == "first@1"
 
 
-def test_a_removed_task_is_unknown_and_near_names_are_told(registry, small):
+def test_a_removed_task_is_unknown_and_similar_names_are_suggested(registry, small):
     small.bank.remove("first")
     registry.scan(thorough=False)
     assert registry.find("first") is None
@@ -110,20 +110,20 @@ def test_a_folder_that_is_deleted_is_a_removed_task(registry, small):
     assert list(registry.tasks()) == ["second"]
 
 
-def test_a_task_put_in_since_the_last_look_is_found_by_who_asks(registry, small):
+def test_a_task_added_since_the_last_scan_is_found_on_request(registry, small):
     small.put("third", 2)
     assert registry.fetch("third").package.ref == "third@1"
 
 
-def test_a_damaged_package_is_refused_and_logged_once_and_touches_no_other(registry, small, caplog):
+def test_a_damaged_package_is_refused_and_logged_once_and_affects_no_other(registry, small, caplog):
     damage(small.put("third", 2))
     with caplog.at_level(logging.INFO, "adapterbank.serving"):
         for _ in range(3):
             registry.scan()
     assert [r.fields["task"] for r in caplog.records if r.message == "refused"] == ["third"]
-    assert "its sha256 differs" in registry.problems["third"]
+    assert "does not match its sha256" in registry.problems["third"]
     assert list(registry.tasks()) == ["first", "second"]
-    with pytest.raises(PackageDamaged, match="its sha256 differs"):
+    with pytest.raises(PackageDamaged, match="does not match its sha256"):
         registry.fetch("third")
 
 
@@ -148,7 +148,7 @@ def test_files_that_cannot_be_read_are_a_problem_of_their_task_alone(registry, s
     assert list(registry.tasks()) == ["second"]
 
 
-def test_a_pinned_version_is_loaded_when_it_is_asked_for(registry, small):
+def test_a_pinned_version_is_loaded_on_demand(registry, small):
     small.put("first", 3)
     registry.scan()
     assert registry.find("first@1") is None
@@ -188,7 +188,7 @@ def test_no_name_reaches_outside_the_bank(small, name):
     assert (small.bank.path / "tasks" / "first" / "1" / "manifest.json").exists()
 
 
-def test_tasks_come_and_go_under_load_and_every_answer_is_right(small):
+def test_tasks_change_under_load_and_every_prediction_is_right(small):
     small.put("steady", 0)
     wanted = small.alone("steady").predict([("steady", Examples(["the cat"]))])[0][0].to_json()
     stop, found = [], []
@@ -219,7 +219,7 @@ def test_tasks_come_and_go_under_load_and_every_answer_is_right(small):
     assert all(one["probabilities"] == pytest.approx(wanted["probabilities"], abs=1e-5) for one in found)
 
 
-def test_a_request_that_waits_while_its_task_is_replaced_is_answered_as_it_was(small):
+def test_a_queued_request_is_answered_by_the_version_that_was_served_when_it_arrived(small):
     small.put("a", 0)
     old = small.alone("a@1").predict([("a@1", Examples(["the cat"]))])[0][0].to_json()
 
@@ -241,7 +241,7 @@ def test_a_request_that_waits_while_its_task_is_replaced_is_answered_as_it_was(s
     assert after.predictions[0]["probabilities"] != pytest.approx(old["probabilities"], abs=1e-3)
 
 
-def test_problems_are_listed_and_told_apart_from_unknown_tasks(small):
+def test_problems_are_listed_and_distinguished_from_unknown_tasks(small):
     small.put("good")
     damage(small.put("bad", 1))
 
@@ -251,11 +251,11 @@ def test_problems_are_listed_and_told_apart_from_unknown_tasks(small):
                 await service.predict([Ask("bad", ["why"])])
             return refused.value.code, await service.tasks(), await service.task("good")
 
-    code, listed, told = asyncio.run(run())
+    code, listed, details = asyncio.run(run())
     assert code == "damaged"
     assert [task["name"] for task in listed["tasks"]] == ["good"]
     assert [problem["task"] for problem in listed["problems"]] == ["bad"]
-    assert (told["versions"], told["default"], told["ablation"]) == ([1], 1, None)
+    assert (details["versions"], details["default"], details["ablation"]) == ([1], 1, None)
 
 
 def test_a_rollback_without_an_earlier_version_is_a_conflict(small):
@@ -272,7 +272,7 @@ def test_a_rollback_without_an_earlier_version_is_a_conflict(small):
 
 
 @pytest.mark.parametrize("file", ["task.json", "1/manifest.json", "1/weights.safetensors"])
-def test_a_failure_that_nobody_foresaw_stops_no_other_task_and_may_pass(registry, small, file):
+def test_an_unexpected_error_affects_no_other_task_and_may_be_temporary(registry, small, file):
     small.put("third", 2)
     path = small.bank.path / "tasks" / "first" / file
     whole = path.read_bytes()
@@ -291,7 +291,7 @@ def test_a_failure_that_nobody_foresaw_stops_no_other_task_and_may_pass(registry
     assert list(registry.tasks()) == ["second", "third"]
 
 
-def test_a_problem_goes_with_its_folder(registry, small):
+def test_a_problem_disappears_with_its_folder(registry, small):
     path = small.bank.path / "tasks" / "first" / "task.json"
     path.unlink()
     path.mkdir()
@@ -302,7 +302,7 @@ def test_a_problem_goes_with_its_folder(registry, small):
     assert not registry.problems
 
 
-def test_a_version_that_is_put_in_while_the_one_before_is_read_is_not_missed(registry, small, monkeypatch):
+def test_a_version_added_while_the_previous_one_is_read_is_not_missed(registry, small, monkeypatch):
     default = type(small.bank).default
 
     def late(bank, name):
@@ -319,7 +319,7 @@ def test_a_version_that_is_put_in_while_the_one_before_is_read_is_not_missed(reg
 
 
 @pytest.mark.parametrize("ref", ["third", "third@1"])
-def test_a_task_removed_while_it_is_read_is_unknown_and_no_problem(registry, small, monkeypatch, ref):
+def test_a_task_removed_while_it_is_read_is_unknown_and_not_a_problem(registry, small, monkeypatch, ref):
     small.put("third", 3)
     get = type(small.bank).get
 
@@ -334,7 +334,7 @@ def test_a_task_removed_while_it_is_read_is_unknown_and_no_problem(registry, sma
     assert not registry.problems
 
 
-def test_a_pinned_version_that_is_removed_is_unknown_and_one_made_anew_is_read_anew(registry, small):
+def test_a_removed_pinned_version_is_unknown_and_a_new_one_is_read_again(registry, small):
     small.put("first", 3)
     registry.scan()
     registry.fetch("first@1")
@@ -345,7 +345,7 @@ def test_a_pinned_version_that_is_removed_is_unknown_and_one_made_anew_is_read_a
     assert len(registry.engine.residents) == 2
 
 
-def test_a_task_made_anew_under_the_same_number_and_weights_has_its_own_labels(registry, small, monkeypatch):
+def test_a_recreated_task_with_the_same_version_and_weights_has_its_own_labels(registry, small, monkeypatch):
     before = registry.find("first")
     shutil.rmtree(small.bank.path / "tasks" / "first")
     kind = ("up", "down", "left"), "accuracy", 3
@@ -359,7 +359,7 @@ def test_a_task_made_anew_under_the_same_number_and_weights_has_its_own_labels(r
     assert len(registry.engine.residents) == 2
 
 
-def test_where_times_are_coarse_what_is_written_within_one_tick_is_seen(registry, small, monkeypatch):
+def test_a_change_within_one_tick_of_a_coarse_clock_is_seen(registry, small, monkeypatch):
     """Neither times nor inodes tell two writes of the same second apart."""
     now = int(time.time())
     monkeypatch.setattr(time, "time", lambda: now + 0.9)
@@ -393,7 +393,7 @@ def test_a_damaged_package_that_is_restored_with_its_old_times_is_served_again(r
     assert not registry.problems
 
 
-def test_who_asks_for_one_task_does_not_wait_while_others_are_loaded(registry, small, monkeypatch):
+def test_a_request_for_one_task_does_not_wait_while_others_are_loaded(registry, small, monkeypatch):
     small.put("slow", 2)
     begun, go, load = threading.Event(), threading.Event(), registry.engine.load
 
@@ -420,7 +420,7 @@ def test_who_asks_for_one_task_does_not_wait_while_others_are_loaded(registry, s
     assert list(registry.tasks()) == ["first", quick, "second", "slow"]
 
 
-def test_what_was_replaced_many_times_leaves_nothing_behind(registry, small):
+def test_many_replacements_leave_nothing_behind(registry, small):
     package, other = small.bank.get("first"), small.put("first", 3)
     registry.scan()
     for turn in range(300):

@@ -1,4 +1,4 @@
-"""Batching: within its budget, in time, fair, bounded; a thousand random histories say so."""
+"""Claims about the scheduler: within its budget, in time, fair and bounded, in a thousand random histories."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add(scheduler, task, sizes, now=0.0, value=None):
 
 
 def rows_of(batch):
-    """Give each row that was taken: its group and its number there."""
+    """Return each row that was taken: its group and its number there."""
     return [(part.group, number) for part in batch for number in range(part.start, part.stop)]
 
 
@@ -65,7 +65,7 @@ def test_every_row_is_taken_once_and_a_groups_rows_in_their_order(given_groups):
 
 
 @given(groups, st.data())
-def test_what_is_cancelled_is_never_taken_and_counts_for_nothing(given_groups, data):
+def test_a_cancelled_group_is_never_taken_and_counts_for_nothing(given_groups, data):
     scheduler = queue()
     made = [add(scheduler, task, sizes) for task, sizes in given_groups]
     first = scheduler.take()
@@ -92,7 +92,7 @@ def test_no_more_tokens_wait_than_the_bound_unless_one_group_is_larger(given_gro
             scheduler.make_ready(group, sizes)
             entered.append(group)
         except QueueFull as full:
-            scheduler.cancel(group)  # as who asked for more than this group does
+            scheduler.cancel(group)  # as a request with several groups does
             hints.append(full.retry_after)
         assert scheduler.waiting <= bound or len(entered) == 1
     assert sum(len(rows_of(batch)) for batch in drain(scheduler)) == sum(len(group.sizes) for group in entered)
@@ -130,7 +130,7 @@ def test_tasks_that_all_flood_get_equal_shares(order, rounds):
 
 @settings(max_examples=50)
 @given(st.lists(st.integers(1, BUDGET), min_size=1, max_size=40))
-def test_with_many_tasks_nobody_waits_longer_than_all_others_together(sizes):
+def test_with_many_tasks_none_waits_longer_than_all_others_together(sizes):
     scheduler = queue()
     for i, size in enumerate(sizes):
         add(scheduler, i, [size] * 50)
@@ -151,7 +151,7 @@ class Turns(OrderedDict):
 
 
 @given(groups)
-def test_turns_that_nobody_could_use_are_skipped_and_change_nothing(given_groups):
+def test_skipping_turns_that_no_task_can_use_changes_nothing(given_groups):
     quick, plain = queue(), queue()
     plain._skip_turns = lambda share: None
     for task, sizes in given_groups:
@@ -184,7 +184,7 @@ def test_a_batch_is_due_when_it_is_full_or_its_oldest_row_has_waited():
     assert scheduler.due_in(5.5) == 0.0
 
 
-def test_what_is_not_tokenised_yet_is_counted_but_not_taken():
+def test_untokenised_rows_are_counted_but_not_taken():
     scheduler = queue()
     group = RowGroup("a", None, 30)
     scheduler.enter([group], 0.0)
@@ -202,17 +202,17 @@ def test_a_group_that_is_cancelled_while_it_is_tokenised_stays_out():
     assert (scheduler.waiting, scheduler.take()) == (0, [])
 
 
-def test_one_task_fills_half_of_the_queue_and_leaves_room_for_others():
+def test_one_task_takes_half_of_the_queue_and_leaves_space_for_others():
     scheduler = queue(bound=100)
     for _ in range(5):
         add(scheduler, "flood", [10])
-    with pytest.raises(QueueFull, match="50 of them this task's, which may hold as many as are free"):
+    with pytest.raises(QueueFull, match="50 of them by this task, which may take as many as are free"):
         add(scheduler, "flood", [10])
     add(scheduler, "other", [10])
     assert scheduler.waiting == 60
 
 
-def test_an_empty_queue_takes_any_request_whole_however_many_tasks_it_names():
+def test_an_empty_queue_accepts_any_request_with_any_number_of_tasks():
     scheduler = queue(bound=100)
     groups = [RowGroup(task, None, 80) for task in ("a", "b", "a")]
     scheduler.enter(groups, 0.0)
@@ -226,14 +226,14 @@ def test_an_empty_queue_takes_any_request_whole_however_many_tasks_it_names():
     assert sum(sum(sizes_of(batch)) for batch in drain(scheduler)) == 270
 
 
-def test_of_a_request_that_has_no_room_nothing_is_counted():
+def test_a_refused_request_counts_nothing():
     scheduler = queue(bound=100)
     add(scheduler, "a", [30])
     groups = [RowGroup("b", None, 40), RowGroup("c", None, 40)]
     with pytest.raises(QueueFull, match="30 of 100 tokens in the queue are taken; try"):
         scheduler.enter(groups, 0.0)
     assert (scheduler.waiting, [group.queued for group in groups]) == (30, [False, False])
-    with pytest.raises(QueueFull, match="30 of them this task's"):  # the task has what it had, and this twice
+    with pytest.raises(QueueFull, match="30 of them by this task"):  # the task has what it had, and this twice
         scheduler.enter([RowGroup("a", None, 25), RowGroup("a", None, 25)], 0.0)
     with pytest.raises(QueueFull, match="30 of 100 tokens in the queue are taken; try"):  # more than is free for anyone
         scheduler.enter([RowGroup("a", None, 80)], 0.0)
@@ -241,7 +241,7 @@ def test_of_a_request_that_has_no_room_nothing_is_counted():
     assert scheduler.waiting == 100
 
 
-def test_who_is_refused_is_told_to_come_when_the_queue_has_drained():
+def test_retry_after_is_the_time_until_the_queue_has_drained():
     scheduler = queue(bound=100)
     add(scheduler, "a", [90])
     with pytest.raises(QueueFull, match="90 of 100 tokens in the queue are taken; try again in 1 s") as refused:
@@ -254,6 +254,6 @@ def test_who_is_refused_is_told_to_come_when_the_queue_has_drained():
 
 
 @pytest.mark.parametrize("wrong", [{"budget": 0}, {"bound": 0}, {"wait": -1.0}])
-def test_a_queue_that_could_not_work_is_refused(wrong):
+def test_invalid_settings_of_a_queue_are_refused(wrong):
     with pytest.raises(ValueError, match="must be positive"):
         queue(**wrong)

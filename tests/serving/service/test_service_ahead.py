@@ -1,4 +1,4 @@
-"""A service whose device works by itself: the next batch is launched before the last is answered."""
+"""Claims about a service with an asynchronous device: the next batch is launched before the last is answered."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def lined_up(service, device, *names):
     return first + rest
 
 
-def test_as_many_batches_are_launched_as_the_device_takes_and_answered_in_their_order(serve):
+def test_batches_are_launched_up_to_the_limit_of_the_device_and_answered_in_order(serve):
     async def act(service, device):
         service.scheduler.budget = 5  # a row a batch
         requests = await lined_up(service, device, *"ababab")
@@ -119,7 +119,7 @@ def test_a_batch_that_could_grow_does_so_while_the_device_has_enough_to_do(serve
     assert (numbers["batches"], numbers["rows"]) == (3, 4)
 
 
-def test_answers_are_those_of_an_engine_alone(serve, small):
+def test_predictions_equal_those_of_a_plain_engine(serve, small):
     draw = random.Random(0)
     asks = [(draw.choice("ab"), [text_of(draw) for _ in range(draw.randint(1, 9))]) for _ in range(60)]
 
@@ -136,7 +136,7 @@ def test_answers_are_those_of_an_engine_alone(serve, small):
 
 def test_a_task_that_fails_on_the_device_fails_alone(serve):
     async def act(service, device):
-        good, bad = (service.registry.find(name).known for name in "ab")
+        good, bad = (service.registry.find(name).handle for name in "ab")
         seen = []
         device.fails = lambda tasks: seen.append(set(tasks)) or bad in tasks
         requests = await lined_up(service, device, *"abab")
@@ -150,7 +150,7 @@ def test_a_task_that_fails_on_the_device_fails_alone(serve):
     assert bad.code == worse.code == "damaged"
 
 
-def test_what_is_launched_when_it_stops_is_answered(serve):
+def test_launched_batches_are_answered_when_the_service_stops(serve):
     async def act(service, device):
         service.scheduler.budget = 5
         requests = await lined_up(service, device, *"abab")

@@ -1,4 +1,4 @@
-"""Slots that are not in memory: loaded when they are asked for, while rows of other tasks go on."""
+"""Claims about slots that are not in memory: loaded on demand, while rows of other tasks are computed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_beyond_the_budget_slots_are_loaded_on_demand(small):
     assert 1 <= numbers["resident"] == sum(resident) <= 2
 
 
-def test_a_task_is_put_in_while_a_batch_is_computed(small):
+def test_a_task_is_added_while_a_batch_is_computed(small):
     small.put("a")
 
     async def run():
@@ -52,8 +52,8 @@ def test_a_task_is_put_in_while_a_batch_is_computed(small):
 
 
 def evicted(service, name):
-    """Take a task's slot out of memory; gives what the engine knows of it."""
-    known, slots = service.registry.find(name).known, service.engine.slots
+    """Evict a task's slot from memory; return its handle."""
+    known, slots = service.registry.find(name).handle, service.engine.slots
     with slots.lock:
         slots._free(known)
     return known

@@ -1,4 +1,4 @@
-"""The service's queue: who waits shares a batch, who floods delays nobody, who leaves is out, overload is told."""
+"""Claims about the service's queue: shared batches, floods, cancelled requests and overload."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_texts_are_tokenised_while_the_device_computes(small):
     assert asyncio.run(run()) is False
 
 
-def test_texts_that_came_together_are_tokenised_a_batch_at_a_time(small):
+def test_texts_that_arrive_together_are_tokenised_one_batch_at_a_time(small):
     small.put("a")
     entered, seen = threading.Event(), []
 
@@ -80,7 +80,7 @@ def test_texts_that_came_together_are_tokenised_a_batch_at_a_time(small):
 
 
 @pytest.mark.parametrize("texts", [[], ["\ud800"], ["why"]], ids=["none", "no text", "one"])
-def test_a_service_stops_though_what_waited_for_the_tokenizer_was_cancelled(texts, small):
+def test_a_service_stops_after_requests_for_the_tokenizer_were_cancelled(texts, small):
     small.put("a")
 
     async def run():
@@ -109,7 +109,7 @@ def test_a_service_stops_though_what_waited_for_the_tokenizer_was_cancelled(text
     assert asyncio.run(run())
 
 
-def test_a_panic_of_the_tokenizer_refuses_what_met_it_alone(small):
+def test_a_panic_of_the_tokenizer_fails_only_its_own_request(small):
     small.put("a")
 
     class Panic(BaseException):
@@ -177,7 +177,7 @@ def test_a_cancelled_request_leaves_the_queue(small):
     assert asyncio.run(run()) == (0, 1)
 
 
-def test_overload_is_answered_at_once_and_the_rest_as_if_nothing_were(small):
+def test_overload_is_refused_at_once_and_the_other_requests_are_answered(small):
     small.put("a")
     small.put("b", 1)
 
@@ -204,7 +204,7 @@ def test_overload_is_answered_at_once_and_the_rest_as_if_nothing_were(small):
     assert len({str(answer.predictions) for answers in found[2:] for answer in answers}) == 1
 
 
-def test_a_service_with_nothing_to_do_takes_a_request_of_many_tasks_that_is_larger_than_its_queue(small):
+def test_an_idle_service_accepts_a_request_that_is_larger_than_its_queue(small):
     for seed, name in enumerate("abc"):
         small.put(name, seed)
 
@@ -237,7 +237,7 @@ def test_a_refused_request_counts_none_of_its_rows(small):
     assert waiting == left > 0
 
 
-def test_a_flooding_task_does_not_hold_up_another(small):
+def test_a_flooding_task_does_not_delay_another(small):
     small.put("flood")
     small.put("other", 1)
     batches = threading.Semaphore(0)
@@ -262,7 +262,7 @@ def test_a_flooding_task_does_not_hold_up_another(small):
     assert asyncio.run(run()) == (True, 2)
 
 
-def test_a_request_of_which_one_task_fails_is_refused_at_once_and_leaves_the_queue(small):
+def test_a_request_with_one_failing_task_is_refused_at_once_and_leaves_the_queue(small):
     small.put("a")
     small.put("b", 1)
 
