@@ -236,8 +236,8 @@ async def _receive(jobs: JobQueue, request: Request, order: _Order) -> TrainingR
     """Stream the body to disk and queue a run on it; an upload that fails leaves nothing behind."""
     await in_thread(check, order.task, order.options, order.format)
     length = request.headers.get("content-length", "")
-    size = int(length) if length.isdecimal() else jobs.largest
-    await in_thread(check_size, size, jobs.largest)
+    size = int(length) if length.isdecimal() else jobs.limits.upload
+    await in_thread(check_size, size, jobs.limits.upload)
     if await in_thread(lambda: shutil.disk_usage(jobs.bank).free) < size + RESERVED_DISK:
         message = "The server's disk is nearly full; try again when other runs have ended."
         raise Refusal("overloaded", message, retry_after=60)
