@@ -1,4 +1,4 @@
-"""The promise that a new kind of task is one file and one row: dummies are trained, stored, predicted and served."""
+"""Promise: a new kind of task is one file and one row; dummies are trained, stored, predicted and served."""
 
 from __future__ import annotations
 
