@@ -148,7 +148,7 @@ def test_places_without_a_row_do_not_look_for_an_answer_beyond_the_steps_length(
 @pytest.mark.parametrize("budget", [{}, {"memory": 0}, {"memory": 0, "disk": 0}])
 @pytest.mark.parametrize("runs", [1, 3])
 def test_a_kept_prefix_in_memory_in_a_file_or_not_at_all(budget, runs, bert, new_slot, steadily, monkeypatch):
-    original = training.Prefixes
+    original = training.PrefixCache
     monkeypatch.setattr(training, "PrefixCache", lambda config, frozen: original(config, frozen, **budget))
     jobs = [job_on(bert, new_slot, Options(size=4, layers="1-2"), seed=seed) for seed in range(runs)]
     jobs = [dataclasses.replace(job, train=jobs[0].train) for job in jobs]

@@ -24,9 +24,16 @@ _COMPILED_FORMS = 64
 class GraphCompiler:
     """All programs of one device; they share memory, as only one runs at a time."""
 
-    def __init__(self, device: torch.device, *, compiled: bool = True) -> None:
-        """Nothing is compiled or captured yet; on other devices than GPUs nothing ever is."""
+    def __init__(self, device: torch.device, *, compiled: bool = True, fixed_sizes: bool = False) -> None:
+        """Nothing is compiled or captured yet; on other devices than GPUs nothing ever is.
+
+        With `fixed_sizes` a function is compiled again for every new size that `changing` does not name. Otherwise
+        torch makes a size variable once it has changed, which suits slots of many sizes. In training that takes far
+        longer: when a second encoder comes, or the last run of several is left, torch makes every size of every tensor
+        variable, and where a tensor begins in its block as well, and compiles each layer on its own.
+        """
         self.device = device
+        self._dynamic = False if fixed_sizes else None
         self._compiles = self._captures = compiled and device.type == "cuda"
         self._pool: Any = None
         self._first: Any = None
@@ -41,7 +48,7 @@ class GraphCompiler:
             return function
         if function not in self._ready:
             torch._dynamo.config.recompile_limit = max(_COMPILED_FORMS, torch._dynamo.config.recompile_limit)
-            self._ready[function] = torch.compile(function, dynamic=None)
+            self._ready[function] = torch.compile(function, dynamic=self._dynamic)
 
         def call(*arguments: Any, **options: Any) -> Any:
             if not self._compiles:

@@ -101,7 +101,9 @@ class GraphStep:
         self._layer_fns = compiled_layer_fns(programs.compiled)
         self._fused = fused_attention(config, device)
         self._steps: dict[int, Callable[[], None]] = {}
-        adam.update = programs.compiled(adam.update)
+        adam.update = programs.compiled(
+            adam.update, lambda *rows: [(row, i) for row in rows[:4] for i in (0, 1)] + [(rows[4], 0)]
+        )
 
     def step(self, turns: Sequence[Turn], table: np.ndarray) -> Tensor:
         """Take one step for the runs whose turns these are; gives each place's loss, still on the device."""

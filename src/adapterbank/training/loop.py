@@ -51,7 +51,7 @@ def train(
     states = {i: (resume or {}).get(i, RunState()).copy() for i in range(len(jobs))}
     frozen = place(backbone, device, dtype)
     prefixes = PrefixCache(backbone.config, frozen)
-    programs = GraphCompiler(device)
+    programs = GraphCompiler(device, fixed_sizes=True)
     for (first, alone, *_), group in _groups(backbone.config, jobs, device).items():
         trainer = Trainer(backbone.config, frozen, prefixes, dtype, dropout, first, programs)
         coming = [ActiveRun(i, jobs[i], states[i]) for i in group]
