@@ -65,7 +65,7 @@ class GraphCompiler:
             return function
         if function not in self._ready:
             torch._dynamo.config.recompile_limit = max(_COMPILED_FORMS, torch._dynamo.config.recompile_limit)
-            options = {"triton.persistent_reductions": False} if looped_reductions else None
+            options: dict[str, Any] | None = {"triton.persistent_reductions": False} if looped_reductions else None
             self._ready[function] = torch.compile(function, dynamic=self._dynamic, options=options)
 
         def call(*arguments: Any, **options: Any) -> Any:
