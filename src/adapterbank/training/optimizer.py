@@ -170,7 +170,7 @@ class StackedAdam:
 
     def _follow(self) -> None:
         """Take over the stacks as they are now: new blocks, longer ones, rows with other owners."""
-        self._stacks.learn(self._compute)
+        self._stacks.require_gradients(self._compute)
         for block in self._stacks.blocks:
             for held in (self.first, self.second, self.gradients):
                 old = held.get(block)
