@@ -141,7 +141,7 @@ def test_a_run_whose_process_is_killed_goes_on_unless_that_happens_too_often(job
     assert "broken off 1 times before another epoch was done; the last time its process ended with SIGKILL." in (
         ended.failure
     )
-    assert sum("Going on after epoch" in note for note in ended.notes) == 1
+    assert sum("Resuming after epoch" in note for note in ended.notes) == 1
     jobs.close()
     assert Bank.open(jobs.bank).names() == []
     assert (left(jobs), list((jobs.bank / "runs").glob("*"))) == ([], [])
@@ -183,7 +183,7 @@ def test_a_run_whose_server_is_killed_ends_with_it_and_goes_on_with_the_next(ban
         os.kill(child, 0)
         pytest.fail("the killed server's run is still there")
     assert (ended.state, ended.version) == ("done", 1)
-    assert any("Going on after epoch" in note for note in ended.notes)
+    assert any("Resuming after epoch" in note for note in ended.notes)
     assert len(set(ended.notes)) == len(ended.notes)
     assert [row["epoch"] for row in ended.history] == [*range(1, EPOCHS + 1)]
     assert all(finding.ok for finding in open_bank(bank).audit())
@@ -200,7 +200,7 @@ def test_a_server_that_stops_leaves_its_run_queued_and_goes_on_with_it_when_it_s
     assert list((idle.bank / "runs").glob("*/state.json"))
     idle.begin()
     until(idle, run.id, lambda run: len(run.history) > len(stopped.history))
-    assert any("Going on after epoch" in note for note in idle.get(run.id).notes)
+    assert any("Resuming after epoch" in note for note in idle.get(run.id).notes)
     idle.cancel(run.id)
     assert until(idle, run.id).state == "cancelled"
     idle.close()

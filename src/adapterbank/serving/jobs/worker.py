@@ -78,7 +78,7 @@ def teach(order: Mapping[str, Any], say: Say) -> dict[str, Any]:
                             "backbone": backbone.name})  # fmt: skip
     bank = Bank.open(order["bank"], backbone.reference)
     reader = DatasetReader()
-    resolved = RunBuilder(backbone, reader=reader).look(config)
+    resolved = RunBuilder(backbone, reader=reader).resolve(config)
     say({"kept": resolved.hash})
     again = order["again"]
     if again and (made := _made_already(bank, resolved, order["newest"])):
