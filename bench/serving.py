@@ -304,7 +304,7 @@ def measure_soak(options: argparse.Namespace) -> dict[str, Any]:
 def inside(options: argparse.Namespace) -> Iterator[tuple[BankService, list[str]]]:
     """Yield a service of many tasks without HTTP, and texts.
 
-    A bank of them all would be gigabytes: they are put into the engine and on the shelf by hand.
+    A bank of them all would be gigabytes: they are put into the engine and the registry by hand.
     """
     from shapes import SHAPES, save
 
@@ -321,7 +321,7 @@ def inside(options: argparse.Namespace) -> Iterator[tuple[BankService, list[str]
         for name in engine.residents:
             known = engine.slots.find(name)
             assert known is not None
-            service.shelf._held[name] = ServedTask(package, known, name)
+            service.registry._served[name] = ServedTask(package, known, name)
         yield service, random_bank.texts(backbone, POOL, TOKENS)
 
 

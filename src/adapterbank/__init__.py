@@ -23,18 +23,28 @@ if TYPE_CHECKING:
     from adapterbank.api import OpenBank, load_backbone, open_bank
     from adapterbank.client.client import AsyncClient, Client
     from adapterbank.errors import AdapterbankError
+    from adapterbank.inference.engine import Engine
     from adapterbank.inference.predictions import Prediction
+    from adapterbank.serving.http.app import create_app
+    from adapterbank.serving.service.protocol import Ask
+    from adapterbank.serving.service.service import BankService
     from adapterbank.storage import records as records
+    from adapterbank.storage.bank import Bank
     from adapterbank.storage.records import read_all as read_records
     from adapterbank.studies import selection as selection
     from adapterbank.studies.selection import choose as choose_settings
 
 _HOMES = {
     "AdapterbankError": "adapterbank.errors",
+    "Ask": "adapterbank.serving.service.protocol",
     "AsyncClient": "adapterbank.client.client",
+    "Bank": "adapterbank.storage.bank",
+    "BankService": "adapterbank.serving.service.service",
     "Client": "adapterbank.client.client",
+    "Engine": "adapterbank.inference.engine",
     "OpenBank": "adapterbank.api",
     "Prediction": "adapterbank.inference.predictions",
+    "create_app": "adapterbank.serving.http.app",
     "load_backbone": "adapterbank.api",
     "open_bank": "adapterbank.api",
 }
@@ -54,13 +64,18 @@ _MODULES = {"records": "adapterbank.storage.records", "selection": "adapterbank.
 
 __all__ = [
     "AdapterbankError",
+    "Ask",
     "AsyncClient",
+    "Bank",
+    "BankService",
     "Client",
+    "Engine",
     "OpenBank",
     "Prediction",
     "__version__",
     "choose_settings",
     "comparison_tables",
+    "create_app",
     "draw_figures",
     "figure_data",
     "load_backbone",

@@ -211,7 +211,7 @@ def test_the_shell_trains_and_predict_explains(tmp_path, checkpoint):
     assert (found.code, found.err) == (0, "")
     assert found.out.startswith("s  accuracy ")
     assert "4 models" in found.out
-    assert "a record, no package: model " in found.out
+    assert "record only, no package: model " in found.out
     found = shell("predict", "--bank", bank, "--task", "s", "--text", "good")
     assert (found.code, found.out, len(found.err.splitlines())) == (2, "", 1)
     assert "leaves a record but no package" in found.err

@@ -218,7 +218,7 @@ def test_an_error_has_the_servers_message_and_code(connect, url):
 
 
 @pytest.mark.parametrize(("status", "code"), [(429, "overloaded"), (429, "rate_limited"), (503, "not_ready")])
-def test_a_busy_server_is_asked_again(connect, url, faults, no_pause, status, code):
+def test_a_request_to_a_busy_server_is_sent_again(connect, url, faults, no_pause, status, code):
     faults.refuse = [(status, code, {"Retry-After": "2"})] * 3
     with connect(url) as client:
         assert len(client.tasks()) == 50
@@ -226,7 +226,7 @@ def test_a_busy_server_is_asked_again(connect, url, faults, no_pause, status, co
     assert all(2 <= wait <= 2.5 for wait in no_pause)
 
 
-def test_the_tries_are_bounded(connect, url, faults, no_pause):
+def test_the_number_of_attempts_is_limited(connect, url, faults, no_pause):
     faults.refuse = [(429, "overloaded", {})] * 9
     with connect(url, retries=2) as client, pytest.raises(ServiceError, match="Refused with overloaded"):
         client.tasks()
@@ -234,7 +234,7 @@ def test_the_tries_are_bounded(connect, url, faults, no_pause):
 
 
 @pytest.mark.parametrize(("status", "code"), [(503, "damaged"), (500, "internal"), (422, "bad_request")])
-def test_what_will_not_change_is_not_asked_again(connect, url, faults, no_pause, status, code):
+def test_a_permanent_error_is_not_retried(connect, url, faults, no_pause, status, code):
     faults.refuse = [(status, code, {})] * 9
     with connect(url) as client, pytest.raises(ServiceError, match=f"Refused with {code}"):
         client.tasks()
@@ -252,7 +252,7 @@ def test_a_key_is_sent(connect, service, faults, tmp_path):
     assert caught.value.code == "unauthorized"
 
 
-def test_a_server_that_is_not_there_is_told_after_the_last_try(connect, no_pause):
+def test_an_unreachable_server_is_reported_after_the_last_attempt(connect, no_pause):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -290,7 +290,7 @@ def test_a_compressed_file_is_sent_uncompressed(connect, url, faults, tmp_path, 
     assert faults.requests[-1][2] == reviews.read_bytes()
 
 
-def test_without_httpx_the_extra_is_named():
+def test_without_httpx_the_error_names_the_extra():
     code = (
         "import sys; sys.modules['httpx'] = None\n"
         "import adapterbank\n"

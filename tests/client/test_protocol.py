@@ -28,7 +28,7 @@ def reviews(tmp_path):
     return file
 
 
-def test_a_server_that_stays_away_is_given_up():
+def test_a_wait_gives_up_a_server_that_stays_unavailable():
     now = [0.0]
     waiter = RunWaiter(None, clock=lambda: now[0])
     gone = HttpReply(lost="refused").error("here")
@@ -57,7 +57,7 @@ def carry_out(call, replies, retries=4):
 
 
 @pytest.mark.parametrize("status", [500, 502, 504])
-def test_what_a_proxy_lost_is_sent_again_if_it_may_be(reviews, status):
+def test_a_request_that_a_proxy_lost_is_sent_again_if_it_may_be(reviews, status):
     lost = HttpReply(status)
     assert carry_out(calls.run("r"), [lost, lost, HttpReply(200, {"id": "r", "task": "t", "state": "done"})])[0] == 3
     used, error = carry_out(calls.train("mine", reviews), [lost])
@@ -65,7 +65,7 @@ def test_what_a_proxy_lost_is_sent_again_if_it_may_be(reviews, status):
     assert "not as adapterbank does" in str(error)
 
 
-def test_a_training_that_may_have_arrived_is_not_sent_twice(reviews):
+def test_a_training_request_that_may_have_arrived_is_not_sent_twice(reviews):
     lost, never = HttpReply(lost="timed out"), HttpReply(lost="refused", unsent=True)
     good = HttpReply(202, {"id": "r"})
     call = calls.train("mine", reviews)
@@ -78,20 +78,20 @@ def test_a_training_that_may_have_arrived_is_not_sent_twice(reviews):
     assert carry_out(calls.remove("a"), [lost])[0] == 1
 
 
-def test_an_answer_of_another_service_is_told_in_a_sentence():
+def test_a_response_of_another_service_is_reported_clearly():
     assert "not as adapterbank does" in str(carry_out(calls.runs(), [HttpReply(404, None)])[1])
     assert "cannot read" in str(carry_out(calls.runs(), [HttpReply(200, {"hello": 1})])[1])
     assert "cannot read" in str(carry_out(calls.runs(), [HttpReply(200, None)])[1])
     assert "cannot read" in str(carry_out(calls.tasks(), [HttpReply(200, {"backbone": {}, "tasks": [{}]})])[1])
 
 
-def test_fields_of_a_later_server_are_left_out():
+def test_unknown_fields_of_a_newer_server_are_ignored():
     body = {"task": "a", "version": 1, "predictions": [{"label": "x", "mood": "good"}]}
     assert carry_out(calls.predict("a", ["t"]), [HttpReply(200, body)])[1][0].label == "x"
 
 
 @pytest.mark.parametrize("jitter", [0.0, 1.0])
-def test_a_pause_grows_and_is_never_shorter_than_asked_for(jitter):
+def test_pauses_grow_and_are_never_shorter_than_the_server_asks_for(jitter):
     free = [pause(attempt, None, jitter) for attempt in range(12)]
     assert free == sorted(free)
     assert max(free) <= 37.5
@@ -101,7 +101,7 @@ def test_a_pause_grows_and_is_never_shorter_than_asked_for(jitter):
     assert pause(0, "Wed, 21 Oct 2026 07:28:00 GMT", jitter) == free[0]
 
 
-def test_events_are_read_as_the_standard_has_them():
+def test_events_are_parsed_as_the_standard_says():
     stream = EventStream()
     lines = [": hello", "", "event: progress", 'data: {"a":', "data: 1}", "id: 4", "", "data:{}", ""]
     found = [event for line in lines if (event := stream.feed(line))]
@@ -109,7 +109,7 @@ def test_events_are_read_as_the_standard_has_them():
 
 
 @pytest.mark.parametrize("state", ["queued", "running", None])
-def test_a_stream_that_ends_before_its_run_is_told(state):
+def test_a_stream_that_ends_before_its_run_raises_an_error(state):
     stream = EventStream()
     for line in ["event: state", f'data: {{"state": "{state}"}}', ""] if state else []:
         stream.feed(line)
@@ -123,3 +123,15 @@ def test_a_stream_that_ends_before_its_run_is_told(state):
 def test_one_string_in_the_place_of_texts_is_an_error_before_anything_is_sent():
     with pytest.raises(InputError, match="texts is one string, 'hello'; give a list"):
         calls.predict("a", "hello")
+
+
+@pytest.mark.parametrize("status", [500, 502, 504])
+def test_a_wait_goes_on_while_a_proxy_reports_that_the_server_is_unavailable(status):
+    now = [0.0]
+    waiter = RunWaiter(None, clock=lambda: now[0])
+    waiter.missed(ServiceError("not as adapterbank does", "", status))
+    with pytest.raises(ServiceError):
+        waiter.missed(ServiceError("a mistake of ours", "internal", status))
+    now[0] = 301
+    with pytest.raises(ServiceError):
+        waiter.missed(ServiceError("not as adapterbank does", "", status))

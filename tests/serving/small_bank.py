@@ -66,7 +66,7 @@ class SmallBank:
         return Engine(self.backbone, device="cpu", precision="fp32", **options)
 
     def alone(self, *refs):
-        """Give an engine that has read the packages by itself, to compare with."""
+        """Return a plain engine with the packages, to compare with."""
         engine = self.engine()
         for ref in refs:
             engine.load(self.bank.get(ref), ref)
@@ -75,7 +75,7 @@ class SmallBank:
 
 @asynccontextmanager
 async def running(bank: SmallBank, *, budget=None, **options):
-    """Give a service that has loaded the bank."""
+    """Start a service and wait until it has loaded the bank."""
     service = BankService(bank.bank, bank.engine(budget=budget), **{"lanes": 1, **options})
     await service.start()
     try:
@@ -107,7 +107,7 @@ class Gate:
 
 
 async def occupied(service):
-    """Put a row of the task `a` on the device and hold it there; gives the gate and the request."""
+    """Put a row of the task `a` on the device and block it there; return the gate and the request."""
     gate = Gate(service)
     first = asyncio.ensure_future(service.predict([Ask("a", ["why"])]))
     await until(gate.busy.is_set)

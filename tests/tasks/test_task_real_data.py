@@ -1,4 +1,4 @@
-"""Real data sets, if available: columns, kinds, labels and counts are right without any option."""
+"""Promise: on real data sets, columns, kinds, labels and counts are right without any option."""
 
 from __future__ import annotations
 

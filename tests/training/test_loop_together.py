@@ -135,9 +135,11 @@ def test_frozen_lower_layers_run_once_per_row_however_many_epochs_and_runs(optio
     jobs = [job_on(bert, new_slot, options, seed=k, epochs=3) for k in range(2)]
     jobs[1] = dataclasses.replace(jobs[1], train=jobs[0].train, dev=jobs[0].dev)
     expected = [train_jobs(bert, job)[0] for job in jobs]
-    rows, original = [], prefixes.lower
+    rows, original = [], prefixes.hidden_below
     monkeypatch.setattr(
-        prefixes, "lower", lambda a, s, batch, first: rows.append(len(batch.lengths)) or original(a, s, batch, first)
+        prefixes,
+        "hidden_below",
+        lambda a, s, batch, first: rows.append(len(batch.lengths)) or original(a, s, batch, first),
     )
     found = train_jobs(bert, *jobs)
     assert sum(rows) <= 2 * len(jobs[0].train) + len(jobs[0].dev)  # a mixed batch may compute a row twice

@@ -75,7 +75,7 @@ class _Awaiting(Protocol):
     async def _run(self, steps: Steps[Read]) -> Read: ...
 
 
-class Method(Generic[Params, Read]):
+class ClientMethod(Generic[Params, Read]):
     """The type of a method of `Calls`: it returns its result in `Client`, and an awaitable of it in `AsyncClient`."""
 
     @overload
@@ -88,7 +88,7 @@ class Method(Generic[Params, Read]):
         """Only for type checkers: at run time the methods are plain functions."""
 
 
-def stepwise(describe: Callable[Concatenate[Any, Params], Steps[Read]]) -> Method[Params, Read]:
+def stepwise(describe: Callable[Concatenate[Any, Params], Steps[Read]]) -> ClientMethod[Params, Read]:
     """Make a method of a generator of steps; it keeps the signature and the docstring, with the result's type."""
 
     def method(self: Any, *args: Params.args, **kwargs: Params.kwargs) -> Any:
@@ -99,10 +99,10 @@ def stepwise(describe: Callable[Concatenate[Any, Params], Steps[Read]]) -> Metho
     result = re.sub(r"^(?:Call|Steps)\[(.*)\]$", r"\1", signature.return_annotation)
     method.__annotations__ = {**describe.__annotations__, "return": result}
     method.__signature__ = signature.replace(return_annotation=result)  # type: ignore[attr-defined]
-    return cast(Method[Params, Read], method)
+    return cast(ClientMethod[Params, Read], method)
 
 
-def sent(describe: Callable[Concatenate[Any, Params], Call[Read]]) -> Method[Params, Read]:
+def sent(describe: Callable[Concatenate[Any, Params], Call[Read]]) -> ClientMethod[Params, Read]:
     """Make a method that carries out the call that a function describes."""
 
     def steps(self: Any, /, *args: Params.args, **kwargs: Params.kwargs) -> Steps[Read]:

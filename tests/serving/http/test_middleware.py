@@ -1,4 +1,4 @@
-"""The routes behind keys: what each key may ask, see and change, and how often."""
+"""Claims about the middleware: what each key may request, see and change, and how often."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def locked(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["/v1/tasks", "/v1/tasks/length", "/metrics", "/docs", "/openapi.json", "/nothing"])
-def test_with_keys_on_nothing_is_told_without_one(locked, path):
+def test_a_server_with_keys_reveals_nothing_without_one(locked, path):
     answer = locked("wrong", "GET", path)
     assert code(answer) == "unauthorized"
     assert answer.headers["www-authenticate"] == "Bearer"
@@ -48,7 +48,7 @@ def test_a_key_does_what_its_scope_says(locked):
     assert locked("root", "DELETE", "/v1/tasks/length").status_code == 200
 
 
-def test_a_key_for_one_task_asks_no_other(locked):
+def test_a_key_for_one_task_cannot_use_another(locked):
     assert locked("one", "POST", "/v1/tasks/length@1/predict", json={"text": "a"}).status_code == 200
     assert code(locked("one", "POST", "/v1/tasks/other/predict", json={"text": "a"})) == "forbidden"
     rows = [{"task": "length", "text": "a"}, {"task": "other", "text": "a"}]
@@ -63,14 +63,16 @@ def test_a_key_for_one_task_sees_no_other(locked):
     assert code(locked("one", "GET", "/v1/tasks/other@1")) == "forbidden"
 
 
-def test_a_key_for_some_tasks_is_not_told_the_names_of_others(tmp_path):
+def test_a_key_for_some_tasks_does_not_learn_the_names_of_others(tmp_path):
     keys = Keys(tmp_path / "keys.json")
-    held, free = keys.add("held", ["predict"], tasks=["gone"]), keys.add("free", ["predict"])
+    limited, free = keys.add("limited", ["predict"], tasks=["gone"]), keys.add("free", ["predict"])
     app = create_app(Dummy(), keys=keys, page=False)
-    told = [ask(app, "GET", "/v1/tasks/gone", headers={"authorization": f"Bearer {secret}"}) for secret in (held, free)]
-    assert [code(answer) for answer in told] == ["unknown_task"] * 2
-    assert told[0].json()["error"]["message"] == "There is no such task in the bank; see GET /v1/tasks."
-    assert "'gone' is not a task" in told[1].json()["error"]["message"]
+    answers = [
+        ask(app, "GET", "/v1/tasks/gone", headers={"authorization": f"Bearer {secret}"}) for secret in (limited, free)
+    ]
+    assert [code(answer) for answer in answers] == ["unknown_task"] * 2
+    assert answers[0].json()["error"]["message"] == "There is no such task in the bank; see GET /v1/tasks."
+    assert "'gone' is not a task" in answers[1].json()["error"]["message"]
 
 
 @pytest.mark.parametrize("end", ["%0A", "%0D%0A", "%00", "%7F"])
@@ -79,25 +81,25 @@ def test_a_key_for_some_tasks_is_not_told_the_names_of_others(tmp_path):
     [("POST", "/v1/tasks/length/rollback"), ("POST", "/v1/tasks/length/train"), ("POST", "/v1/predict"),
      ("DELETE", "/v1/tasks/length"), ("GET", "/v1/runs"), ("GET", "/v1/tasks")],
 )  # fmt: skip
-def test_an_address_with_a_line_end_reaches_no_route(locked, method, path, end):
+def test_an_address_with_a_control_character_reaches_no_route(locked, method, path, end):
     assert code(locked("root", method, path + end)) == "not_found"
     assert code(locked("reader", method, path + end)) == "not_found"
 
 
-def test_what_nobody_thought_of_is_for_admin(locked):
+def test_unknown_addresses_and_methods_need_admin(locked):
     assert code(locked("reader", "POST", "/v1/tasks/length/erase")) == "forbidden"
     assert code(locked("reader", "PUT", "/v1/tasks")) == "forbidden"
     assert code(locked("root", "POST", "/v1/tasks/length/erase")) == "not_found"
 
 
-def test_a_key_that_asks_too_often_is_told_when_to_come_again(locked):
+def test_a_key_over_its_rate_is_told_when_to_retry(locked):
     assert locked("slow", "GET", "/v1/tasks").status_code == 200
     answer = locked("slow", "GET", "/v1/tasks")
     assert code(answer) == "rate_limited"
     assert answer.headers["retry-after"] == "60"
 
 
-def test_a_wrong_key_is_told_from_none(locked):
+def test_a_wrong_key_and_a_missing_key_have_different_messages(locked):
     assert "not known to this server" in locked("wrong", "GET", "/v1/tasks").json()["error"]["message"]
     app = create_app(Dummy(), keys=Keys("nowhere.json"), page=False)
     for headers in ({}, {"authorization": "Basic abc"}):
@@ -107,7 +109,7 @@ def test_a_wrong_key_is_told_from_none(locked):
         )
 
 
-def test_keys_that_cannot_be_read_let_nobody_in_and_the_log_says_where_they_lie(tmp_path, caplog):
+def test_unreadable_keys_refuse_every_request_and_the_log_names_the_file(tmp_path, caplog):
     keys = Keys(tmp_path / "keys.json")
     headers = {"authorization": f"Bearer {keys.add('reader', ['predict'])}"}
     app = create_app(Dummy(), keys=keys, page=False)
@@ -125,7 +127,7 @@ def test_keys_that_cannot_be_read_let_nobody_in_and_the_log_says_where_they_lie(
     assert ask(app, "GET", "/v1/tasks", headers=headers).status_code == 200
 
 
-def test_what_is_refused_at_the_door_is_counted_by_its_route(locked):
+def test_unauthorized_requests_are_counted_by_their_route(locked):
     locked("wrong", "POST", "/v1/tasks/length/predict", json={"text": "a"})
     locked("reader", "DELETE", "/v1/tasks/length@2")
     locked("wrong", "GET", "/v1/no/such")
@@ -134,9 +136,9 @@ def test_what_is_refused_at_the_door_is_counted_by_its_route(locked):
         assert f'adapterbank_requests_total{{route="{route}",status="{status}"}} 1.0' in counted
 
 
-def test_the_document_says_how_a_key_is_sent(locked):
-    told = locked("reader", "GET", "/openapi.json").json()
-    assert told["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
-    assert told["security"] == [{"key": []}]
-    assert told["paths"]["/healthz"]["get"]["security"] == []
+def test_the_openapi_document_says_how_a_key_is_sent(locked):
+    document = locked("reader", "GET", "/openapi.json").json()
+    assert document["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
+    assert document["security"] == [{"key": []}]
+    assert document["paths"]["/healthz"]["get"]["security"] == []
     assert "security" not in ask(create_app(Dummy(), page=False), "GET", "/openapi.json").json()

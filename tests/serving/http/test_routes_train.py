@@ -1,4 +1,4 @@
-"""Claims about training over HTTP: uploads, runs, events, who may see what, and the new version served at once."""
+"""Claims about training over HTTP: uploads, runs, streams, and what each key may see."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import sqlite3
 
 import pytest
 
+from adapterbank.errors import StorageError
 from adapterbank.serving.http import routes_train
 from adapterbank.serving.http.app import create_app
 from adapterbank.serving.http.auth import Keys
 from adapterbank.serving.http.routes_train import TYPES
 from adapterbank.serving.jobs.options import OPTIONS
-from adapterbank.serving.jobs.queue import JobQueue
+from adapterbank.serving.jobs.queue import JobQueue, QueueLimits
+from adapterbank.serving.jobs.run_store import RunStore
 from serving.dummy import Dummy, ask, calling
 from serving.small_bank import PATIENCE, until
 from serving.training import events, left, new_bank, send, table
@@ -26,12 +28,12 @@ PATH = "/v1/tasks/sentiment/train"
 
 
 class Idle(JobQueue):
-    """Runs that nobody works on; `looks` counts how often they were looked at."""
+    """A queue whose runs are not started; `looks` counts how often they were read."""
 
     looks = 0
 
     def get(self, id, after=0):
-        """Count, and give it."""
+        """Count the reads."""
         self.looks += 1
         return super().get(id, after)
 
@@ -44,7 +46,7 @@ class Idle(JobQueue):
 
 @pytest.fixture
 def jobs(tmp_path, bert):
-    return Idle(new_bank(tmp_path / "bank", bert), largest=10_000, waiting=3)
+    return Idle(new_bank(tmp_path / "bank", bert), limits=QueueLimits(upload=10_000, waiting=3))
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def app(jobs):
     return create_app(Dummy(), jobs=jobs, page=False)
 
 
-def test_the_metrics_count_runs_and_do_without_them_while_their_table_cannot_be_read(app, jobs):
+def test_the_metrics_count_runs_and_omit_them_while_their_table_cannot_be_read(app, jobs):
     ask(app, "POST", PATH, content=table(), headers=CSV)
     found = ask(app, "GET", "/metrics").text
     assert "adapterbank_runs_queued 1.0" in found
@@ -65,7 +67,7 @@ def test_the_metrics_count_runs_and_do_without_them_while_their_table_cannot_be_
     assert "adapterbank_queue_tokens 7.0" in found
 
 
-def test_the_metrics_do_not_wait_for_a_table_of_runs_that_another_holds(app, jobs):
+def test_the_metrics_do_not_wait_for_a_locked_table_of_runs(app, jobs):
     with contextlib.closing(sqlite3.connect(jobs.runs.path, isolation_level=None)) as other:
         other.execute("PRAGMA locking_mode = EXCLUSIVE")
         other.execute("BEGIN EXCLUSIVE")
@@ -76,7 +78,7 @@ def test_the_metrics_do_not_wait_for_a_table_of_runs_that_another_holds(app, job
     assert "adapterbank_queue_tokens 7.0" in found
 
 
-def test_a_data_file_that_is_packed_is_refused_before_it_is_read(app, jobs):
+def test_a_compressed_data_file_is_refused_before_it_is_read(app, jobs):
     answer = ask(app, "POST", PATH, content=gzip.compress(table()), headers={**CSV, "content-encoding": "gzip"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported")
     assert jobs.list() == []
@@ -85,7 +87,7 @@ def test_a_data_file_that_is_packed_is_refused_before_it_is_read(app, jobs):
 # --- sending ------------------------------------------------------------------------------------------------
 
 
-def test_a_file_is_queued_with_its_options_and_can_be_asked_for(app, jobs):
+def test_a_run_is_queued_with_its_options_and_can_be_read(app, jobs):
     answer = ask(app, "POST", f"{PATH}?epochs=3&size=8&max-length=32", content=table(), headers=CSV)
     assert answer.status_code == 202
     run = answer.json()
@@ -111,13 +113,13 @@ def test_the_format_is_that_of_the_content_type(app, type, format):
     assert answer.json()["data"]["format"] == format
 
 
-def test_a_format_in_the_query_wins(app):
+def test_a_format_in_the_query_takes_precedence(app):
     answer = ask(app, "POST", f"{PATH}?format=jsonl", content=b"{}", headers=CSV)
     assert (answer.json()["data"]["format"], answer.json()["options"]) == ("jsonl", {})
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "type", "status", "code", "said"),
+    ("path", "body", "type", "status", "code", "message"),
     [
         (PATH, b"x", "text/html", 415, "unsupported", "add ?format= with one of csv"),
         (PATH, b"x", "", 415, "unsupported", "add ?format= with one of csv"),
@@ -134,17 +136,17 @@ def test_a_format_in_the_query_wins(app):
         ("/v1/tasks/sentiment@1/train", b"x", "text/csv", 422, "bad_request", "write 'sentiment'"),
     ],
 )
-def test_what_cannot_be_queued_is_refused_in_a_sentence_and_leaves_nothing(
-    app, jobs, path, body, type, status, code, said
+def test_an_invalid_training_request_is_refused_in_one_sentence_and_leaves_nothing(
+    app, jobs, path, body, type, status, code, message
 ):
     answer = ask(app, "POST", path, content=body, headers={"Content-Type": type})
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
-    assert said in answer.json()["error"]["message"]
+    assert message in answer.json()["error"]["message"]
     assert "\n" not in answer.json()["error"]["message"]
     assert (jobs.list(), left(jobs)) == ([], [])
 
 
-def test_a_body_without_a_stated_length_is_held_to_the_limit_too(app, jobs):
+def test_the_limit_applies_to_a_body_without_a_length_too(app, jobs):
     async def parts():
         for _ in range(11):
             yield b"x" * 1000
@@ -154,7 +156,7 @@ def test_a_body_without_a_stated_length_is_held_to_the_limit_too(app, jobs):
     assert (jobs.list(), left(jobs)) == ([], [])
 
 
-def test_a_full_queue_is_told_at_once(app, jobs):
+def test_a_full_queue_is_reported_at_once(app, jobs):
     for _ in range(3):
         send(jobs)
     answer = ask(app, "POST", PATH, content=table(), headers=CSV)
@@ -162,7 +164,7 @@ def test_a_full_queue_is_told_at_once(app, jobs):
     assert int(answer.headers["retry-after"]) > 0
 
 
-def test_an_upload_that_breaks_off_leaves_nothing(app, jobs):
+def test_an_interrupted_upload_leaves_nothing(app, jobs):
     async def run():
         parts = iter([{"type": "http.request", "body": b"text,label\n", "more_body": True}])
         scope = {"type": "http", "method": "POST", "path": PATH, "raw_path": PATH.encode(), "query_string": b"",
@@ -194,7 +196,7 @@ def test_a_file_that_would_fill_the_disk_is_refused(app, jobs, monkeypatch):
 
 
 @pytest.mark.parametrize("pause", [5, 0.03], ids=["stands still", "trickles"])
-def test_an_upload_that_does_not_come_is_given_up_and_leaves_nothing(app, jobs, monkeypatch, pause):
+def test_an_upload_that_stalls_is_refused_and_leaves_nothing(app, jobs, monkeypatch, pause):
     monkeypatch.setattr(routes_train, "STALL_TIMEOUT", 0.1)
 
     async def parts():
@@ -207,7 +209,7 @@ def test_an_upload_that_does_not_come_is_given_up_and_leaves_nothing(app, jobs, 
     assert (jobs.list(), left(jobs)) == ([], [])
 
 
-def test_so_many_files_are_taken_at_once_and_places_are_given_back(jobs, monkeypatch):
+def test_the_number_of_uploads_is_limited_and_ended_ones_free_their_place(jobs, monkeypatch):
     monkeypatch.setattr(routes_train, "MAX_UPLOADS", 1)
     app = create_app(Dummy(), jobs=jobs, page=False)
 
@@ -229,35 +231,35 @@ def test_so_many_files_are_taken_at_once_and_places_are_given_back(jobs, monkeyp
     assert asyncio.run(run()) == [202, 429, 202]
 
 
-def test_a_run_that_is_not_there_is_not_found(app):
+def test_an_unknown_run_is_not_found(app):
     for method, path in itertools.product(("GET", "DELETE"), ("/v1/runs/x", "/v1/runs/..%5Cx")):
         answer = ask(app, method, path)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_run")
     assert ask(app, "GET", "/v1/runs/x/events").json()["error"]["code"] == "unknown_run"
 
 
-def test_a_cancelled_run_says_so_and_its_events_end(app, jobs):
+def test_the_events_of_a_cancelled_run_end_with_its_state(app, jobs):
     id = send(jobs).id
     assert ask(app, "DELETE", f"/v1/runs/{id}").json()["state"] == "cancelled"
     answer = ask(app, "GET", f"/v1/runs/{id}/events")
     assert answer.headers["content-type"].startswith("text/event-stream")
-    ((name, told),) = events(answer.text)
-    assert (name, told["state"]) == ("state", "cancelled")
+    ((name, value),) = events(answer.text)
+    assert (name, value["state"]) == ("state", "cancelled")
 
 
 def test_the_document_names_every_option_and_format(app):
-    told = ask(app, "GET", "/openapi.json").json()["paths"]["/v1/tasks/{task}/train"]["post"]
-    assert {one["name"] for one in told["parameters"]} == {"task", "format", *OPTIONS}
-    assert "automl" not in str(told["parameters"])
-    assert set(TYPES) < set(told["requestBody"]["content"])
-    assert {"202", "413", "415", "422", "429"} <= told["responses"].keys()
-    assert "200" not in told["responses"]
+    route = ask(app, "GET", "/openapi.json").json()["paths"]["/v1/tasks/{task}/train"]["post"]
+    assert {one["name"] for one in route["parameters"]} == {"task", "format", *OPTIONS}
+    assert "automl" not in str(route["parameters"])
+    assert set(TYPES) < set(route["requestBody"]["content"])
+    assert {"202", "413", "415", "422", "429"} <= route["responses"].keys()
+    assert "200" not in route["responses"]
 
 
 # --- keys ---------------------------------------------------------------------------------------------------
 
 
-def test_a_key_sees_sends_and_stops_runs_of_its_own_tasks_alone(jobs, tmp_path):
+def test_a_key_can_read_start_and_cancel_only_runs_of_its_tasks(jobs, tmp_path):
     keys = Keys(tmp_path / "keys.json")
     app = create_app(Dummy(), jobs=jobs, keys=keys, page=False)
     mine, other = send(jobs, "mine").id, send(jobs, "other").id
@@ -303,7 +305,7 @@ def test_a_stream_ends_when_its_key_is_revoked(jobs, tmp_path):
     assert jobs.get(id).state == "queued"
 
 
-def test_so_many_runs_are_followed_at_once_and_places_are_given_back(jobs, monkeypatch):
+def test_the_number_of_streams_is_limited_and_ended_ones_free_their_place(jobs, monkeypatch):
     monkeypatch.setattr(routes_train, "MAX_STREAMS", 1)
     app = create_app(Dummy(), jobs=jobs, page=False)
     path = f"/v1/runs/{(id := send(jobs).id)}/events"
@@ -317,3 +319,29 @@ def test_so_many_runs_are_followed_at_once_and_places_are_given_back(jobs, monke
             return [(await first).status_code, second.status_code, (await client.get(path)).status_code]
 
     assert asyncio.run(run()) == [200, 429, 200]
+
+
+def test_a_key_for_some_tasks_sees_its_runs_among_many_others(jobs, tmp_path, monkeypatch):
+    monkeypatch.setattr(routes_train, "LIST_LIMIT", 3)
+    keys = Keys(tmp_path / "keys.json")
+    header = {"Authorization": f"Bearer {keys.add('alice', ['train'], ['mine'])}"}
+    jobs = Idle(jobs.bank)
+    mine = [send(jobs, "mine").id for _ in range(4)]
+    for _ in range(5):
+        send(jobs, "other")
+    app = create_app(Dummy(), jobs=jobs, keys=keys, page=False)
+    assert [run["id"] for run in ask(app, "GET", "/v1/runs", headers=header).json()["runs"]] == mine[:0:-1]
+
+
+def test_an_unusable_table_of_runs_is_refused_and_logged_with_its_reason(jobs, caplog, monkeypatch):
+    app = create_app(Dummy(), jobs=jobs, page=False)
+
+    def fail(*given):
+        raise StorageError(f"The table of runs {jobs.bank} cannot be used.")
+
+    monkeypatch.setattr(RunStore, "_open", fail)
+    answer = ask(app, "GET", "/v1/runs", headers={"X-Request-Id": "r-9"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
+    assert str(jobs.bank) not in answer.text
+    (record,) = [record for record in caplog.records if record.message == "storage error"]
+    assert (record.fields["request_id"], record.exc_info[0]) == ("r-9", StorageError)

@@ -64,7 +64,7 @@ def test_events_replay_the_epochs_then_follow_every_change_and_end_with_the_run(
     assert (name, last["state"], last["version"]) == ("state", "done", 4)
 
 
-def test_a_stream_ends_when_its_reader_leaves_or_the_server_stops(tmp_path):
+def test_a_stream_ends_when_its_reader_disconnects_or_the_server_stops(tmp_path):
     runs = RunStore(tmp_path / "runs.sqlite3")
     id = runs.add("t", {}, {}, None).id
     reads, stopping = [], []
@@ -92,7 +92,7 @@ def parquet(rows):
     return sink.getvalue().to_pybytes()
 
 
-def test_a_task_is_trained_and_served_at_once_and_the_next_version_too(tmp_path, bert):
+def test_a_trained_task_is_served_at_once_and_so_is_its_next_version(tmp_path, bert):
     bank = Bank.open(new_bank(tmp_path / "bank", bert))
     app = create_app(BankService(bank, Engine(bert, device="cpu")), jobs=JobQueue(bank.path, threads=1), page=False)
     query = "&".join(f"{name}={value}" for name, value in {**FAST, "epochs": 4}.items())
@@ -131,3 +131,31 @@ def test_a_task_is_trained_and_served_at_once_and_the_next_version_too(tmp_path,
     assert ended["metrics"]["dev"]["accuracy"] == max(scores.values())
     assert [row["label"] for row in one["predictions"]] == [row["label"] for row in two["predictions"]]
     assert set(one["predictions"][0]["probabilities"]) == {"negative", "positive"}
+
+
+def test_a_stream_reads_each_epoch_once_and_all_of_them_when_the_state_changes(tmp_path):
+    runs = RunStore(tmp_path / "runs.sqlite3")
+    running = runs.add("t", {"epochs": 3}, {}, None).id
+    runs.begin()
+    requested = []
+
+    async def read(after):
+        requested.append(after)
+        return runs.get(running, after)
+
+    async def run():
+        stream, parts = follow(read, 60, lambda: False), []
+        for epoch in range(1, 6):
+            runs.update(running, epochs=[{"epoch": epoch, "loss": 0.25, "score": 0.5, "seconds": 1.0}], progress=None)
+            parts.append(await anext(stream))
+            if epoch == 1:
+                parts.append(await anext(stream))  # its state
+        runs.end(running, "done", version=1)
+        return parts, [part async for part in stream]
+
+    parts, last = asyncio.run(run())
+    progress = [json.loads(part.partition("data: ")[2]) for part in parts if part.startswith("event: progress")]
+    assert [value["epoch"] for value in progress] == [*range(1, 6)]
+    assert [*dict.fromkeys(requested)] == [0, 1, 2, 3, 4, 5]
+    assert requested.count(0) == 2
+    assert len(json.loads(last[-1].partition("data: ")[2])["history"]) == 5

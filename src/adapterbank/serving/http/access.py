@@ -99,7 +99,7 @@ class AccessTable:
         """Return what a request to this path needs.
 
         A method that no route of the path takes needs `admin`, or any key for GET, so that a mistake in a request never
-        tells more than the key may see. An open path is open for all methods.
+        reveals more than the key may see. An open path is open for all methods.
         """
         found, task = self._routes_at(path)
         template = next((route.path for route in found if route.documented), "")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -62,20 +62,8 @@ def create_app(
     metrics = Metrics(service.numbers if jobs is None else lambda: _numbers(service, jobs), replica)
     service.on_batch(metrics.batch)
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.draining = False
-        await service.start()
-        if jobs is not None:
-            await jobs.start()
-        yield
-        app.state.draining = True
-        if jobs is not None:
-            await jobs.stop()
-        await service.stop()
-
     plain: dict[str, Any] = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}
-    app = FastAPI(title="adapterbank", version=__version__, lifespan=lifespan, **plain)
+    app = FastAPI(title="adapterbank", version=__version__, lifespan=_lifespan(service, jobs), **plain)
     app.state.draining = False
     access = _include(
         app,
@@ -105,6 +93,24 @@ def create_app(
     return app
 
 
+def _lifespan(service: Service, jobs: Any) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """Return what starts and stops a server's parts together with its app."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.draining = False
+        await service.start()
+        if jobs is not None:
+            await jobs.start()
+        yield
+        app.state.draining = True
+        if jobs is not None:
+            await jobs.stop()
+        await service.stop()
+
+    return lifespan
+
+
 def _include(app: FastAPI, routers: Iterable[tuple[APIRouter, bool]]) -> AccessTable:
     """Add the routers that this server has; the others still declare who may learn that they are missing."""
     routes = [_OPENAPI]
@@ -123,7 +129,7 @@ def _numbers(service: Service, jobs: Any) -> Mapping[str, float]:
 
 
 def _handle_errors(app: FastAPI, access: AccessTable) -> None:
-    """Give every error of the framework the same shape."""
+    """Return every error of the framework the same shape."""
 
     @app.exception_handler(Refusal)
     async def refused(request: Request, error: Refusal) -> Response:

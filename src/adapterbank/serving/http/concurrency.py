@@ -22,9 +22,7 @@ class ConcurrencyLimit:
         total, own = self._running.total(), self._running[key]
         count = f"{total} {self._what}" if total >= self._limit else f"{own} {self._what} of the key {key!r}"
         if total >= self._limit or (key is not None and own >= max(1, self._limit // 2)):
-            raise Refusal(
-                "overloaded", f"{count} are open already, which is the limit; try again soon.", retry_after=10
-            )
+            raise Refusal("overloaded", f"{count} are open, which is the limit; try again soon.", retry_after=10)
 
     @contextlib.contextmanager
     def acquire(self, key: str | None) -> Iterator[None]:

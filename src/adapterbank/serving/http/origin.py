@@ -1,8 +1,8 @@
 """Protects a server without keys: only programs and pages of its own machine may use it. Knows no routes and no keys.
 
 Every page in a browser on this machine can send requests to a loopback address. A page of another site cannot read the
-answers, and the `Origin` header of its requests gives it away. If it resolves its own name to 127.0.0.1 (DNS
-rebinding), it could read them, but then the `Host` header gives it away.
+answers, and the `Origin` header of its requests shows where they come from. If it resolves its own name to 127.0.0.1
+(DNS rebinding), it could read the answers, but then the `Host` header shows that name.
 """
 
 from __future__ import annotations

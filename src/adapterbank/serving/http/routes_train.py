@@ -73,7 +73,6 @@ def train_router(jobs: JobQueue, *, per_key: int | None = None, heartbeat: float
     router = APIRouter(tags=["train"])
     codes = ("not_found", "too_large", "too_slow", "unsupported", "overloaded", "too_many_runs")
     uploads = ConcurrencyLimit(MAX_UPLOADS, "uploads")
-    streams = ConcurrencyLimit(MAX_STREAMS, "event streams")
     queued = {**responses(RunAnswer, *codes), 202: {"model": RunAnswer}}
     del queued[200]
 
@@ -112,6 +111,13 @@ def train_router(jobs: JobQueue, *, per_key: int | None = None, heartbeat: float
         await _find(jobs, id, request)
         return json_response((await in_thread(jobs.cancel, id)).to_json())
 
+    _add_events(router, jobs, heartbeat)
+    return router
+
+
+def _add_events(router: APIRouter, jobs: JobQueue, heartbeat: float) -> None:
+    """Add the route that follows a run."""
+    streams = ConcurrencyLimit(MAX_STREAMS, "event streams")
     stream = {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "Until the run ends."}
 
     @router.get(
@@ -134,8 +140,6 @@ def train_router(jobs: JobQueue, *, per_key: int | None = None, heartbeat: float
         return StreamingResponse(
             streams.wrap(changes, context.key_name), media_type="text/event-stream", headers=headers
         )
-
-    return router
 
 
 def untrained_router(reason: str) -> APIRouter:
@@ -236,8 +240,8 @@ async def _receive(jobs: JobQueue, request: Request, order: _Order) -> TrainingR
     """Stream the body to disk and queue a run on it; an upload that fails leaves nothing behind."""
     await in_thread(check, order.task, order.options, order.format)
     length = request.headers.get("content-length", "")
-    size = int(length) if length.isdecimal() else jobs.largest
-    await in_thread(check_size, size, jobs.largest)
+    size = int(length) if length.isdecimal() else jobs.limits.upload
+    await in_thread(check_size, size, jobs.limits.upload)
     if await in_thread(lambda: shutil.disk_usage(jobs.bank).free) < size + RESERVED_DISK:
         message = "The server's disk is nearly full; try again when other runs have ended."
         raise Refusal("overloaded", message, retry_after=60)

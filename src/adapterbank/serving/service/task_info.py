@@ -1,4 +1,4 @@
-"""What is told of tasks: manifests to the JSON of /v1/tasks. Knows no engine and no routes."""
+"""Turns manifests into the JSON of /v1/tasks. Knows no engine and no routes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from adapterbank.storage.package import Manifest
 
 
 def summary(manifest: Manifest, *, resident: bool) -> dict[str, Any]:
-    """Tell a task in a line of a list."""
+    """Return a task's row in the list."""
     task, method = manifest.task, manifest.method
     scores: Mapping[str, Mapping[str, Any]] = manifest.metrics
     return {
@@ -36,11 +36,11 @@ def summary(manifest: Manifest, *, resident: bool) -> dict[str, Any]:
 
 
 def details(bank: Bank, manifest: Manifest, *, resident: bool) -> dict[str, Any]:
-    """Tell all of a task: its manifest, its versions, and its newest ablation."""
-    told = {key: value for key, value in manifest.to_json().items() if key != "fingerprint"}
+    """Return all about a task: its manifest, its versions and its newest ablation."""
+    fields = {key: value for key, value in manifest.to_json().items() if key != "fingerprint"}
     return {
-        **told,
-        "backbone": {**manifest.backbone, "name": called(manifest.backbone["name"])},
+        **fields,
+        "backbone": {**manifest.backbone, "name": public_name(manifest.backbone["name"])},
         "resident": resident,
         "versions": bank.versions(manifest.name),
         "default": bank.default(manifest.name),
@@ -48,13 +48,13 @@ def details(bank: Bank, manifest: Manifest, *, resident: bool) -> dict[str, Any]
     }
 
 
-def called(backbone: str) -> str:
-    """Give an encoder's name to who asks; of a folder on this machine, its last part."""
+def public_name(backbone: str) -> str:
+    """Return the name of an encoder that clients may see; for a folder on this machine, its last part."""
     return Path(backbone).name if Path(backbone).is_absolute() else backbone
 
 
 def _ablation(folder: Path, ref: str) -> Any:
-    """Give the newest ablation of a package; none where none can be read."""
+    """Return the newest ablation of a package that can be read, or None."""
     found = [path for path in folder.glob("*.json") if path.name.rpartition("-")[0] == ref]
     for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
         try:

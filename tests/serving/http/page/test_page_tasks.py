@@ -1,4 +1,4 @@
-"""Claims about the tasks on the page, in a real browser: the list, the totals, and banks with few or many tasks."""
+"""Promise: the page shows the tasks in a real browser: the list, the totals, and banks with few or many tasks."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class TestProblemsInTheBank:
         found.removed.add("task-07")
         return found
 
-    def test_problems_are_told_plainly(self, page):
+    def test_problems_are_shown(self, page):
         expect(page.locator("#problems")).to_contain_text("1 task of the bank cannot be served")
         expect(page.locator("#problems li")).to_have_text("broken: broken@2 is damaged; restore it.")
 
-    def test_a_task_that_is_refused_leaves_the_others_their_answers(self, page, url, complaints):
+    def test_a_refused_task_does_not_prevent_the_predictions_of_others(self, page, url, complaints):
         complaints.append("404")
         page.goto(f"{url}/#try")
         page.get_by_label("Text", exact=True).fill("A text")
@@ -81,7 +81,7 @@ class TestAnEmptyBank:
     def service(self):
         return SampleService([])
 
-    def test_it_tells_how_to_add_a_task(self, page):
+    def test_an_empty_bank_explains_how_to_add_a_task(self, page):
         expect(page.locator("#tasks-empty")).to_contain_text("The bank has no tasks yet")
         expect(page.locator("#tasks-empty")).to_contain_text("adapterbank train --bank bank")
         for part in ("#totals", "#tasks-tools", "#tasks-list"):
@@ -89,7 +89,7 @@ class TestAnEmptyBank:
         page.get_by_role("link", name="upload a file").click()
         expect(page.get_by_role("heading", name="Train a task")).to_be_visible()
 
-    def test_who_asks_it_is_led_to_training(self, page):
+    def test_an_empty_bank_links_to_training(self, page):
         page.get_by_role("link", name="Try", exact=True).click()
         page.get_by_label("Text", exact=True).fill("A warm film.")
         page.get_by_role("button", name="Predict").click()
@@ -114,7 +114,7 @@ class TestAThousandTasks:
         assert max(sizes) <= 64
 
 
-def test_an_error_that_comes_late_is_not_told_of_another_part(page, faults, url, complaints):
+def test_a_late_error_is_not_shown_in_another_section(page, faults, url, complaints):
     complaints.append("404")
     expect(page.locator("#tasks-list li")).to_have_count(50)
     faults.paused = True
@@ -129,7 +129,7 @@ def test_an_error_that_comes_late_is_not_told_of_another_part(page, faults, url,
     expect(page.locator("#trouble")).to_be_hidden()
 
 
-def test_an_address_that_makes_no_sense_shows_the_tasks_or_says_so(page, url, complaints):
+def test_an_invalid_address_shows_the_tasks_or_an_error(page, url, complaints):
     complaints.append("404")
     page.goto(f"{url}/#nothing/here")
     expect(page.get_by_role("heading", name="Tasks")).to_be_visible()

@@ -1,4 +1,4 @@
-"""Claims about the queue of training runs: one key cannot fill it, however its requests come."""
+"""Claims about the limits of the queue: in total and per key, also for concurrent uploads."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import pytest
 
 from adapterbank.serving.http.app import create_app
 from adapterbank.serving.http.auth import Keys
-from adapterbank.serving.jobs.queue import JobQueue, JobQueueFull, KeyFull
+from adapterbank.serving.jobs.queue import JobQueue, JobQueueFull, KeyQueueFull, QueueLimits
 from adapterbank.serving.service.protocol import Limits
 from serving.dummy import Dummy, ask, calling
 from serving.small_bank import until
-from serving.training import left, new_bank, table
+from serving.training import left, new_bank, send, table
 
 PATH = "/v1/tasks/sentiment/train?format=csv"
 
 
 class Idle(JobQueue):
-    """Jobs that nobody works on."""
+    """A queue whose runs are not started."""
 
     def begin(self):
         """Do nothing."""
@@ -26,7 +26,7 @@ class Idle(JobQueue):
 
 @pytest.fixture
 def jobs(tmp_path, bert):
-    return Idle(new_bank(tmp_path / "bank", bert), waiting=8)
+    return Idle(new_bank(tmp_path / "bank", bert), limits=QueueLimits(waiting=8))
 
 
 @pytest.fixture
@@ -51,18 +51,18 @@ def sent(app, headers, count=1):
     return [ask(app, "POST", PATH, content=table(), headers=headers) for _ in range(count)]
 
 
-def test_a_key_may_have_so_many_runs_waiting_and_others_still_have_room(app, jobs, header):
+def test_a_key_has_a_limit_of_queued_runs_and_other_keys_are_not_affected(app, jobs, header):
     alice, bob = header("alice", "train"), header("bob", "train", "predict")
     answers = sent(app, alice, 3)
     assert [answer.status_code for answer in answers] == [202, 202, 429]
     error = answers[2].json()["error"]
     assert (error["code"], answers[2].headers["retry-after"]) == ("too_many_runs", "60")
-    assert error["message"].startswith("2 runs of the key 'alice' are queued already;")
+    assert error["message"].startswith("The key 'alice' has 2 queued runs, which is the limit;")
     assert [answer.status_code for answer in sent(app, bob, 2)] == [202, 202]
     assert len(left(jobs)) == 4  # nothing of the one that was refused
 
 
-def test_a_run_that_begins_or_is_cancelled_makes_room_for_the_next(app, jobs, header):
+def test_a_run_that_starts_or_is_cancelled_frees_its_place(app, jobs, header):
     alice = header("alice", "train")
     first, second = (answer.json()["id"] for answer in sent(app, alice, 2))
     assert jobs.runs.begin().id == first
@@ -71,18 +71,18 @@ def test_a_run_that_begins_or_is_cancelled_makes_room_for_the_next(app, jobs, he
     assert [answer.status_code for answer in sent(app, alice, 2)] == [202, 429]
 
 
-def test_an_admin_is_held_to_the_limit_of_all_alone(app, header):
+def test_only_the_total_limit_applies_to_an_admin(app, header):
     answers = sent(app, header("root", "admin"), 9)
     assert [answer.status_code for answer in answers] == [*[202] * 8, 429]
     assert answers[8].json()["error"]["code"] == "overloaded"
 
 
-def test_without_keys_the_limit_of_all_is_the_only_one(jobs):
+def test_only_the_total_limit_applies_without_keys(jobs):
     answers = sent(create_app(Dummy(), jobs=jobs, limits=Limits(runs=2), page=False), {}, 9)
     assert [answer.status_code for answer in answers] == [*[202] * 8, 429]
 
 
-def test_files_that_are_sent_at_once_do_not_slip_through_together(app, jobs, header):
+def test_concurrent_uploads_do_not_exceed_the_limit_of_a_key(app, jobs, header):
     alice = header("alice", "train")
 
     async def run():
@@ -103,8 +103,8 @@ def test_files_that_are_sent_at_once_do_not_slip_through_together(app, jobs, hea
     assert len(left(jobs)) == 2
 
 
-def test_the_limit_of_all_holds_for_files_that_are_sent_at_once_too(tmp_path, bert):
-    jobs = Idle(new_bank(tmp_path / "bank", bert), waiting=1)
+def test_concurrent_uploads_do_not_exceed_the_total_limit(tmp_path, bert):
+    jobs = Idle(new_bank(tmp_path / "bank", bert), limits=QueueLimits(waiting=1))
     uploads = [jobs.upload("csv") for _ in range(2)]
     for upload in uploads:
         upload.write(table())
@@ -114,7 +114,7 @@ def test_the_limit_of_all_holds_for_files_that_are_sent_at_once_too(tmp_path, be
     assert jobs.runs.waiting(None) == (1, 0)
 
 
-def test_a_key_is_counted_by_its_name(jobs):
+def test_the_runs_of_a_key_are_counted_by_its_name(jobs):
     def put(name):
         with jobs.upload("csv", name, 1) as upload:
             upload.write(table())
@@ -122,10 +122,20 @@ def test_a_key_is_counted_by_its_name(jobs):
 
     put("alice")
     put("bob")
-    with pytest.raises(KeyFull):
+    with pytest.raises(KeyQueueFull):
         put("alice")
 
 
-def test_the_document_tells_of_the_refusal(app):
-    told = app.openapi()["paths"]["/v1/tasks/{task}/train"]["post"]["responses"]["429"]["description"]
-    assert "too_many_runs" in told
+def test_the_openapi_document_lists_the_error(app):
+    description = app.openapi()["paths"]["/v1/tasks/{task}/train"]["post"]["responses"]["429"]["description"]
+    assert "too_many_runs" in description
+
+
+def test_the_number_of_queued_runs_is_limited(tmp_path, bert):
+    jobs = Idle(new_bank(tmp_path / "bank", bert), limits=QueueLimits(waiting=2))
+    first = send(jobs)
+    send(jobs)
+    with pytest.raises(JobQueueFull, match="The queue is full with 2 runs"):
+        send(jobs)
+    jobs.cancel(first.id)
+    assert send(jobs).state == "queued"

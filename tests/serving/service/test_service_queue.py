@@ -1,4 +1,4 @@
-"""The service's queue: who waits shares a batch, who floods delays nobody, who leaves is out, overload is told."""
+"""Claims about the service's queue: shared batches, floods, cancelled requests and overload."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_rows_that_wait_together_share_a_batch(small):
         async with running(small) as service:
             gate, first = await occupied(service)
             rest = [asyncio.ensure_future(service.predict([Ask(n, ["the cat", "dog"])])) for n in "abab"]
-            await until(lambda: service.batching.ready == 28)
+            await until(lambda: service.scheduler.ready == 28)
             gate.opened.set()
             await asyncio.gather(first, *rest)
             return service.numbers()
@@ -36,7 +36,7 @@ def test_texts_are_tokenised_while_the_device_computes(small):
         async with running(small) as service:
             gate, first = await occupied(service)
             second = asyncio.ensure_future(service.predict([Ask("a", ["the cat sat"])]))
-            await until(lambda: service.batching.ready == 5)
+            await until(lambda: service.scheduler.ready == 5)
             done = first.done()
             gate.opened.set()
             await asyncio.gather(first, second)
@@ -45,13 +45,13 @@ def test_texts_are_tokenised_while_the_device_computes(small):
     assert asyncio.run(run()) is False
 
 
-def test_texts_that_came_together_are_tokenised_a_batch_at_a_time(small):
+def test_texts_that_arrive_together_are_tokenised_one_batch_at_a_time(small):
     small.put("a")
     entered, seen = threading.Event(), []
 
     async def run():
         async with running(small) as service:
-            service.batching.budget = 20  # an ask of two texts is guessed at as 8 tokens
+            service.scheduler.budget = 20  # an ask of two texts is guessed at as 8 tokens
             tokenise, held = service.engine.tokenise, threading.Event()
 
             def slowly(requests):
@@ -64,52 +64,52 @@ def test_texts_that_came_together_are_tokenised_a_batch_at_a_time(small):
             asked = [asyncio.ensure_future(service.predict([Ask("a", ["the cat"])]))]
             await until(entered.is_set)
             asked += [asyncio.ensure_future(service.predict([Ask("a", ["the cat", word])])) for word in "abcdefghij"]
-            await until(lambda: len(service._fresh) == 10)
+            await until(lambda: len(service.arrived) == 10)
             gone = [asked[i] for i in (2, 4, 9, 10)]  # b and d, and all that would be left for the last time
             for one in gone:
                 one.cancel()
             await asyncio.wait(gone)
             held.set()
             await asyncio.gather(*(one for one in asked if one not in gone))
-            await until(lambda: not service._fresh)
+            await until(lambda: not service.arrived)
             late = await service.predict([Ask("a", ["dog"])])
-            return len(late[0].predictions), service.batching.waiting
+            return len(late[0].predictions), service.scheduler.waiting
 
     assert asyncio.run(run()) == (1, 0)
     assert [[texts[-1] for texts in together] for together in seen] == [["the cat"], [*"ace"], [*"fgh"], ["dog"]]
 
 
 @pytest.mark.parametrize("texts", [[], ["\ud800"], ["why"]], ids=["none", "no text", "one"])
-def test_a_service_stops_though_what_waited_for_the_tokenizer_was_cancelled(texts, small):
+def test_a_service_stops_after_requests_for_the_tokenizer_were_cancelled(texts, small):
     small.put("a")
 
     async def run():
         async with running(small, lanes=2) as service:
-            service.batching.budget = 8
+            service.scheduler.budget = 8
             tokenise, entered, held = service.engine.tokenise, threading.Event(), threading.Event()
             service.engine.tokenise = lambda *given: (entered.set(), held.wait(PATIENCE), tokenise(*given))[2]
             first = asyncio.ensure_future(service.predict([Ask("a", texts)]))
             await until(entered.is_set)
             asked = [asyncio.ensure_future(service.predict([Ask("a", ["the cat", "dog"])])) for _ in range(2)]
-            await until(lambda: len(service._fresh) == 2)
+            await until(lambda: len(service.arrived) == 2)
             for one in asked:
                 one.cancel()
             await asyncio.wait(asked)
-            take = service._take_fresh
-            service._take_fresh = lambda: (time.sleep(0.1), take())[1]  # the lanes are to wait for these before
+            take = service._take_arrived
+            service._take_arrived = lambda: (time.sleep(0.1), take())[1]  # the lanes are to wait for these before
             stopping = asyncio.ensure_future(service.stop())
             await until(lambda: not service.ready)
             held.set()
             done, _ = await asyncio.wait([stopping], timeout=20)
-            with service._turn:
-                service._turn.notify_all()
+            with service._condition:
+                service._condition.notify_all()
             await asyncio.gather(first, stopping, return_exceptions=True)
             return bool(done)
 
     assert asyncio.run(run())
 
 
-def test_a_panic_of_the_tokenizer_refuses_what_met_it_alone(small):
+def test_a_panic_of_the_tokenizer_fails_only_its_own_request(small):
     small.put("a")
 
     class Panic(BaseException):
@@ -117,7 +117,7 @@ def test_a_panic_of_the_tokenizer_refuses_what_met_it_alone(small):
 
     async def run():
         async with running(small) as service:
-            service.batching.budget = 8
+            service.scheduler.budget = 8
             tokenise = service.engine.tokenise
 
             def panics(requests):
@@ -141,7 +141,7 @@ def test_the_first_of_many_texts_are_computed_before_the_last_are_tokenised(smal
 
     async def run():
         async with running(small) as service:
-            service.batching.budget = 20
+            service.scheduler.budget = 20
             tokenise = service.engine.tokenise
 
             def held(requests):
@@ -166,10 +166,10 @@ def test_a_cancelled_request_leaves_the_queue(small):
         async with running(small) as service:
             gate, first = await occupied(service)
             second = asyncio.ensure_future(service.predict([Ask("a", ["the cat sat"])]))
-            await until(lambda: service.batching.ready == 5)
+            await until(lambda: service.scheduler.ready == 5)
             second.cancel()
             await asyncio.wait([second])
-            left = service.batching.waiting
+            left = service.scheduler.waiting
             gate.opened.set()
             await first
             return left, service.numbers()["rows"]
@@ -177,7 +177,7 @@ def test_a_cancelled_request_leaves_the_queue(small):
     assert asyncio.run(run()) == (0, 1)
 
 
-def test_overload_is_answered_at_once_and_the_rest_as_if_nothing_were(small):
+def test_overload_is_refused_at_once_and_the_other_requests_are_answered(small):
     small.put("a")
     small.put("b", 1)
 
@@ -187,12 +187,12 @@ def test_overload_is_answered_at_once_and_the_rest_as_if_nothing_were(small):
             kept, refused = [], []
             for _ in range(30):
                 one = asyncio.ensure_future(service.predict([Ask("a", ["the cat sat"])]))
-                await until(lambda one=one: one.done() or service.batching.ready == 5 * len(kept) + 5)
+                await until(lambda one=one: one.done() or service.scheduler.ready == 5 * len(kept) + 5)
                 (refused if one.done() else kept).append(one)
             other = asyncio.ensure_future(service.predict([Ask("b", ["why"])]))  # there is room for another task
-            await until(lambda: other.done() or service.batching.ready > 5 * len(kept))
+            await until(lambda: other.done() or service.scheduler.ready > 5 * len(kept))
             assert not other.done()
-            most = service.batching.waiting
+            most = service.scheduler.waiting
             gate.opened.set()
             found = await asyncio.gather(first, other, *kept)
             return most, [one.exception() for one in refused], found
@@ -204,7 +204,7 @@ def test_overload_is_answered_at_once_and_the_rest_as_if_nothing_were(small):
     assert len({str(answer.predictions) for answers in found[2:] for answer in answers}) == 1
 
 
-def test_a_service_with_nothing_to_do_takes_a_request_of_many_tasks_that_is_larger_than_its_queue(small):
+def test_an_idle_service_accepts_a_request_that_is_larger_than_its_queue(small):
     for seed, name in enumerate("abc"):
         small.put(name, seed)
 
@@ -223,12 +223,12 @@ def test_a_refused_request_counts_none_of_its_rows(small):
         async with running(small, queue=40) as service:
             gate, first = await occupied(service)
             second = asyncio.ensure_future(service.predict([Ask("a", ["the cat sat"])]))
-            await until(lambda: service.batching.ready)
-            waiting = service.batching.waiting
+            await until(lambda: service.scheduler.ready)
+            waiting = service.scheduler.waiting
             request = [Ask("a", ["the cat"]), Ask("b", ["the cat sat on the mat"] * 9)]
-            with pytest.raises(Refusal, match="Too much is waiting"):
+            with pytest.raises(Refusal, match="The server is busy"):
                 await asyncio.wait_for(service.predict(request), PATIENCE / 2)
-            left = service.batching.waiting
+            left = service.scheduler.waiting
             gate.opened.set()
             await asyncio.gather(first, second)
             return waiting, left
@@ -237,21 +237,21 @@ def test_a_refused_request_counts_none_of_its_rows(small):
     assert waiting == left > 0
 
 
-def test_a_flooding_task_does_not_hold_up_another(small):
+def test_a_flooding_task_does_not_delay_another(small):
     small.put("flood")
     small.put("other", 1)
     batches = threading.Semaphore(0)
 
     async def run():
         async with running(small) as service:
-            service.batching.budget = 64  # eight rows a batch
+            service.scheduler.budget = 64  # eight rows a batch
             launch = service.engine.launch
             service.engine.launch = lambda *given: batches.acquire(timeout=PATIENCE) and launch(*given)
             texts = ["the cat sat on the mat"] * 40
             flood = [asyncio.ensure_future(service.predict([Ask("flood", texts)])) for _ in range(5)]
-            await until(lambda: service.batching.ready >= 1500)
+            await until(lambda: service.scheduler.ready >= 1500)
             other = asyncio.ensure_future(service.predict([Ask("other", texts[:2])]))
-            await until(lambda: "other" in str(list(service.batching._lines)))
+            await until(lambda: "other" in str(service.scheduler.tasks))
             batches.release(2)  # the one under way, and the next
             found = await asyncio.wait_for(other, PATIENCE)
             waiting = not any(one.done() for one in flood)
@@ -262,7 +262,7 @@ def test_a_flooding_task_does_not_hold_up_another(small):
     assert asyncio.run(run()) == (True, 2)
 
 
-def test_a_request_of_which_one_task_fails_is_refused_at_once_and_leaves_the_queue(small):
+def test_a_request_with_one_failing_task_is_refused_at_once_and_leaves_the_queue(small):
     small.put("a")
     small.put("b", 1)
 
@@ -271,7 +271,7 @@ def test_a_request_of_which_one_task_fails_is_refused_at_once_and_leaves_the_que
             gate, first = await occupied(service)
             with pytest.raises(Refusal) as refused:  # while the device is held
                 await asyncio.wait_for(service.predict([Ask("a", ["why"]), Ask("b", ["\ud800"])]), PATIENCE / 2)
-            left = service.batching.waiting
+            left = service.scheduler.waiting
             gate.opened.set()
             await first
             return refused.value.code, left

@@ -1,10 +1,11 @@
-"""Claims about what hinders training, and passes: another server, a full disk, a table in use, files that stay."""
+"""Claims about temporary problems of training: another server, a full disk, a locked table, undeletable files."""
 
 from __future__ import annotations
 
 import pytest
 
 from adapterbank.errors import StorageError
+from adapterbank.serving.jobs import queue
 from adapterbank.serving.jobs.queue import JobQueue
 from adapterbank.serving.jobs.run_store import RunStore
 from serving.training import left, new_bank, send, until
@@ -15,9 +16,9 @@ def bank(tmp_path, bert):
     return new_bank(tmp_path / "bank", bert)
 
 
-def test_of_two_servers_of_a_bank_one_works_and_the_other_takes_over(bank, monkeypatch):
+def test_of_two_servers_of_a_bank_one_trains_and_the_other_takes_over(bank, monkeypatch):
     worked = []
-    monkeypatch.setattr(JobQueue, "_train", lambda self, run: worked.append(self) or self.runs.end(run.id, "cancelled"))
+    monkeypatch.setattr(JobQueue, "train", lambda self, run: worked.append(self) or self.runs.end(run.id, "cancelled"))
     first, second = JobQueue(bank), JobQueue(bank)
     first.begin()
     until(first, send(first).id)
@@ -30,7 +31,7 @@ def test_of_two_servers_of_a_bank_one_works_and_the_other_takes_over(bank, monke
     second.close()
 
 
-def test_a_worker_outlives_what_hinders_it(idle, monkeypatch):
+def test_training_goes_on_after_an_error(idle, monkeypatch):
     calls = []
 
     def train(self, run):
@@ -39,7 +40,7 @@ def test_a_worker_outlives_what_hinders_it(idle, monkeypatch):
             raise StorageError("the disk is full")
         self.runs.end(run.id, "cancelled")
 
-    monkeypatch.setattr(JobQueue, "_train", train)
+    monkeypatch.setattr(JobQueue, "train", train)
     run = send(idle)
     idle.begin()
     assert until(idle, run.id).attempts == 2
@@ -47,28 +48,8 @@ def test_a_worker_outlives_what_hinders_it(idle, monkeypatch):
     assert calls == [run.id, run.id]
 
 
-def test_a_table_that_cannot_be_used_for_a_while_costs_a_running_run_nothing(idle, monkeypatch):
-    run, heard = send(idle), {"history": [], "notes": []}
-    idle.runs.begin()
-    row = {"epoch": 1, "loss": 0.5, "score": 0.5, "seconds": 1.0}
-
-    def fail(*given):
-        raise StorageError("the table is locked")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(RunStore, "_open", fail)
-        assert idle._wanted(run.id) == ""
-        idle._hear(run.id, {"kept": "abc"}, heard)
-        idle._hear(run.id, {"epoch": row}, heard)
-    idle._hear(run.id, {"progress": {"epoch": 2}}, heard)
-    now = idle.get(run.id)
-    assert (now.kept, now.history, now.progress) == ("abc", [row], {"epoch": 2})
-
-
 @pytest.mark.parametrize("place", ["list", "forget_old"])
-def test_runs_are_worked_on_once_the_table_can_be_used_again_and_the_log_does_not_grow(
-    idle, monkeypatch, caplog, place
-):
+def test_runs_are_trained_once_the_table_can_be_used_again_and_the_log_does_not_grow(idle, monkeypatch, caplog, place):
     failures, original = [], getattr(RunStore, place)
 
     def fail(self, *given):
@@ -77,24 +58,24 @@ def test_runs_are_worked_on_once_the_table_can_be_used_again_and_the_log_does_no
             raise StorageError("the disk is full")
         return original(self, *given)
 
-    monkeypatch.setattr(JobQueue, "_train", lambda self, run: self.runs.end(run.id, "failed"))
+    monkeypatch.setattr(JobQueue, "train", lambda self, run: self.runs.end(run.id, "failed"))
     monkeypatch.setattr(RunStore, place, fail)
-    monkeypatch.setattr(idle._closing, "wait", lambda seconds: None)
+    monkeypatch.setattr(queue, "RETRY", 0.0)
     first, second = send(idle), send(idle)
     idle.begin()
-    idle.begin()  # once more is once
+    idle.begin()  # a second call has no effect
     until(idle, first.id)
     until(idle, second.id)
     idle.close()
     assert failures
-    assert len([r for r in caplog.records if r.message == "hindered"]) == 1
+    assert len([r for r in caplog.records if r.message == "training blocked"]) == 1
 
 
-def test_a_file_that_cannot_be_removed_holds_up_no_run(idle, monkeypatch):
+def test_a_file_that_cannot_be_deleted_delays_no_run(idle, monkeypatch):
     def refuse(path):
         raise StorageError(f"{path} cannot be used: permission is denied.")
 
-    monkeypatch.setattr(JobQueue, "_train", lambda self, run: self.runs.end(run.id, "failed"))
+    monkeypatch.setattr(JobQueue, "train", lambda self, run: self.runs.end(run.id, "failed"))
     monkeypatch.setattr("adapterbank.storage.files.discard", refuse)
     sent = [send(idle) for _ in range(2)]
     idle.begin()
@@ -102,5 +83,5 @@ def test_a_file_that_cannot_be_removed_holds_up_no_run(idle, monkeypatch):
     idle.close()
     assert len(left(idle)) == 2
     monkeypatch.undo()
-    idle._sweep_litter()
+    idle.clean_up()
     assert left(idle) == []
