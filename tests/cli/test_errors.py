@@ -121,9 +121,9 @@ TRAINING = {
     "layers in the wrong order": (trained(layers="2-1"), r"layers is '2-1'"),
     "too many top layers": (
         trained(method="top", size=None, top=4),
-        r"top is 4, but this backbone has 3 layers: give 1 to 3\.",
+        r"top is 4, but this backbone has 3 layers; use 1 to 3\.",
     ),
-    "too long for the encoder": (trained(max_length=65), r"max_length is 65, but .* has 64 positions\."),
+    "too long for the encoder": (trained(max_length=65), r"max_length is 65, but .* has 64 positions; lower it\."),
     "unknown method": (trained(method="adaptor"), r"method is 'adaptor'.* Did you mean 'adapter'\?"),
     "unknown kind": (trained(kind="multi-label"), r"kind is 'multi-label'.* Did you mean 'multilabel'\?"),
     "unknown metric": (trained(metric="acuracy"), r"metric is 'acuracy'.* Did you mean 'accuracy'\?"),
