@@ -358,12 +358,11 @@ def test_batches_of_fixed_shape_give_what_routed_ones_give(dummy: Backbone, new_
 
 def test_the_dummy_trains_predicts_evaluates_and_serves(dummy: Backbone, tmp_path: Path) -> None:
     pytest.importorskip("fastapi", reason="pip install 'adapterbank[serve]'")
-    from serving.sample_server import served
-
     from adapterbank.inference.engine import Engine
     from adapterbank.serving.http.app import create_app
     from adapterbank.serving.service.service import BankService
     from adapterbank.storage.bank import Bank
+    from serving.sample_server import served
 
     bank = adapterbank.open_bank(tmp_path / "bank", dummy, device="cpu")
     bank.train("sentiment", reviews(), epochs=12, size=8, lr=0.01, batch=8, max_length=32)
