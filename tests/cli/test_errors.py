@@ -121,16 +121,16 @@ TRAINING = {
     "layers in the wrong order": (trained(layers="2-1"), r"layers is '2-1'"),
     "too many top layers": (
         trained(method="top", size=None, top=4),
-        r"top is 4, but this backbone has 3 layers: give 1 to 3\.",
+        r"top is 4, but this backbone has 3 layers; use 1 to 3\.",
     ),
-    "too long for the encoder": (trained(max_length=65), r"max_length is 65, but .* has 64 positions\."),
+    "too long for the encoder": (trained(max_length=65), r"max_length is 65, but .* has 64 positions; lower it\."),
     "unknown method": (trained(method="adaptor"), r"method is 'adaptor'.* Did you mean 'adapter'\?"),
     "unknown kind": (trained(kind="multi-label"), r"kind is 'multi-label'.* Did you mean 'multilabel'\?"),
     "unknown metric": (trained(metric="acuracy"), r"metric is 'acuracy'.* Did you mean 'accuracy'\?"),
     "metric of another kind": (trained(metric="spearman"), r"spearman.*classification"),
     "an option of another method": (
         trained(method="full"),
-        r"size is 4, but method 'full' has no use for it; leave it",
+        r"size is 4, but method 'full' does not use it; leave it",
     ),
     "unknown backbone": (trained(backbone="minilmm"), r"'minilmm' is neither a folder,.* See: adapterbank backbones"),
     "backbone that is a file": (trained(backbone="train.csv"), r"train\.csv is a file\. A backbone is a folder"),
@@ -310,7 +310,7 @@ ASKING = {
     ),
     "a second text for single texts": (
         ["predict", "--task", "s", "--text", "a", "--text-pair", "b"],
-        r"give it no pairs",
+        r"pass no second texts",
     ),
     "unknown task": (
         ["predict", "--task", "sent", "--text", "good"],

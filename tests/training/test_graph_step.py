@@ -197,7 +197,7 @@ def test_warm_up_before_a_capture_changes_nothing(bert, new_slot, graph_training
     jobs = three_runs(bert, new_slot)
     plain, captured = graph_training(bert, *jobs), []
 
-    def capture(programs, body):
+    def capture(compiler, body):
         body()
         body()
         captured.append(body)
