@@ -226,6 +226,7 @@ FORMS = [
     {"method": "feature"},
     {"method": "lora", "rank": 3, "alpha": 6.0},
     {"method": "lora", "targets": "key,output,up,down"},
+    {"method": "ia3"},
     {"method": "bitfit"},
     {"method": "full"},
 ]

@@ -26,9 +26,9 @@ class Terminal(io.StringIO):
 def test_the_live_table_shows_counts_best_scores_and_running_runs():
     terminal, runs = Terminal(), make({**STUDY, "select": None}).runs
     progress = SweepProgress(total=4)
-    progress.hear(RunEvent(runs[0], "running", 0.5))
-    progress.hear(RunEvent(runs[1], "done", score=0.75))
-    progress.hear(RunEvent(runs[2], "failed", failure="It diverged."))
+    progress.update(RunEvent(runs[0], "running", 0.5))
+    progress.update(RunEvent(runs[1], "done", score=0.75))
+    progress.update(RunEvent(runs[2], "failed", failure="It diverged."))
     with LiveTable(runs, console=Console(file=terminal, force_terminal=True, width=120)) as table:
         table.watch(progress)
     text = terminal.getvalue()
@@ -43,7 +43,7 @@ def test_without_a_terminal_each_finished_run_is_a_line():
     progress = SweepProgress(total=4)
     with LiveTable(runs, console=Console(file=file, width=40)) as table:
         for event in (RunEvent(runs[0], "running", 0.5), RunEvent(runs[0], "done", score=0.75)):
-            progress.hear(event)
+            progress.update(event)
             table.watch(progress)
     (line,) = file.getvalue().splitlines()
     assert line.startswith("1/4 a adapter size 4 lr 0.01 epochs 2 seed 0: dev 0.7500 (")
@@ -59,8 +59,8 @@ def test_the_time_left_counts_only_runs_that_are_still_to_run(monkeypatch):
     runs = make({**STUDY, "seeds": 4}).runs
     progress = SweepProgress(total=100, new=8, began=0.0)  # the other 92 have records, some not yet looked at
     for run in runs[:4]:
-        progress.hear(RunEvent(run, "done", score=0.5))
+        progress.update(RunEvent(run, "done", score=0.5))
     assert progress.seconds_left() == 10.0
     for run in runs:
-        progress.hear(RunEvent(run, "done", score=0.5))
+        progress.update(RunEvent(run, "done", score=0.5))
     assert progress.seconds_left() == 0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -73,10 +74,13 @@ class GraphStep:
         self._whole = torch.zeros(self.places * (batch + 2), dtype=torch.int64, device=device)
         self._real = torch.zeros(self.places * batch + (self.places + 1) * 7, device=device)
         self._losses = torch.zeros(self.places, device=device)
-        self._layer_fns = compiled_layer_fns(programs.compiled)
         self._fused = fused_attention(context.config, device)
+        # Without the kernel, attention's softmax and its dropout are compiled too.
+        self._layer_fns = compiled_layer_fns(partial(programs.compiled, looped_reductions=self._fused is None))
         self._steps: dict[int, Callable[[], None]] = {}
-        adam.update = programs.compiled(adam.update)
+        adam.update = programs.compiled(
+            adam.update, lambda *rows: [(row, i) for row in rows[:4] for i in (0, 1)] + [(rows[4], 0)]
+        )
 
     def step(self, inputs: Sequence[StepInput], table: np.ndarray) -> Tensor:
         """Take one step for some runs; return the loss of each place, on the device."""

@@ -47,7 +47,7 @@ def train(
     """
     states = {i: (resume or {}).get(i, RunState()).copy() for i in range(len(jobs))}
     prefixes = PrefixCache(encoder.config, encoder.tensors)
-    programs = GraphCompiler(encoder.device)
+    programs = GraphCompiler(encoder.device, fixed_sizes=True)
     for (first, alone, *_), group in group_jobs(encoder.config, jobs, encoder.device).items():
         trainer = Trainer(encoder, prefixes, dropout=dropout, first=first, programs=programs)
         coming = [ActiveRun(i, jobs[i], states[i]) for i in group]

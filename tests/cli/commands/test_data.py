@@ -21,7 +21,7 @@ def test_data_describes_a_catalog_task(data_root, checkpoint):
     text = shell("data", "glue/sst2", *words).out
     assert "dev rows that also occur in train: 24" in text
     assert "50.0 %" in text
-    assert "6 unanswerable questions" in shell("data", "squad/v2", *words).out
+    assert "6 questions without an answer" in shell("data", "squad/v2", *words).out
 
 
 def test_data_describes_files_and_warns_of_a_misspelt_label(tmp_path, checkpoint):
