@@ -17,7 +17,7 @@ from adapterbank.inference.runner import tokens_at_once
 from adapterbank.inference.slot_cache import TaskHandle
 
 CALLS = 6
-"""Calls that a batch makes to a GPU: copies in both directions, the program's run, and what surrounds them."""
+"""Calls that a batch makes to a GPU: copies in both directions, the graph's run, and what surrounds them."""
 
 
 class Pretended(Engine):

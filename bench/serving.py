@@ -160,7 +160,7 @@ def computing(engine: Engine, texts: list[str], tasks: int, seconds: float, each
     given = []
     for call in full_batches(engine, texts, tasks, each):
         prepared = engine.prepare(call)
-        rows = [(row, one.known) for one in prepared for row in one.rows.tokens]
+        rows = [(row, one.handle) for one in prepared for row in one.rows.tokens]
         given.append(([row for row, _ in rows], [known for _, known in rows]))
     return paced(lambda one: engine.compute(*one), given, engine.tokens_at_once // TOKENS, seconds)
 
@@ -313,7 +313,7 @@ def inside(options: argparse.Namespace) -> Iterator[tuple[BankService, list[str]
         backbone = load(shape or options.backbone)
         bank = random_bank.make(Path(folder, "bank"), backbone, 1, options.size, first=options.tasks)
         engine = filled(backbone, options, different=DIFFERENT)
-        engine.run_programs()
+        engine.use_graphs()
         if engine.ahead:
             use_few_threads_for_texts()  # as a server does
         service = BankService(bank, engine)

@@ -135,7 +135,7 @@ class Worker:
         if self.engine is None or len(self.engine.residents) > slots:
             self.engine = None  # before the next one is created: both might not fit
             self.engine = Engine(self.backbone, device=str(self.device))
-            self.engine.run_programs()
+            self.engine.use_graphs()
         task = Task("bench", "classification", ("text",), "label", ("no", "yes"), "accuracy")
         random = np.random.RandomState(0)
         sets = [

@@ -121,8 +121,8 @@ def three_runs(backbone, new_slot):
         AdamSettings(weight_decay=0.2, epsilon=1e-4, clip=0),
     ]
     return [
-        job_on(backbone, new_slot, Options(size=size), seed=seed, rate=rate, epochs=epochs, rows=rows, settings=mine)
-        for size, seed, rate, epochs, rows, mine in zip(
+        job_on(backbone, new_slot, Options(size=size), seed=seed, rate=rate, epochs=epochs, rows=rows, settings=adam)
+        for size, seed, rate, epochs, rows, adam in zip(
             (5, 6, 8), (0, 3, 2**33 + 5), (1e-3, 3e-3, 5e-4), (2, 1, 3), (20, 13, 9), settings, strict=True
         )
     ]

@@ -117,11 +117,11 @@ def test_a_version_can_be_pinned_and_the_default_rolled_back(bank):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("sentiment", "one text"), "texts is one string; give a list of texts"),
-        ((["sentiment"], TEXTS), "There are 11 texts; give as many tasks and pairs"),
-        (("pair", TEXTS, TEXTS[:2]), "There are 11 texts; give as many tasks and pairs"),
-        (("pair", TEXTS), "'pair' reads text and text_pair: give it pairs too"),
-        (("sentiment", TEXTS, TEXTS), "'sentiment' reads text: give it no pairs"),
+        (("sentiment", "one text"), "texts is one string; pass a list of texts"),
+        ((["sentiment"], TEXTS), "There are 11 texts; pass as many tasks and pairs"),
+        (("pair", TEXTS, TEXTS[:2]), "There are 11 texts; pass as many tasks and pairs"),
+        (("pair", TEXTS), "'pair' reads text and text_pair; pass a second text for every row"),
+        (("sentiment", TEXTS, TEXTS), "'sentiment' reads text; pass no second texts"),
         (("sentiment@9", TEXTS), "'sentiment' has no version 9; its versions are 1, 2"),
         (("sentiment", ["good", None]), "Row 2 is not a text"),
         (("sentiment", ["\ud800"]), "Row 1 is not a text"),
@@ -235,7 +235,7 @@ def test_a_wrong_device_or_precision_is_reported_at_once(tmp_path):
 def test_train_takes_every_option_of_the_shell_and_refuses_others(bank):
     with pytest.raises(ConfigError, match=r"'epoch' is not an option of a run\. Did you mean 'epochs'\?"):
         bank.train("s", ROWS, epoch=3)
-    with pytest.raises(InputError, match=r"This bank is open with .*; open another for 'mpnet'"):
+    with pytest.raises(InputError, match=r"This bank uses .*; open another bank for 'mpnet'"):
         bank.train("s", ROWS, backbone="mpnet", **FAST)
 
 
@@ -338,7 +338,7 @@ def test_several_tasks_are_evaluated_in_one_call_as_each_alone(bank):
     assert together.keys() == wanted.keys()
     for name, data in wanted.items():
         assert together[name] == bank.evaluate(name, data)
-    with pytest.raises(InputError, match="give a name, or a mapping"):
+    with pytest.raises(InputError, match="pass a name, or a mapping"):
         bank.evaluate(["sentiment"], reviews())
 
 

@@ -77,7 +77,7 @@ def test_a_range_includes_its_ends(field):
 
 
 def test_a_learning_rate_of_zero_is_refused():
-    assert mistakes(lr=0) == ("lr is 0, so nothing would train; give a positive number.",)
+    assert mistakes(lr=0) == ("lr is 0, so nothing would train; use a positive number.",)
 
 
 @pytest.mark.parametrize(
@@ -109,14 +109,14 @@ def test_devices_have_the_names_that_torch_gives_them(device):
 @pytest.mark.parametrize("sites", ["", "attention,", "attention;feedforward", "Attention"])
 def test_sites_are_one_or_both_of_two(sites):
     (sentence,) = mistakes(sites=sites)
-    assert sentence == f"sites is {sites!r}; it must be attention or feedforward, or both with a comma."
+    assert sentence == f"sites is {sites!r}; it must be attention or feedforward, or both separated by a comma."
 
 
 @pytest.mark.parametrize("targets", ["", "query,", "query;value", "Query", "knee"])
 def test_targets_are_names_of_linear_layers(targets):
     (sentence,) = mistakes(method="lora", targets=targets)
     choices = "query, key, value, output, up, down"
-    assert sentence == f"targets is {targets!r}; it must be one or more of {choices}, with commas."
+    assert sentence == f"targets is {targets!r}; it must be one or more of {choices}, separated by commas."
 
 
 def test_a_method_without_an_encoder_refuses_options_that_train_one():
@@ -194,7 +194,7 @@ def test_an_option_that_a_method_does_not_use_is_refused(method):
     if SPECIAL - used:
         found = mistakes(**given)
         assert [sentence.split(" is ")[0] for sentence in found] == sorted(SPECIAL - used)
-        assert all(f"method {method!r} has no use for it; leave it out." in sentence for sentence in found)
+        assert all(f"method {method!r} does not use it; leave it out." in sentence for sentence in found)
     assert parse({"method": method, **{name: ANOTHER[name] for name in used}})
 
 

@@ -285,7 +285,7 @@ def test_captured_batches_give_what_eager_ones_give(precision, tolerance, forms,
     tasks = [*tasks_on(backbones["kernel"], new_slot, forms)]
     engine = engine_on(backbones["kernel"], tasks, precision=precision)
     plain = engine_on(backbones["kernel"], tasks, precision=precision, programs=False)
-    engine.run_programs()
+    engine.use_graphs()
     for seed in range(3):
         assert_same_outputs(engine, plain, seed, tolerance)
     assert (engine.ahead > 0, plain.ahead) == (True, 0)
@@ -300,7 +300,7 @@ def test_captured_batches_within_a_memory_budget_use_the_slots_loaded_last(backb
     tasks = [*tasks_on(backbones["composed"], new_slot, FEW_FORMS)]
     engine = engine_on(backbones["composed"], tasks, precision="fp32", budget=200_000)
     plain = engine_on(backbones["composed"], tasks, precision="fp32", programs=False)
-    engine.run_programs()
+    engine.use_graphs()
     for seed in range(3):
         assert_same_outputs(engine, plain, seed, 1e-4)
     assert replays
@@ -311,11 +311,11 @@ def test_captured_batches_within_a_memory_budget_use_the_slots_loaded_last(backb
 def test_launched_batches_are_computed_with_the_tasks_of_their_launch(
     staged, backbones, new_slot, monkeypatch, replays
 ):
-    monkeypatch.setattr(graph_runner, "STAGED_BYTES", staged)  # room for all stages, or for the last alone
+    monkeypatch.setattr(graph_runner, "BUFFER_BYTES", staged)  # enough for all buffers, or only for the last one
     few = {drawn[0]: drawn for drawn in itertools.islice(tasks_on(backbones["kernel"], new_slot), 2)}
     engine = engine_on(backbones["kernel"], few.values(), precision="fp32")
     plain = engine_on(backbones["kernel"], few.values(), precision="fp32", programs=False)
-    engine.run_programs()
+    engine.use_graphs()
     engine.warm()
     assert replays
     batches = [(rows_of(16, seed), random.Random(seed).choices([*few], k=16)) for seed in range(12)]
@@ -346,7 +346,7 @@ def test_an_engine_without_a_compiler_predicts_and_warns_once(backbones, new_slo
     tasks = [*tasks_on(backbones["kernel"], new_slot)]
     engine = engine_on(backbones["kernel"], tasks, precision="fp32")
     plain = engine_on(backbones["kernel"], tasks, precision="fp32", programs=False)
-    engine.run_programs()
+    engine.use_graphs()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert_same_outputs(engine, plain, 0, 1e-4)

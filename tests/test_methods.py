@@ -274,7 +274,7 @@ def test_upper_is_the_upper_half_and_never_empty(depth):
 
 @pytest.mark.parametrize("text", ["", " ", ",", "0,", "a", "-1", "1-", "1--2", "1.5", "top", "ALL", "0;1", "1 2"])
 def test_layers_that_cannot_be_parsed_are_refused_with_the_syntax(text):
-    with pytest.raises(ConfigError, match="'all', 'upper', or numbers and spans") as caught:
+    with pytest.raises(ConfigError, match="'all', 'upper', or numbers and ranges") as caught:
         parse_layers(text, 12)
     assert repr(text) in str(caught.value)
 
@@ -288,7 +288,7 @@ def test_a_missing_layer_is_refused_with_the_layers_there_are(text):
 
 @pytest.mark.parametrize("top", [0, -1, 4])
 def test_a_number_of_top_layers_out_of_range_is_refused(top):
-    with pytest.raises(ConfigError, match="give 1 to 3"):
+    with pytest.raises(ConfigError, match="use 1 to 3"):
         make_plan(Options(method="top", top=top), depth=3, head=Head("classification", 2))
 
 

@@ -1,7 +1,7 @@
-"""The methods: which tensors each adds to the encoder and which of them train. A table; knows no torch.
+"""The methods: a table of what each adds to the encoder and which tensors train. Knows no torch.
 
-A tensor's *roles* follow from its name. A method names roles; what carries one of them trains, and what trains is what
-is saved. No other place in the library asks which method a slot was trained with.
+A tensor's *roles* follow from its name. A method names roles: every tensor with one of them trains, and what trains is
+saved. No other module depends on the method that a slot was trained with.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ PROJECTIONS: Mapping[str, str] = {
     "up": "feedforward.up",
     "down": "feedforward.down",
 }
-"""The linear layers that may get a low-rank part, and where they stand in a layer."""
+"""The linear layers that can have a low-rank update, and their names within a layer."""
 MAX_SIZE = 4096
-"""No adapter is wider: past the hidden size it is no bottleneck, and a slip of the keyboard would fill the memory."""
+"""The widest adapter: above the hidden size it is not a bottleneck, and a typing error would fill the memory."""
 
 
 @dataclass(frozen=True)
 class Default:
-    """A default and why it is that."""
+    """A default value and the reason for it."""
 
     value: Any
     reason: str
@@ -41,7 +41,7 @@ class Default:
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may choose of a slot; an option that a method has no use for is refused (`config.check`)."""
+    """The options of a slot; an option that the method does not use is refused (`config.check`)."""
 
     method: str = "adapter"
     size: int = 64
@@ -67,25 +67,25 @@ class Method:
 
     summary: str
     trains: Callable[[Options, Sequence[int], int], frozenset[str]]
-    """(options, chosen layers, number of layers) -> roles."""
+    """Returns the roles that train, from the options, the chosen layers and the number of layers."""
     uses: tuple[str, ...]
-    """The options that mean something to this method, beside the head's."""
+    """The options that this method uses, besides those of the head."""
     defaults: Mapping[str, Default]
     additions: tuple[str, ...] = ()
-    """What its slots add: files of `slots/additions`."""
+    """The additions of its slots: names of files in `slots/additions`."""
     shown: tuple[str, ...] = ()
     """The options that tell two of its runs apart; the first one decides how many parameters train."""
     slot: bool = True
-    """Whether it leaves a slot on the encoder, and so a package; else a record alone."""
+    """Whether it trains a slot and so writes a package; otherwise it writes only a record."""
 
 
 def _norms(layers: Iterable[int]) -> frozenset[str]:
-    """Name the LayerNorms of chosen layers; the embeddings' own goes with layer 0."""
+    """Return the roles of the LayerNorms of some layers; that of the embeddings belongs to layer 0."""
     return frozenset(f"layer_norm:{i}" for i in layers)
 
 
 def _biases(layers: Iterable[int]) -> frozenset[str]:
-    """Name the biases of chosen layers; the embeddings' go with layer 0."""
+    """Return the roles of the biases of some layers; those of the embeddings belong to layer 0."""
     return frozenset(f"bias:{i}" for i in layers)
 
 
@@ -95,24 +95,24 @@ _ADAM = {
     "weight_decay": Default(0.01, "the public code of the paper; not on LayerNorms and biases"),
     "bias_correction": Default(
         True,
-        "without it (the public code) the first steps are three times as long: at 1e-3 CoLA, and at times MRPC, then "
-        "ended in one answer to everything, a known fault on small sets (Zhang et al. 2021)",
+        "without it (the public code) the first steps are three times as large: at 1e-3, CoLA and sometimes MRPC then "
+        "ended with one answer to everything, a known failure on small data sets (Zhang et al. 2021)",
     ),
-    "pooling": Default("mean", "right for sentence encoders, and as good as the first token on plain ones"),
+    "pooling": Default("mean", "right for sentence encoders, and as good as the first token for others"),
 }
 _FEW = {
     **_ADAM,
-    "lr": Default(1e-3, "few new numbers near zero: 3e-4 to 1e-3 is the flat part of the curve, 2e-3 collapses"),
-    "epochs": Default(10, "small sets need some hundred steps; the best epoch is kept"),
+    "lr": Default(1e-3, "few new parameters near zero: scores are flat from 3e-4 to 1e-3 and collapse at 2e-3"),
+    "epochs": Default(10, "small data sets need some hundred steps; the best epoch is kept"),
 }
 _FEWER = {
     **_FEW,
-    "lr": Default(3e-3, "so few numbers need longer steps: better than 1e-3 on every task of docs/results.md"),
+    "lr": Default(3e-3, "very few parameters need larger steps: better than 1e-3 on every task of docs/results.md"),
 }
 _PRETRAINED = {
     **_ADAM,
-    "lr": Default(5e-5, "pretrained weights are moved gently: 3e-5 to 1e-4"),
-    "epochs": Default(5, "pretrained weights fit sooner; the best epoch is kept"),
+    "lr": Default(5e-5, "pretrained weights need small steps: 3e-5 to 1e-4"),
+    "epochs": Default(5, "pretrained weights converge sooner; the best epoch is kept"),
 }
 
 METHODS: Mapping[str, Method] = {
@@ -181,8 +181,8 @@ METHODS: Mapping[str, Method] = {
         (),
         {
             **_FEW,
-            "lr": Default(1e-2, "only the head trains: above 1e-3 on CoLA, RTE and STS-B, level elsewhere"),
-            "epochs": Default(20, "only the head trains, which takes more passes"),
+            "lr": Default(1e-2, "only the head trains: better than 1e-3 on CoLA, RTE and STS-B, equal elsewhere"),
+            "epochs": Default(20, "only the head trains, which takes more epochs"),
         },
     ),
     "automl": Method(
@@ -195,7 +195,7 @@ METHODS: Mapping[str, Method] = {
 }
 
 ADDITIONS: tuple[str, ...] = tuple(dict.fromkeys(name for row in METHODS.values() for name in row.additions))
-"""Everything that a slot can add, by name."""
+"""The names of all additions."""
 
 LAYER = re.compile(r"layers\.(\d+)\.")
 """The start of the name of a layer's tensor."""
@@ -208,7 +208,7 @@ def size_option(name: str) -> str | None:
 
 
 def find_method(name: str) -> Method:
-    """Look a method up."""
+    """Return a method by its name."""
     if name not in METHODS:
         raise UnknownName(name, "a method", METHODS)
     return METHODS[name]
@@ -216,51 +216,51 @@ def find_method(name: str) -> Method:
 
 def stored_fields(method: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the additions in a manifest's `method`, such as `size`, `rank` and `layers`."""
-    held = [value for key, value in method.items() if key.partition("-")[0] in ADDITIONS and value]
-    return {name: value for fields in held for name, value in fields.items()}
+    stored = [value for key, value in method.items() if key.partition("-")[0] in ADDITIONS and value]
+    return {name: value for fields in stored for name, value in fields.items()}
 
 
 def shown_fields(method: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a manifest's `method` that lists show beside its name, the most telling first."""
+    """Return the fields of a manifest's `method` that lists show beside its name, the most important first."""
     fields, row = stored_fields(method), METHODS.get(method["name"])
     return {name: fields[name] for name in (row.shown if row else ()) if name in fields}
 
 
 def addition_in(name: str) -> str | None:
-    """Return the key of the addition that a tensor's name carries, such as `adapter` or `adapter-2`."""
+    """Return the key of the addition in a tensor's name, such as `adapter` or `adapter-2`; None without one."""
     return next((part for part in name.split(".") if part.partition("-")[0] in ADDITIONS), None)
 
 
 def roles(name: str) -> frozenset[str]:
-    """Return the roles that a tensor has, from its name alone."""
-    found = {"bias"} if name.endswith(".bias") else set()
+    """Return the roles of a tensor from its name."""
+    own = {"bias"} if name.endswith(".bias") else set()
     first = name.split(".", 1)[0]
     if first in ("head", "pooler"):
-        return frozenset(found | {first})
+        return frozenset(own | {first})
     if key := addition_in(name):
-        return frozenset(found | {key.partition("-")[0]})
+        return frozenset(own | {key.partition("-")[0]})
     layer = LAYER.match(name)
     if ".norm." in name:
-        found.add("layer_norm")
-    found |= {f"{role}:{layer[1] if layer else 0}" for role in found}
-    return frozenset(found | {f"layer:{layer[1]}" if layer else "embedding"})
+        own.add("layer_norm")
+    own |= {f"{role}:{layer[1] if layer else 0}" for role in own}
+    return frozenset(own | {f"layer:{layer[1]}" if layer else "embedding"})
 
 
 def parse_layers(text: str, depth: int) -> tuple[int, ...]:
-    """Read a choice of layers: `all`, `6-11`, `0,1,5`, `upper` (the upper half)."""
+    """Parse a choice of layers: `all`, `6-11`, `0,1,5`, `upper` (the upper half)."""
     if text == "all":
         return tuple(range(depth))
     if text == "upper":
         return tuple(range(depth // 2, depth))
-    found: set[int] = set()
+    layers: set[int] = set()
     for part in text.split(","):
-        ends = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if not ends:
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if not match:
             raise ConfigError(
-                [f"layers is {text!r}; it must be 'all', 'upper', or numbers and spans such as '0,2,6-11'."]
+                [f"layers is {text!r}; it must be 'all', 'upper', or numbers and ranges such as '0,2,6-11'."]
             )
-        first, last = int(ends[1]), int(ends[2] or ends[1])
+        first, last = int(match[1]), int(match[2] or match[1])
         if first > last or last >= depth:
             raise ConfigError([f"layers is {text!r}, but this backbone has layers 0 to {depth - 1}."])
-        found |= set(range(first, last + 1))
-    return tuple(sorted(found))
+        layers |= set(range(first, last + 1))
+    return tuple(sorted(layers))

@@ -156,7 +156,7 @@ def test_the_error_without_optuna_names_what_to_install(bank, monkeypatch):
 def test_predict_and_evaluate_say_that_there_is_a_record_but_no_package(bank):
     bank.train("s", ROWS, ROWS, **FAST)
     for ask in (lambda: bank.predict("s", ["good"]), lambda: bank.evaluate("s", ROWS), lambda: bank.show("s")):
-        with pytest.raises(InputError, match="'s' was run with method 'automl', which leaves a record but no package"):
+        with pytest.raises(InputError, match="'s' was run with method 'automl', which writes a record but no package"):
             ask()
     with pytest.raises(UnknownName, match="'z' is not a task of this bank"):
         bank.predict("z", ["good"])
@@ -214,4 +214,4 @@ def test_the_shell_trains_and_predict_explains(tmp_path, checkpoint):
     assert "record only, no package: model " in found.out
     found = shell("predict", "--bank", bank, "--task", "s", "--text", "good")
     assert (found.code, found.out, len(found.err.splitlines())) == (2, "", 1)
-    assert "leaves a record but no package" in found.err
+    assert "writes a record but no package" in found.err

@@ -130,7 +130,7 @@ TRAINING = {
     "metric of another kind": (trained(metric="spearman"), r"spearman.*classification"),
     "an option of another method": (
         trained(method="full"),
-        r"size is 4, but method 'full' has no use for it; leave it",
+        r"size is 4, but method 'full' does not use it; leave it",
     ),
     "unknown backbone": (trained(backbone="minilmm"), r"'minilmm' is neither a folder,.* See: adapterbank backbones"),
     "backbone that is a file": (trained(backbone="train.csv"), r"train\.csv is a file\. A backbone is a folder"),
@@ -310,7 +310,7 @@ ASKING = {
     ),
     "a second text for single texts": (
         ["predict", "--task", "s", "--text", "a", "--text-pair", "b"],
-        r"give it no pairs",
+        r"pass no second texts",
     ),
     "unknown task": (
         ["predict", "--task", "sent", "--text", "good"],

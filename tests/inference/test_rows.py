@@ -48,7 +48,7 @@ def test_the_order_depends_on_seed_and_epoch_alone():
         return np.concatenate(epoch_order(lengths, 7, seed=seed, epoch=epoch)).tolist()
 
     expected = order(3, 1)
-    np.random.seed(0)  # what nothing may depend on
+    np.random.seed(0)  # must have no effect
     assert order(3, 1) == expected
     all_orders = [order(seed, epoch) for seed in range(4) for epoch in range(4)]
     assert all(a != b for a, b in itertools.combinations(all_orders, 2))
@@ -149,16 +149,16 @@ def test_an_answer_is_found_again_in_every_window_that_contains_it(family, max_l
     rows = span_rows(tiny(family), answers, context=LONG, max_length=max_length)
     assert rows.unreachable == 0
     assert len(rows) > len(answers)
-    for mine, (start, end) in zip(rows.by_example(len(answers)), answers, strict=True):
-        held = [row for row in mine if rows.targets[row] != NO_ANSWER]
-        assert held
-        for row in held:
+    for windows, (start, end) in zip(rows.by_example(len(answers)), answers, strict=True):
+        answered = [row for row in windows if rows.targets[row] != NO_ANSWER]
+        assert answered
+        for row in answered:
             assert answer_place(certain(len(rows.tokens[row]), *rows.targets[row]), rows.tokens[row], LONG) == (
                 start,
                 end,
             )
-        outs = [certain(len(rows.tokens[row]), *rows.targets[row]) for row in mine]
-        best = spans.read(outs, [rows.tokens[row] for row in mine], LONG).answers[0]
+        outs = [certain(len(rows.tokens[row]), *rows.targets[row]) for row in windows]
+        best = spans.read(outs, [rows.tokens[row] for row in windows], LONG).answers[0]
         assert (best.start, best.end) == (start, end)
 
 
@@ -209,7 +209,7 @@ def test_only_rows_that_lost_their_end_count_as_cut(bert):
     assert rows.unreachable == 0
 
 
-def test_examples_without_targets_become_rows_too(bert):
+def test_examples_without_targets_become_rows(bert):
     for kind in ("classification", "span"):
         rows = make_rows(bert, Examples(["who", "why"], ["the cat", "a dog"]), kind=kind, max_length=16)
         assert rows.targets is None
@@ -225,7 +225,7 @@ def test_tokens_outside_the_context_can_never_be_an_answer(bert):
     assert 0 <= start < end <= len(CONTEXT)
 
 
-# --- kept tokens --------------------------------------------------------------------------------------------
+# --- cached tokens --------------------------------------------------------------------------------------------
 
 
 def same(a, b):
@@ -235,11 +235,11 @@ def same(a, b):
     for one, other in zip(a.tokens, b.tokens, strict=True):
         assert one.cut == other.cut
         for name in ("ids", "types", "offsets"):
-            mine, theirs = getattr(one, name), getattr(other, name)
-            assert (mine is None) == (theirs is None)
-            if mine is not None:
-                assert mine.dtype == theirs.dtype
-                assert np.array_equal(mine, theirs)
+            first, second = getattr(one, name), getattr(other, name)
+            assert (first is None) == (second is None)
+            if first is not None:
+                assert first.dtype == second.dtype
+                assert np.array_equal(first, second)
 
 
 MANY = Examples([f"the cat {'sat ' * (i % 40)}{i}" for i in range(1000)], [LONG[: 5 + i % 200] for i in range(1000)])
@@ -305,7 +305,7 @@ def test_a_cache_entry_of_another_format_is_ignored(bert, kept, monkeypatch):
 
 
 @pytest.mark.parametrize("harm", ["cut", "flipped", "emptied", "foreign"])
-def test_a_damaged_entry_is_made_again(bert, kept, harm):
+def test_a_damaged_cache_entry_is_replaced(bert, kept, harm):
     options = {"kind": "span", "max_length": 60, "keep": True}
     new = make_rows(bert, MANY, **options)
     (file,) = kept.glob("*.npz")
@@ -314,7 +314,7 @@ def test_a_damaged_entry_is_made_again(bert, kept, harm):
         data[len(data) // 2] ^= 0xFF
     file.write_bytes({"cut": data[: len(data) // 3], "emptied": b"", "foreign": b"no archive"}.get(harm, bytes(data)))
     same(new, make_rows(bert, MANY, **options))
-    assert cache.get(file.stem) is not None  # and it is whole again
+    assert cache.get(file.stem) is not None  # the entry is valid again
 
 
 def test_few_rows_are_not_cached(bert, kept):

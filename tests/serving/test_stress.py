@@ -32,7 +32,7 @@ def test_lanes_predict_like_a_plain_engine_while_slots_are_evicted_and_tasks_rep
     put("moving", 0)
     alone = small.alone(*(f"steady-{seed}" for seed in range(SEEDS)))
     wanted = [[one.to_json() for one in alone.predict([(f"steady-{k}", Examples(texts))])[0]] for k in range(SEEDS)]
-    fit = int(2.5 * max(known.bytes for known in alone.slots._known.values()))
+    fit = int(2.5 * max(known.bytes for known in alone.slots._handles.values()))
     names = [*(f"steady-{seed}" for seed in range(SEEDS)), "guest", "moving", "moving@1"]
     left, answers, refused = [CLIENTS], [], []
 
@@ -65,7 +65,7 @@ def test_lanes_predict_like_a_plain_engine_while_slots_are_evicted_and_tasks_rep
         async with running(small, lanes=3, budget=fit) as service:
             service.scheduler.budget = 64
             await asyncio.gather(change(service), *(client(number, service) for number in range(CLIENTS)))
-            known = service.engine.slots._known
+            known = service.engine.slots._handles
             return service.scheduler, service.numbers(), sum(one.users for one in known.values()), len(known)
 
     scheduler, numbers, users, known = asyncio.run(run())

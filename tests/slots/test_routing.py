@@ -166,9 +166,9 @@ def training_gradients(backbone, jobs, rate=0.1):
     stacks = Stacks(backbone.tensors)
     slots = [stacks.put(plan, tensors) for _, plan, tensors, _ in jobs]
     stacks.require_gradients(torch.float32)
-    rows = [(slot, row) for slot, (_, _, _, mine) in zip(slots, jobs, strict=True) for row in mine]
+    rows = [(slot, row) for slot, (_, _, _, job_rows) in zip(slots, jobs, strict=True) for row in job_rows]
     batch, route = pack([row for _, row in rows]), Route(stacks, segments([(slot, len(row)) for slot, row in rows]))
-    keys = torch.cat([row_keys(seed, 5, torch.arange(len(mine))) for seed, _, _, mine in jobs])
+    keys = torch.cat([row_keys(seed, 5, torch.arange(len(job_rows))) for seed, _, _, job_rows in jobs])
     drop = Dropout(keys, batch.rows, batch.positions, rate=rate, attention_rate=rate)
     found = heads.outputs(forward(backbone.config, route, batch, drop), batch, route, drop)
     torch.stack([0.1 * out.square().mean() for out in found]).sum().backward()

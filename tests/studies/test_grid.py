@@ -39,7 +39,7 @@ def test_a_block_inherits_the_options_that_its_method_uses_and_its_own_must_fit(
     assert [len(block.runs) for block in study.blocks] == [4, 2, 2]
     assert values(study.blocks[1].runs, "epochs", "lr", "sigma") == [(5, 1e-3, 0.01), (2, 1e-3, 0.01)]
     assert values(study.blocks[2].runs, "epochs", "trials") == [(None, 3), (None, 3)]
-    with pytest.raises(ConfigError, match="size is 8, but method 'full' has no use for it"):
+    with pytest.raises(ConfigError, match="size is 8, but method 'full' does not use it"):
         grid.make({"task": "mr", "blocks": [{"method": "full", "size": 8}]})
 
 
@@ -71,7 +71,7 @@ def test_each_of_several_methods_takes_the_options_that_it_uses():
 
 
 def test_an_option_that_the_only_method_does_not_use_is_a_mistake():
-    with pytest.raises(ConfigError, match="size is 8, but method 'full' has no use for it"):
+    with pytest.raises(ConfigError, match="size is 8, but method 'full' does not use it"):
         grid.make({"task": "mr", "method": "full", "size": [8, 64]})
 
 
@@ -135,7 +135,7 @@ def test_an_invalid_study_is_refused(given, message):
     [
         ("a: [", "cannot be read as YAML"),
         (None, "There is no file"),
-        ("task: mr\nsize: 8\nsize: 16", "'size' stands there twice"),
+        ("task: mr\nsize: 8\nsize: 16", "'size' occurs twice"),
         ("- 1", "s.yaml is not a study"),
     ],
 )

@@ -53,9 +53,7 @@ def test_three_runs_with_different_settings_train_like_the_eager_step(bert, new_
     found = assert_like_eager(graph_training, bert, *jobs)
     assert [state.step for state in found] == [8, 3, 6]
     assert graph_training.steps == 8  # all runs share every step
-    assert (
-        graph_training.made == 2
-    )  # one at the start, and one when a single run is left; the first that ends only empties its place
+    assert graph_training.made == 2  # one at the start, and one when a single run is left
 
 
 def test_three_runs_on_the_same_rows_store_them_once(bert, new_slot, graph_training):
@@ -199,7 +197,7 @@ def test_warm_up_before_a_capture_changes_nothing(bert, new_slot, graph_training
     jobs = three_runs(bert, new_slot)
     plain, captured = graph_training(bert, *jobs), []
 
-    def capture(programs, body):
+    def capture(compiler, body):
         body()
         body()
         captured.append(body)

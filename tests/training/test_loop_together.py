@@ -136,11 +136,12 @@ def test_frozen_lower_layers_run_once_per_row_however_many_epochs_and_runs(optio
     jobs[1] = dataclasses.replace(jobs[1], train=jobs[0].train, dev=jobs[0].dev)
     expected = [train_jobs(bert, job)[0] for job in jobs]
     rows, original = [], prefixes.hidden_below
-    monkeypatch.setattr(
-        prefixes,
-        "hidden_below",
-        lambda a, s, batch, first: rows.append(len(batch.lengths)) or original(a, s, batch, first),
-    )
+
+    def counted(config, slots, batch, first):
+        rows.append(len(batch.lengths))
+        return original(config, slots, batch, first)
+
+    monkeypatch.setattr(prefixes, "hidden_below", counted)
     found = train_jobs(bert, *jobs)
     assert sum(rows) <= 2 * len(jobs[0].train) + len(jobs[0].dev)  # a mixed batch may compute a row twice
     assert sum(rows) >= len(jobs[0].train)

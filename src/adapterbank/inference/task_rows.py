@@ -1,4 +1,4 @@
-"""Texts of several tasks in any order: rows by task, and the answers back in order. Knows no banks."""
+"""Texts of several tasks in any order: grouped by task, with results back in order. Knows no banks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TypeVar
 from adapterbank.errors import InputError
 from adapterbank.tasks.spec import Examples
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class TaskRows:
-    """The rows of one task, and where each stands among all rows."""
+    """The rows of one task, with the position of each among all rows."""
 
     task: str | None
     """None is the bare encoder."""
@@ -22,11 +22,11 @@ class TaskRows:
     places: list[int]
 
     def examples(self, columns: Sequence[str]) -> Examples:
-        """Return the rows as examples of a task that reads these columns: one text per row, or two."""
+        """Return the rows as examples of a task that reads these columns, one or two texts per row."""
         seconds = [second for _, second in self.rows if second is not None]
         if columns and len(seconds) != (len(self.rows) if len(columns) == 2 else 0):
-            remedy = "pairs too" if len(columns) == 2 else "no pairs"
-            raise InputError(f"{self.task!r} reads {' and '.join(columns)}: give it {remedy}.")
+            remedy = "pass a second text for every row" if len(columns) == 2 else "pass no second texts"
+            raise InputError(f"{self.task!r} reads {' and '.join(columns)}; {remedy}.")
         return Examples(
             [text for text, _ in self.rows], seconds if seconds and len(seconds) == len(self.rows) else None
         )
@@ -37,22 +37,22 @@ def by_task(
     texts: Sequence[str | tuple[str, str]],
     pairs: Sequence[str | None] | None,
 ) -> list[TaskRows]:
-    """Group rows by their task: one for all texts, or one for each."""
+    """Group rows by task; `task` is one for all texts, or one for each."""
     if isinstance(texts, str):
-        raise InputError("texts is one string; give a list of texts, such as [text].")
+        raise InputError("texts is one string; pass a list of texts, such as [text].")
     tasks = [task] * len(texts) if task is None or isinstance(task, str) else list(task)
     if len(tasks) != len(texts) or (pairs is not None and len(pairs) != len(texts)):
-        raise InputError(f"There are {len(texts)} texts; give as many tasks and pairs.")
-    found: dict[str | None, TaskRows] = {}
+        raise InputError(f"There are {len(texts)} texts; pass as many tasks and pairs.")
+    groups: dict[str | None, TaskRows] = {}
     for place, (name, text) in enumerate(zip(tasks, texts, strict=True)):
-        mine = found.setdefault(name, TaskRows(name, [], []))
-        mine.rows.append(text if isinstance(text, tuple) else (text, pairs[place] if pairs is not None else None))
-        mine.places.append(place)
-    return list(found.values())
+        group = groups.setdefault(name, TaskRows(name, [], []))
+        group.rows.append(text if isinstance(text, tuple) else (text, pairs[place] if pairs is not None else None))
+        group.places.append(place)
+    return list(groups.values())
 
 
-def in_order(groups: Sequence[TaskRows], answers: Iterable[Sequence[Answer]]) -> list[Answer]:
-    """Return the answers of all groups in the order of the rows."""
-    placed = {place: one for group, mine in zip(groups, answers, strict=True)
-              for place, one in zip(group.places, mine, strict=True)}  # fmt: skip
+def in_order(groups: Sequence[TaskRows], results: Iterable[Sequence[Result]]) -> list[Result]:
+    """Return the results of all groups in the order of the rows."""
+    placed = {place: result for group, own in zip(groups, results, strict=True)
+              for place, result in zip(group.places, own, strict=True)}  # fmt: skip
     return [placed[place] for place in range(len(placed))]

@@ -74,7 +74,7 @@ def build(
     bank = Bank.open(path, backbone.reference)
     encoder, weights = share(backbone) if jobs else (backbone, None)
     engine = Engine(encoder, device=settings.device, precision=settings.precision, budget=settings.budget)
-    engine.run_programs()
+    engine.use_graphs()
     if engine.ahead:
         use_few_threads_for_texts()
     service = BankService(bank, engine, queue=settings.queue, mirror=mirror)

@@ -39,10 +39,10 @@ def initial(plan: Plan, config: EncoderConfig, sigma: float, generator: torch.Ge
     return drawn | heads.initial(plan.head, config.hidden, generator)
 
 
-def problems(plan: Plan, given: Mapping[str, tuple[int, ...]], config: EncoderConfig, *, has_pooler: bool) -> list[str]:
+def problems(plan: Plan, found: Mapping[str, tuple[int, ...]], config: EncoderConfig, *, has_pooler: bool) -> list[str]:
     """List why the pass cannot run a plan with tensors of these shapes; a package's checksums do not exclude this."""
     wrong = [] if plan.head.pooling in POOLINGS else [f"pooling {plan.head.pooling!r}"]
     wrong += [problem for addition in plan.additions for problem in addition.problems()]
-    if not wrong and dict(given) != shapes(plan, config, has_pooler=has_pooler):
+    if not wrong and dict(found) != shapes(plan, config, has_pooler=has_pooler):
         wrong.append("tensors that are not those of its plan")
     return wrong

@@ -1,7 +1,7 @@
 """From a config to a run that is ready to train: data, plan, tokens, initial tensors. Knows no bank.
 
 What several runs have in common (a data set, its tokens) is read and tokenised once. Those runs share the same object,
-which tells the training loop that they can share its work.
+by which the training loop sees that they can share work.
 """
 
 from __future__ import annotations

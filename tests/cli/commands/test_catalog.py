@@ -91,7 +91,7 @@ def test_a_users_task_may_have_a_name_of_the_catalog(tmp_path, checkpoint):
     (tmp_path / "data" / "rt-polarity.neg").write_text("the cat was bad\n" * 20)
     (tmp_path / "data" / "rt-polarity.pos").write_text("the cat was good\n" * 20)
     found = shell("evaluate", *words, "--data-root", tmp_path / "data", "--device", "cpu")
-    assert "note: No data was given: scored on the catalog's, " in found.err
+    assert "note: No data was given: scored on the data of the catalog, " in found.err
 
 
 def test_training_prints_the_score_on_every_labelled_split(tmp_path, checkpoint):

@@ -1,4 +1,4 @@
-"""Tasks with their answers, to be put into an engine and dropped from it, and what must hold meanwhile."""
+"""Tasks with their expected outputs, and checks of an engine that they are added to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from adapterbank.tasks.spec import Task
 
 LABELS = tuple("abcdefgh")
 PATIENCE = 120.0
-"""Seconds that a thread may take for what takes milliseconds."""
+"""Timeout in seconds for work that takes milliseconds."""
 
 
 def rows_of(count, seed=0):
@@ -25,7 +25,7 @@ ROWS = rows_of(4)
 
 
 class Recipe:
-    """A task's plan, tensors and answers; `reads` counts how often its tensors were asked for again."""
+    """A task's plan, tensors and outputs; `reads` counts how often its tensors were loaded again."""
 
     def __init__(self, backbone, new_slot, seed, size=3, labels=3, method="adapter"):
         options = Options(method=method, size=size)
@@ -47,25 +47,25 @@ class Recipe:
 
 
 def ask(engine, *names):
-    """Ask all tasks for all rows in one call; gives the outputs by task."""
-    given = engine.outputs(ROWS * len(names), [name for name in names for _ in ROWS])
-    return {name: given[k * len(ROWS) : (k + 1) * len(ROWS)] for k, name in enumerate(names)}
+    """Run all rows through all tasks in one call; return the outputs by task."""
+    outputs = engine.outputs(ROWS * len(names), [name for name in names for _ in ROWS])
+    return {name: outputs[k * len(ROWS) : (k + 1) * len(ROWS)] for k, name in enumerate(names)}
 
 
 def assert_right(found, recipe):
-    """Within rounding: what else is in a batch may change the last digit."""
-    for mine, wanted in zip(found, recipe.answers, strict=True):
-        np.testing.assert_allclose(mine, wanted, atol=1e-5, rtol=1e-5)
+    """Compare up to rounding: other rows of a batch may change the last digit."""
+    for output, expected in zip(found, recipe.answers, strict=True):
+        np.testing.assert_allclose(output, expected, atol=1e-5, rtol=1e-5)
 
 
 def assert_at_rest(engine):
-    """Check what must hold whenever no call is running."""
+    """Check the invariants that hold while no call runs."""
     slots = engine.slots
     handles = {name: slots.find(name) for name in engine.residents}
     assert all(handle.users == 0 for handle in handles.values())
     loaded = {name: handle for name, handle in handles.items() if handle.slot is not None}
     assert slots.bytes == sum(handle.bytes for handle in loaded.values())
-    assert len(engine.stacks) == len(loaded)  # nothing is left of what was removed or replaced
+    assert len(engine.stacks) == len(loaded)  # no slot of a removed or replaced task is left
     if slots.budget is not None:
         assert slots.bytes <= slots.budget
     assert sorted(slots.resident) == sorted(loaded)

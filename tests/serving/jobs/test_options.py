@@ -29,7 +29,7 @@ def test_no_option_of_a_request_names_a_file_or_a_device():
         ("a", {"epochs": "many"}, "epochs is 'many'; it must be a whole number."),
         ("a", {"lr": "0"}, "lr is 0, so nothing would train"),
         ("a", {"method": "automl"}, "produces nothing to serve"),
-        ("a", {"method": "layernorm", "size": "8"}, "has no use for it"),
+        ("a", {"method": "layernorm", "size": "8"}, "does not use it"),
     ],
 )
 def test_a_mistake_is_reported_before_anything_is_queued(idle, task, options, message):

@@ -130,7 +130,7 @@ def test_a_large_request_for_slots_is_not_overtaken_by_smaller_ones(filled, each
 
     def queued(count):
         end = time.monotonic() + PATIENCE
-        while len(slots._line) < count:
+        while len(slots._queue) < count:
             assert time.monotonic() < end
             time.sleep(0.001)
 
@@ -174,7 +174,7 @@ def test_threads_that_use_any_slots_in_any_order_all_get_them(filled, each, thre
     for work in [threads.submit(use, seed) for seed in range(8)]:
         work.result(PATIENCE)
     assert max(most) <= 2
-    assert (slots._used, list(slots._line), sum(one.users for one in known)) == (0, [], 0)
+    assert (slots._used, list(slots._queue), sum(one.users for one in known)) == (0, [], 0)
 
 
 def test_a_slot_that_cannot_be_loaded_blocks_no_one(filled, each, threads):

@@ -430,7 +430,9 @@ def test_many_replacements_leave_nothing_behind(registry, small):
         registry.refresh("first", thorough=True)
         registry.fetch(f"first@{2 - turn % 2}")
     slots = registry.engine.slots
-    assert len(registry.engine.residents) == len(slots._known) == len(slots._names) == len(registry.engine.stacks) == 3
+    assert (
+        len(registry.engine.residents) == len(slots._handles) == len(slots._names) == len(registry.engine.stacks) == 3
+    )
     assert len(registry.stamps) == len(registry.tasks()) == 2
     assert len(registry.pinned) == 1
     assert len(registry.engine.stacks._layouts) == len(registry.engine.stacks._blocks) <= 4

@@ -57,7 +57,7 @@ def test_a_package_whose_folder_cannot_be_read_is_damaged_not_removed(exists, co
             raise PermissionError(13, "Permission denied")
         return exists
 
-    path, handle = SimpleNamespace(exists=look), SimpleNamespace(gone=False)
+    path, handle = SimpleNamespace(exists=look), SimpleNamespace(removed=False)
     pending = SimpleNamespace(served=SimpleNamespace(handle=handle, package=SimpleNamespace(path=path)))
     assert to_refusal(PackageDamaged("a@1 cannot be read; restore it."), pending, Path("bank")).code == code
 

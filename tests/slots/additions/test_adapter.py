@@ -144,10 +144,10 @@ def test_houlsby_adapters_equal_the_transformers_bert_run_manually(bert, checkpo
     }
     rows = bert.tokenize(TEXTS, ["the dog ran", "what is good", "a", "why is the film bad"])
     found = through_slot(bert, plan, tensors, rows).split([len(row) for row in rows])
-    for row, mine in zip(rows, found, strict=True):
+    for row, ours in zip(rows, found, strict=True):
         with torch.no_grad():
             theirs = run_manually(checkpoint("bert")[1], adapters, *tensors_of(row))
-        torch.testing.assert_close(mine, theirs[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(ours, theirs[0], atol=1e-5, rtol=1e-5)
 
 
 def with_adapters(model, backbone, adapter, tensors):
@@ -162,7 +162,7 @@ def with_adapters(model, backbone, adapter, tensors):
         hooks.enter_context(module.register_forward_hook(lambda _, __, y: y + next(adapters)(y)))
 
     for group in sorted(set(backbone.config.groups)):
-        layers = [i for i, mine in enumerate(backbone.config.groups) if mine == group]
+        layers = [i for i, ours in enumerate(backbone.config.groups) if ours == group]
         for site, part in (("attention", "attention.output"), ("feedforward", "feedforward.down")):
             theirs = names[f"layers.{group}.{part}.weight"].removesuffix(".weight")
             hook(model.get_submodule(theirs), site, layers)
@@ -178,9 +178,9 @@ def test_adapters_in_every_family_equal_hooks_on_its_transformers_model(family, 
     rows = backbone.tokenize(TEXTS)
     found = through_slot(backbone, plan, tensors, rows).split([len(row) for row in rows])
     with with_adapters(model, backbone, plan.additions[0], tensors), torch.no_grad():
-        for row, mine in zip(rows, found, strict=True):
+        for row, ours in zip(rows, found, strict=True):
             theirs = model(input_ids=tensors_of(row)[0]).last_hidden_state[0]
-            torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
 def test_a_slots_own_layernorms_replace_the_frozen_ones(bert, checkpoint, new_slot):
@@ -193,10 +193,10 @@ def test_a_slots_own_layernorms_replace_the_frozen_ones(bert, checkpoint, new_sl
     assert not missing.unexpected_keys
     rows = bert.tokenize(TEXTS)
     found = through_slot(bert, plan, tensors, rows).split([len(row) for row in rows])
-    for row, mine in zip(rows, found, strict=True):
+    for row, ours in zip(rows, found, strict=True):
         with torch.no_grad():
             theirs = model(input_ids=tensors_of(row)[0]).last_hidden_state[0]
-        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
 def numbers(tensors, ending):

@@ -51,10 +51,10 @@ def test_scales_equal_hooks_on_the_transformers_bert(bert, checkpoint, new_slot,
     slot = stacks.put(plan, own)
     with torch.no_grad(), scaled(model, own):
         found = forward(bert.config, Route(stacks, segments([(slot, len(row)) for row in rows])), pack(rows))
-        for row, mine in zip(rows, found.split([len(row) for row in rows]), strict=True):
+        for row, ours in zip(rows, found.split([len(row) for row in rows]), strict=True):
             ids, types = (torch.from_numpy(values)[None] for values in (row.ids, row.types))
             theirs = model(input_ids=ids, token_type_ids=types).last_hidden_state[0]
-            torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -91,9 +91,9 @@ def test_ia3_rows_share_a_batch_with_adapters_lora_and_the_bare_encoder(bert, ne
     tokens = bert.tokenize(TEXTS)
     rows = [(row, slot) for row in tokens for slot in slots]
     together = outputs(bert.config, stacks, [row for row, _ in rows], [slot for _, slot in rows])
-    for (row, slot), mine in zip(rows, together, strict=True):
+    for (row, slot), ours in zip(rows, together, strict=True):
         (alone,) = outputs(bert.config, stacks, [row], [slot])
-        torch.testing.assert_close(torch.from_numpy(mine), torch.from_numpy(alone), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(torch.from_numpy(ours), torch.from_numpy(alone), atol=1e-5, rtol=1e-5)
 
 
 def test_ia3_trains_saves_predicts_beside_other_methods_and_audits(tmp_path, bert):

@@ -72,13 +72,13 @@ def test_low_rank_parts_equal_a_merged_weight_in_outputs_and_gradients(family, c
     wanted = torch.autograd.grad((expected * pull).sum(), list(own.values()))
     leaves = {name: block.views[name] for block in stacks.blocks for name in block.views if name in own}
     given = torch.autograd.grad((found * pull).sum(), [leaves[name] for name in own])
-    for name, mine, gradient in zip(own, given, wanted, strict=True):
-        real = mine[0][tuple(slice(n) for n in gradient.shape)]
+    for name, ours, gradient in zip(own, given, wanted, strict=True):
+        real = ours[0][tuple(slice(n) for n in gradient.shape)]
         scale = float(gradient.abs().max())
         assert scale > 1e-3
         close = {"atol": 1e-5 * max(1.0, scale), "rtol": 1e-4}
         torch.testing.assert_close(real, gradient, msg=lambda m, n=name: f"{n}: {m}", **close)
-        assert mine.count_nonzero() == real.count_nonzero()  # the padding of the rank has no gradient
+        assert ours.count_nonzero() == real.count_nonzero()  # the padding of the rank has no gradient
 
 
 def test_a_new_slot_computes_exactly_what_the_frozen_encoder_computes(bert):

@@ -98,7 +98,7 @@ def to_refusal(error: Exception, pending: PendingRequest, bank: Path) -> Excepti
     if isinstance(error, InputError):
         return Refusal("bad_request", without_paths(error, bank))
     if isinstance(error, AdapterbankError):  # its slot was not in memory and cannot be loaded
-        if pending.served.handle.gone or _is_gone(pending.served.package.path):
+        if pending.served.handle.removed or _is_gone(pending.served.package.path):
             return Refusal("unknown_task", "The task was removed while the request was queued; see GET /v1/tasks.")
         return Refusal("damaged", without_paths(error, bank))
     # The log gets the type and the place, not the message, which may quote a text.

@@ -334,7 +334,7 @@ class BankService:
         for part in batch:
             prepared = part.group.value.prepared
             tokens += prepared.rows.tokens[part.start : part.stop]
-            tasks += [prepared.known] * len(part)
+            tasks += [prepared.handle] * len(part)
         try:
             return self.engine.launch(tokens, tasks)
         except Exception as error:
@@ -372,7 +372,7 @@ class BankService:
         assert pending.prepared is not None
         try:
             outputs = [out for _, outs in sorted(pending.outputs.items()) for out in outs]
-            return self.engine.tell(pending.prepared, outputs, pending.ask.best)
+            return self.engine.finish_json(pending.prepared, outputs, pending.ask.best)
         except Exception as error:
             return to_refusal(error, pending, self.bank.path)
 
