@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -62,20 +62,8 @@ def create_app(
     metrics = Metrics(service.numbers if jobs is None else lambda: _numbers(service, jobs), replica)
     service.on_batch(metrics.batch)
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.draining = False
-        await service.start()
-        if jobs is not None:
-            await jobs.start()
-        yield
-        app.state.draining = True
-        if jobs is not None:
-            await jobs.stop()
-        await service.stop()
-
     plain: dict[str, Any] = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}
-    app = FastAPI(title="adapterbank", version=__version__, lifespan=lifespan, **plain)
+    app = FastAPI(title="adapterbank", version=__version__, lifespan=_lifespan(service, jobs), **plain)
     app.state.draining = False
     access = _include(
         app,
@@ -103,6 +91,24 @@ def create_app(
         _document_keys(app, access)
     _handle_errors(app, access)
     return app
+
+
+def _lifespan(service: Service, jobs: Any) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """Start and stop the service and the queue with the app."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.draining = False
+        await service.start()
+        if jobs is not None:
+            await jobs.start()
+        yield
+        app.state.draining = True
+        if jobs is not None:
+            await jobs.stop()
+        await service.stop()
+
+    return lifespan
 
 
 def _include(app: FastAPI, routers: Iterable[tuple[APIRouter, bool]]) -> AccessTable:

@@ -73,7 +73,6 @@ def train_router(jobs: JobQueue, *, per_key: int | None = None, heartbeat: float
     router = APIRouter(tags=["train"])
     codes = ("not_found", "too_large", "too_slow", "unsupported", "overloaded", "too_many_runs")
     uploads = ConcurrencyLimit(MAX_UPLOADS, "uploads")
-    streams = ConcurrencyLimit(MAX_STREAMS, "event streams")
     queued = {**responses(RunAnswer, *codes), 202: {"model": RunAnswer}}
     del queued[200]
 
@@ -91,6 +90,12 @@ def train_router(jobs: JobQueue, *, per_key: int | None = None, heartbeat: float
             run = await _receive(jobs, request, _Order(task, options, format, context.key_name, limit))
         return json_response(run.to_json(), 202)
 
+    _add_runs(router, jobs)
+    _add_events(router, jobs, heartbeat)
+    return router
+
+
+def _add_runs(router: APIRouter, jobs: JobQueue) -> None:
     @router.get("/v1/runs", responses=responses(RunsAnswer))
     @access("train")
     async def runs(request: Request) -> Response:
@@ -112,6 +117,9 @@ def train_router(jobs: JobQueue, *, per_key: int | None = None, heartbeat: float
         await _find(jobs, id, request)
         return json_response((await in_thread(jobs.cancel, id)).to_json())
 
+
+def _add_events(router: APIRouter, jobs: JobQueue, heartbeat: float) -> None:
+    streams = ConcurrencyLimit(MAX_STREAMS, "event streams")
     stream = {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "Until the run ends."}
 
     @router.get(
@@ -134,8 +142,6 @@ def train_router(jobs: JobQueue, *, per_key: int | None = None, heartbeat: float
         return StreamingResponse(
             streams.wrap(changes, context.key_name), media_type="text/event-stream", headers=headers
         )
-
-    return router
 
 
 def untrained_router(reason: str) -> APIRouter:
