@@ -44,13 +44,13 @@ TEXTS = [
 
 
 def vocabulary(pad: int = 0) -> list[str]:
-    """Give the tokens in the order of their ids: what stands in vocab.txt, a line each."""
+    """Return the tokens in the order of their ids: the lines of vocab.txt."""
     first = ["[UNK]", "[PAD]"] if pad == 1 else ["[PAD]", "[UNK]"]
     return list(dict.fromkeys([*first, "[CLS]", "[SEP]", "[MASK]", *WORDS.split(), *PIECES]))
 
 
 def tokenizer(pad: int, *, fixed: bool = False) -> Tokenizer:
-    """Give a small WordPiece tokenizer; `fixed` carries a truncation and padding of its own, as MiniLM's file does."""
+    """Return a small WordPiece tokenizer; `fixed` adds truncation and padding, as MiniLM's file does."""
     ids = {word: i for i, word in enumerate(vocabulary(pad))}
     made = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100))
     made.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -64,7 +64,7 @@ def tokenizer(pad: int, *, fixed: bool = False) -> Tokenizer:
 
 
 def save_random(family: str, folder: Path, *, seed: int = 0, **changes: Any) -> Any:
-    """Save a small random model and its tokenizer into a folder; give the `transformers` model."""
+    """Save a small random model and its tokenizer into a folder; return the `transformers` model."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -73,7 +73,7 @@ def save_random(family: str, folder: Path, *, seed: int = 0, **changes: Any) -> 
     config = getattr(transformers, f"{name}Config")(**{**options, **changes})
     model = getattr(transformers, f"{name}Model")(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # LayerNorms start at one and zero: make every number matter
+        for parameter in model.parameters():  # LayerNorms start at one and zero: make every value matter
             parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     tokenizer(config.pad_token_id or 0, fixed=True).save(str(folder / "tokenizer.json"))

@@ -36,7 +36,7 @@ def reviews(count, seed):
 
 def accuracy(targets):
     """Return a score function: the share of dev rows whose largest output is the target."""
-    return lambda given: float(np.mean([int(out.argmax()) == t for out, t in zip(given, targets, strict=True)]))
+    return lambda outputs: float(np.mean([int(out.argmax()) == t for out, t in zip(outputs, targets, strict=True)]))
 
 
 def job_on(backbone, new_slot, options=None, *, head=None, rows=20, seed=0, rate=1e-3, epochs=2, **changes):
@@ -61,7 +61,7 @@ def job_on(backbone, new_slot, options=None, *, head=None, rows=20, seed=0, rate
     )
 
 
-def learn(backbone, *jobs, **options):
+def train_jobs(backbone, *jobs, **options):
     """Train on the CPU in float32; return the states."""
     dtype = options.pop("dtype", torch.float32)
     return train(place(backbone, CPU, dtype), jobs, **options)
@@ -109,7 +109,7 @@ def through_numpy(state):
 def kept_after(backbone, job, **options):
     """Train to the end; return the end state and the state kept after each epoch."""
     kept = []
-    (end,) = learn(backbone, job, keep=lambda run, state: kept.append(through_numpy(state)), **options)
+    (end,) = train_jobs(backbone, job, keep=lambda run, state: kept.append(through_numpy(state)), **options)
     return end, kept
 
 
@@ -135,23 +135,23 @@ class GraphTraining:
         self.monkeypatch, self.steps, self.made, self.changes = monkeypatch, 0, 0, {}
 
     def __call__(self, backbone, *jobs, **options):
-        """Train as `learn` does; `changes`, (owner, name) -> value, are in force meanwhile.
+        """Train as `train_jobs` does; `changes`, (owner, name) -> value, are in force meanwhile.
 
         `steps` counts the steps of all calls; `made` counts the `GraphStep`s of the last one: one at the start, and
-        one whenever the runs that are left move together.
+        one whenever the remaining runs are compacted.
         """
         original, self.made = graph_step.GraphStep.step, 0
 
         def never(*_):
             raise AssertionError("an eager step")
 
-        def counted(*given):
+        def counted(*arguments):
             self.steps += 1
-            return original(*given)
+            return original(*arguments)
 
-        def make(*given, **more):
+        def make(*arguments, **options):
             self.made += 1
-            return graph_step.GraphStep(*given, **more)
+            return graph_step.GraphStep(*arguments, **options)
 
         with self.monkeypatch.context() as patch:
             patch.setattr(graphs, "DEVICES", ("cpu",))
@@ -161,4 +161,4 @@ class GraphTraining:
             patch.setattr(graph_step.GraphStep, "step", counted)
             for (owner, name), value in self.changes.items():
                 patch.setattr(owner, name, value)
-            return learn(backbone, *jobs, **options)
+            return train_jobs(backbone, *jobs, **options)

@@ -209,7 +209,7 @@ def test_a_flipped_byte_of_the_weights_is_detected_on_load(bank):
     data = bytearray(file.read_bytes())
     data[-3] ^= 1
     file.write_bytes(data)
-    with pytest.raises(PackageDamaged, match=r"weights\.safetensors does not match its sha256"):
+    with pytest.raises(PackageDamaged, match=r"weights\.safetensors has been changed: its sha256 differs"):
         bank.predict("score", TEXTS)
     assert bank.predict("sentiment", TEXTS)
 

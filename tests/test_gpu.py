@@ -161,13 +161,17 @@ def test_every_method_is_captured(method, backbones, new_slot, learn, replays):
     assert_same_losses(found, expected, 1e-4)
 
 
-@pytest.mark.parametrize("name", ["kernel", "composed"])
-def test_captured_steps_in_bf16_learn_from_the_first_step_on(name, backbones, new_slot, learn, replays):
-    backbone = backbones[name]
-    common = {"rows": 120, "rate": 3e-3, "epochs": 12, "batch": 16}
-    jobs = [job_on(backbone, new_slot, Options(size=8), seed=seed, **common) for seed in range(3)]
-    states, found = learn(backbone, *jobs, dtype=torch.bfloat16, dropout=0.0)
-    _, exact = learn(backbone, *jobs, worth=NEVER, dropout=0.0)
+def bf16_jobs(backbone, new_slot, epochs):
+    """Return three jobs of one form: the tests that run them share what is compiled for it."""
+    common = {"rows": 120, "rate": 3e-3, "epochs": epochs, "batch": 16}
+    return [job_on(backbone, new_slot, Options(size=8), seed=seed, **common) for seed in range(3)]
+
+
+@pytest.mark.parametrize(("name", "dropout"), [("kernel", 0.1), ("composed", 0.0)])
+def test_captured_steps_in_bf16_learn_from_the_first_step_on(name, dropout, backbones, new_slot, learn, replays):
+    jobs = bf16_jobs(backbones[name], new_slot, epochs=12)
+    states, found = learn(backbones[name], *jobs, dtype=torch.bfloat16, dropout=dropout)
+    _, exact = learn(backbones[name], *jobs, worth=NEVER, dropout=dropout)
     assert len(replays) == 12 * 8
     first = [(run, step) for run in range(3) for step in range(3)]
     assert_same_losses({key: found[key] for key in first}, {key: exact[key] for key in first}, 5e-2)
@@ -177,7 +181,7 @@ def test_captured_steps_in_bf16_learn_from_the_first_step_on(name, backbones, ne
 
 
 def test_the_same_seed_gives_the_same_bits_twice_as_a_graph_too(backbones, new_slot, learn, replays):
-    jobs = three_runs(backbones["kernel"], new_slot)
+    jobs = bf16_jobs(backbones["kernel"], new_slot, epochs=2)
     (states, losses), (again, others) = (learn(backbones["kernel"], *jobs, dtype=torch.bfloat16) for _ in range(2))
     assert replays
     assert losses == others
@@ -225,11 +229,15 @@ FORMS = [
     {"method": "bitfit"},
     {"method": "full"},
 ]
+FEW_FORMS = [FORMS[1], FORMS[5]]
+"""Adapter and LoRA. Every form is tested in fp32 with the attention kernel; compiling them all takes minutes."""
 
 
-def tasks_on(backbone, new_slot):
+def tasks_on(backbone, new_slot, forms=FORMS):
     """Yield a random task of every kind and form: name, task, plan and tensors of each."""
     for seed, (head, form) in enumerate(itertools.product(KINDS, FORMS)):
+        if form not in forms:
+            continue
         plan = make_plan(Options(**form), depth=backbone.config.layers, head=head)
         labels = tuple("abcdefghi"[: head.outputs]) if head.kind in ("classification", "multilabel") else ()
         columns = ("text", "other") if head.kind == "span" else ("text",)
@@ -238,12 +246,11 @@ def tasks_on(backbone, new_slot):
         yield task.name, task, plan, tensors
 
 
-def engine_on(backbone, new_slot, names=None, **options):
-    """Return an engine with all of these tasks, or with those of `names`."""
+def engine_on(backbone, tasks, **options):
+    """Return an engine with these tasks."""
     engine = Engine(backbone, device="cuda", **options)
-    for drawn in tasks_on(backbone, new_slot):
-        if names is None or drawn[0] in names:
-            engine.put(*drawn, 64)
+    for drawn in tasks:
+        engine.put(*drawn, 64)
     return engine
 
 
@@ -270,10 +277,13 @@ def assert_same_outputs(engine, plain, seed, tolerance):
             np.testing.assert_allclose(mine, wanted, atol=tolerance * max(1.0, scale), rtol=tolerance, err_msg=name)
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 5e-2)])
-def test_captured_batches_give_what_eager_ones_give(precision, tolerance, backbones, new_slot, replays):
-    engine = engine_on(backbones["kernel"], new_slot, precision=precision)
-    plain = engine_on(backbones["kernel"], new_slot, precision=precision, programs=False)
+@pytest.mark.parametrize(
+    ("precision", "tolerance", "forms"), [("fp32", 1e-4, FORMS), ("bf16", 5e-2, FEW_FORMS)], ids=["fp32", "bf16"]
+)
+def test_captured_batches_give_what_eager_ones_give(precision, tolerance, forms, backbones, new_slot, replays):
+    tasks = [*tasks_on(backbones["kernel"], new_slot, forms)]
+    engine = engine_on(backbones["kernel"], tasks, precision=precision)
+    plain = engine_on(backbones["kernel"], tasks, precision=precision, programs=False)
     engine.run_programs()
     for seed in range(3):
         assert_same_outputs(engine, plain, seed, tolerance)
@@ -286,8 +296,9 @@ def test_captured_batches_give_what_eager_ones_give(precision, tolerance, backbo
 
 
 def test_captured_batches_within_a_memory_budget_use_the_slots_loaded_last(backbones, new_slot, replays):
-    engine = engine_on(backbones["composed"], new_slot, precision="fp32", budget=200_000)
-    plain = engine_on(backbones["composed"], new_slot, precision="fp32", programs=False)
+    tasks = [*tasks_on(backbones["composed"], new_slot, FEW_FORMS)]
+    engine = engine_on(backbones["composed"], tasks, precision="fp32", budget=200_000)
+    plain = engine_on(backbones["composed"], tasks, precision="fp32", programs=False)
     engine.run_programs()
     for seed in range(3):
         assert_same_outputs(engine, plain, seed, 1e-4)
@@ -301,8 +312,8 @@ def test_launched_batches_are_computed_with_the_tasks_of_their_launch(
 ):
     monkeypatch.setattr(graph_runner, "STAGED_BYTES", staged)  # room for all stages, or for the last alone
     few = {drawn[0]: drawn for drawn in itertools.islice(tasks_on(backbones["kernel"], new_slot), 2)}
-    engine = engine_on(backbones["kernel"], new_slot, few, precision="fp32")
-    plain = engine_on(backbones["kernel"], new_slot, few, precision="fp32", programs=False)
+    engine = engine_on(backbones["kernel"], few.values(), precision="fp32")
+    plain = engine_on(backbones["kernel"], few.values(), precision="fp32", programs=False)
     engine.run_programs()
     engine.warm()
     assert replays
@@ -331,8 +342,9 @@ def test_an_engine_uses_graphs_from_the_call_on_that_is_worth_it(bert, monkeypat
 
 def test_an_engine_without_a_compiler_predicts_and_warns_once(backbones, new_slot, monkeypatch, replays):
     monkeypatch.setattr(torch, "compile", broken)
-    engine = engine_on(backbones["kernel"], new_slot, precision="fp32")
-    plain = engine_on(backbones["kernel"], new_slot, precision="fp32", programs=False)
+    tasks = [*tasks_on(backbones["kernel"], new_slot)]
+    engine = engine_on(backbones["kernel"], tasks, precision="fp32")
+    plain = engine_on(backbones["kernel"], tasks, precision="fp32", programs=False)
     engine.run_programs()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

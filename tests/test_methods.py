@@ -11,7 +11,7 @@ import torch
 from adapterbank import methods
 from adapterbank.config import Config
 from adapterbank.encoder import forward
-from adapterbank.encoder.families import read_config
+from adapterbank.encoder.config_json import read_config
 from adapterbank.errors import ConfigError, UnknownName
 from adapterbank.methods import Options, parse_layers
 from adapterbank.slots import plan as plans

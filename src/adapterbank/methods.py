@@ -74,7 +74,7 @@ class Method:
     additions: tuple[str, ...] = ()
     """What its slots add: files of `slots/additions`."""
     shown: tuple[str, ...] = ()
-    """The options that tell two of its slots apart, the one that says how much trains first."""
+    """The options that tell two of its runs apart; the first one decides how many parameters train."""
     slot: bool = True
     """Whether it leaves a slot on the encoder, and so a package; else a record alone."""
 
@@ -199,6 +199,12 @@ ADDITIONS: tuple[str, ...] = tuple(dict.fromkeys(name for row in METHODS.values(
 
 LAYER = re.compile(r"layers\.(\d+)\.")
 """The start of the name of a layer's tensor."""
+
+
+def size_option(name: str) -> str | None:
+    """Return the option that decides how many parameters a method trains; None for methods that have none."""
+    row = METHODS.get(name)
+    return row.shown[0] if row and row.shown else None
 
 
 def find_method(name: str) -> Method:

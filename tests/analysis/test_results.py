@@ -1,4 +1,4 @@
-"""Claims about results/: it contains our own records, and its tables, figures and report are computed from them."""
+"""Promise: results/ contains our own records, and its tables, figures and report are computed from them."""
 
 from __future__ import annotations
 

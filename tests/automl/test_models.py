@@ -1,4 +1,4 @@
-"""Claims about `automl.models`: every row of the table learns every kind of task that it says it can."""
+"""Claims about `automl.models`: every model of the table learns every kind of task that it supports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TARGETS = {
 
 
 class Chance:
-    """A trial that chooses anything, the model apart."""
+    """A trial that draws at random, apart from the values that are fixed."""
 
     def __init__(self, seed, **fixed):
         self.random, self.fixed = random.Random(seed), fixed
@@ -40,7 +40,7 @@ def task_of(kind, pair=False):
 
 
 def rows_of(kind, count=60, pair=False):
-    """Give texts whose words say the label."""
+    """Return texts whose words state the label."""
     targets = [TARGETS[kind](i) for i in range(count)]
     named = [t if isinstance(t, tuple) else (round((t + 5) / 10) if kind == "regression" else t,) for t in targets]
     texts = [f"number {i % 7} is the {' '.join(WORDS[k] for k in mine) or 'none'}" for i, mine in enumerate(named)]
@@ -71,7 +71,7 @@ def test_every_model_learns_every_kind_of_task(model, kind, pair):
     assert made.numbers > 0
 
 
-def test_what_is_drawn_says_all_that_a_model_needs():
+def test_the_settings_drawn_are_all_that_a_model_needs():
     for seed in range(60):
         kind = list(TARGETS)[seed % 3]
         choice = draw(Chance(seed), kind)

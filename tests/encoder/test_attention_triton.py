@@ -60,7 +60,7 @@ class Case:
         hidden = heads * width
         self.x = torch.randn(rows * longest, 3 * hidden, generator=numbers).to(device, dtype)
         self.dy = torch.randn(rows * longest, hidden, generator=numbers).to(device, dtype)
-        self.dy[~self.real.flatten()] = 0.0  # nobody reads what padding gives
+        self.dy[~self.real.flatten()] = 0.0  # the output at padding is not read
         places = torch.arange(longest, device=device).repeat(rows)
         owners = torch.arange(rows, device=device).repeat_interleave(longest)
         keys = row_keys(5, 2**20 + 3, torch.arange(rows, device=device))
@@ -68,7 +68,7 @@ class Case:
         self.dropout = drop.layer(3, hidden=hidden, heads=heads, longest=longest)
 
     def run(self, fused=None, dtype=None):
-        """Give the output of real tokens and the gradient of all projections, in float32."""
+        """Return the output of real tokens and the gradient of all projections, in float32."""
         x = self.x.to(dtype or self.x.dtype, copy=True).requires_grad_()
         bias = self.bias.to(x.dtype)
         y = attend(x, PaddedLayout(bias, fused), AttentionInputs(bias), self.dropout, heads=self.heads)
@@ -98,7 +98,7 @@ def registered(device):
     torch.library.opcheck(attend, (case.x.requires_grad_(), case.bias, *keys, case.heads, 0.1))
 
 
-def test_every_width_that_kernels_are_made_for_is_tried():
+def test_every_width_that_the_kernel_supports_is_tested():
     assert {width for *_, width in SHAPES} == set(KERNEL_WIDTHS)
 
 
@@ -129,7 +129,7 @@ def interpreted(file):
     return subprocess.run([sys.executable, str(file)], env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_kernel_interpreted_without_a_gpu_gives_what_the_composed_attention_gives(tmp_path):
+def test_the_interpreted_kernel_equals_the_composed_attention_without_a_gpu(tmp_path):
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed: it comes with CUDA builds of torch")
     probe = tmp_path / "probe.py"

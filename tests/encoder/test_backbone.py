@@ -25,7 +25,7 @@ Checkpoint = Callable[[str], tuple[Path, Any]]
 
 @pytest.fixture
 def copy(checkpoint: Checkpoint, tmp_path: Path) -> Path:
-    """Give a folder of one's own with the small BERT in it."""
+    """Return a copy of the small BERT's folder."""
     return Path(shutil.copytree(checkpoint("bert")[0], tmp_path / "copy"))
 
 
@@ -138,7 +138,7 @@ def test_a_copy_that_computes_the_same_has_the_same_identity(
 
 
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"bert"}))
-def test_a_head_on_top_changes_no_familys_encoder(
+def test_a_head_in_the_checkpoint_does_not_change_the_encoder(
     family: str, checkpoint: Checkpoint, tmp_path: Path, tiny: Callable[[str], Backbone]
 ) -> None:
     import transformers
@@ -248,7 +248,7 @@ def test_half_precision_copies_are_loaded_as_float32(copy: Path) -> None:
     assert {tensor.dtype for tensor in load(str(copy)).tensors.values()} == {torch.float32}
 
 
-def test_one_text_may_stand_alone(bert: Backbone) -> None:
+def test_a_single_text_needs_no_list(bert: Backbone) -> None:
     (alone,), (first, _) = bert.encode("the cat"), bert.encode(["the cat", "dog"])
     np.testing.assert_allclose(alone, first, atol=1e-5)
     assert bert.encode("the cat", "why")[0].shape == (6, 32)
@@ -269,16 +269,16 @@ def test_a_shorter_limit_cuts(bert: Backbone) -> None:
 
 
 def refusal(folder: Path) -> str:
-    """Give the one sentence or two that refuse a folder, which they name."""
+    """Return the message that refuses a folder, which it names."""
     with pytest.raises(BackboneError) as caught:
         load(str(folder))
-    sentence = str(caught.value)
-    assert "\n" not in sentence
-    assert str(folder) in sentence
-    return sentence
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(folder) in message
+    return message
 
 
-def test_a_folder_without_a_config_is_no_backbone(copy: Path) -> None:
+def test_a_folder_without_a_config_is_refused(copy: Path) -> None:
     (copy / "config.json").unlink()
     assert "has no config.json" in refusal(copy)
 
@@ -289,12 +289,12 @@ def test_a_config_that_is_not_json_is_named(copy: Path, text: str) -> None:
     assert "config.json cannot be read as JSON" in refusal(copy)
 
 
-def test_a_config_that_is_no_object_is_named(copy: Path) -> None:
+def test_a_config_that_is_not_an_object_is_named(copy: Path) -> None:
     (copy / "config.json").write_text("[]")
     assert "config.json does not contain a JSON object" in refusal(copy)
 
 
-def test_a_folder_without_weights_says_which_it_needs(copy: Path) -> None:
+def test_a_folder_without_weights_names_the_files_it_needs(copy: Path) -> None:
     (copy / "model.safetensors").unlink()
     assert "has no weights: model.safetensors or pytorch_model.bin" in refusal(copy)
 
@@ -337,19 +337,19 @@ def test_a_damaged_index_of_shards_is_named(copy: Path, text: str) -> None:
     assert "model.safetensors.index.json does not name the files of the weights" in refusal(copy)
 
 
-def test_an_index_cannot_lead_out_of_the_folder(copy: Path, tmp_path: Path) -> None:
+def test_an_index_cannot_name_files_outside_the_folder(copy: Path, tmp_path: Path) -> None:
     (copy / "model.safetensors").rename(tmp_path / "outside.safetensors")
     (copy / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../outside.safetensors"}}')
     assert "outside.safetensors is missing" in refusal(copy)
 
 
 @pytest.mark.parametrize("kept", [0, 4, 100, -1])
-def test_a_cut_off_weights_file_is_named(copy: Path, kept: int) -> None:
+def test_a_truncated_weights_file_is_named(copy: Path, kept: int) -> None:
     weights = copy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:kept])
-    sentence = refusal(copy)
-    assert "model.safetensors cannot be read" in sentence
-    assert "Fetch it again" in sentence
+    message = refusal(copy)
+    assert "model.safetensors cannot be read" in message
+    assert "Fetch it again" in message
 
 
 class Malice:
@@ -378,15 +378,15 @@ def test_a_malicious_pickle_is_not_executed(copy: Path, tmp_path: Path, how: str
 
 
 @pytest.mark.parametrize("content", [b"", b"no pickle", None])
-def test_a_bin_file_that_holds_no_weights_is_named(copy: Path, content: bytes | None) -> None:
+def test_a_bin_file_without_weights_is_named(copy: Path, content: bytes | None) -> None:
     (copy / "model.safetensors").unlink()
     if content is None:
         torch.save([torch.zeros(2)], copy / "pytorch_model.bin")
     else:
         (copy / "pytorch_model.bin").write_bytes(content)
-    sentence = refusal(copy)
-    assert "pytorch_model.bin is not a file of plain weights" in sentence
-    assert "Convert it to safetensors" in sentence
+    message = refusal(copy)
+    assert "pytorch_model.bin is not a file of plain weights" in message
+    assert "Convert it to safetensors" in message
 
 
 def test_a_tokenizer_with_more_tokens_than_the_encoder_is_refused(tmp_path: Path) -> None:
@@ -395,7 +395,7 @@ def test_a_tokenizer_with_more_tokens_than_the_encoder_is_refused(tmp_path: Path
     assert f"highest token id is {last}, but the encoder has 80 embeddings" in refusal(tmp_path)
 
 
-def test_one_token_beyond_the_encoders_last_is_enough_to_be_refused(copy: Path) -> None:
+def test_one_token_beyond_the_encoders_last_is_refused(copy: Path) -> None:
     vocab = json.loads((copy / "tokenizer.json").read_text())["model"]
     vocab["vocab"]["far"] = 500
     edit_json(copy / "tokenizer.json", model=vocab)

@@ -1,4 +1,4 @@
-"""Claims about batches, packed and filled up: there and back without loss, true gradients, every row in one batch."""
+"""Claims about batches, packed and padded: inverse layouts, correct gradients, every row in one batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=7)
 
 
 def rows_of(lengths: list[int]) -> list[Tokens]:
-    """Give rows whose tokens are all different: 0, 1, 2, … through the whole batch."""
+    """Return rows whose tokens are all different: 0, 1, 2, … through the whole batch."""
     ends = np.cumsum(lengths)
     return [
         Tokens(np.arange(end - n, end), np.full(n, i)) for i, (end, n) in enumerate(zip(ends, lengths, strict=True))
@@ -22,12 +22,12 @@ def rows_of(lengths: list[int]) -> list[Tokens]:
 
 
 def packed(lengths: list[int]) -> PackedBatch:
-    """Give a packed batch of rows of these lengths."""
+    """Return a packed batch of rows of these lengths."""
     return pack(rows_of(lengths))
 
 
 @given(LENGTHS)
-def test_rows_stand_end_to_end_in_their_order(lengths: list[int]) -> None:
+def test_rows_are_packed_end_to_end_in_their_order(lengths: list[int]) -> None:
     batch = packed(lengths)
     assert batch.lengths == tuple(lengths)
     assert batch.longest == max(lengths)
@@ -62,13 +62,13 @@ def test_a_grid_has_each_row_from_its_left_edge_and_zeros_behind(lengths: list[i
 
 
 @given(LENGTHS, st.integers(1, 3))
-def test_the_way_to_a_grid_and_back_loses_nothing(lengths: list[int], width: int) -> None:
+def test_to_grid_and_to_packed_are_inverse(lengths: list[int], width: int) -> None:
     batch = packed(lengths)
     x = torch.randn(sum(lengths), width)
     assert torch.equal(batch.grid.to_packed(batch.grid.to_grid(x)), x)
 
 
-def test_what_lies_on_padding_does_not_come_back() -> None:
+def test_values_at_padding_are_not_packed() -> None:
     batch = packed([3, 1])
     grid = batch.grid.to_grid(torch.ones(4, 2))
     grid[1, 1:] = torch.nan
@@ -76,7 +76,7 @@ def test_what_lies_on_padding_does_not_come_back() -> None:
 
 
 @pytest.mark.parametrize("lengths", [[4, 1, 3], [2, 2], [5], [1, 1, 6]], ids=str)
-def test_gradients_there_and_back_are_true(lengths: list[int]) -> None:
+def test_gradients_of_both_directions_are_correct(lengths: list[int]) -> None:
     batch = packed(lengths)
     x = torch.randn(sum(lengths), 3, dtype=torch.float64, requires_grad=True)
     grid = torch.randn(len(lengths), max(lengths), 3, dtype=torch.float64, requires_grad=True)
@@ -104,7 +104,7 @@ def test_every_row_is_in_one_batch_within_the_budget(lengths: list[int], budget:
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 200))
-def test_batches_go_from_long_rows_to_short_and_are_as_full_as_they_can_be(lengths: list[int], budget: int) -> None:
+def test_batches_run_from_long_rows_to_short_and_are_as_full_as_possible(lengths: list[int], budget: int) -> None:
     batches = list(by_length(rows_of(lengths), budget))
     order = [lengths[i] for batch in batches for i in batch]
     assert order == sorted(lengths, reverse=True)
@@ -123,19 +123,19 @@ def test_no_batch_mixes_groups(rows: list[tuple[int, int]], budget: int) -> None
 
 
 @given(st.lists(st.integers(1, 60), max_size=40), st.integers(1, 200), st.integers(1, 16))
-def test_rows_that_are_filled_up_to_one_length_keep_their_order(lengths: list[int], budget: int, unit: int) -> None:
-    filled = [-(-length // unit) * unit for length in lengths]
+def test_rows_that_are_padded_to_one_length_keep_their_order(lengths: list[int], budget: int, unit: int) -> None:
+    padded = [-(-length // unit) * unit for length in lengths]
     batches = list(by_length(rows_of(lengths), budget, padded=lambda length: -(-length // unit) * unit))
     order = [i for batch in batches for i in batch]
-    assert order == sorted(range(len(lengths)), key=lambda i: -filled[i])
-    assert all(len(batch) == 1 or len(batch) * filled[batch[0]] <= budget for batch in batches)
+    assert order == sorted(range(len(lengths)), key=lambda i: -padded[i])
+    assert all(len(batch) == 1 or len(batch) * padded[batch[0]] <= budget for batch in batches)
 
 
-def test_no_rows_are_no_batches() -> None:
+def test_no_rows_make_no_batches() -> None:
     assert list(by_length([], 8)) == []
 
 
-# --- rows that are filled up to one length
+# --- rows that are padded to one length
 
 CHOICES = st.lists(st.integers(1, 9), min_size=1, max_size=7).flatmap(
     lambda lengths: st.tuples(
@@ -145,8 +145,8 @@ CHOICES = st.lists(st.integers(1, 9), min_size=1, max_size=7).flatmap(
 """Lengths of the rows in a store, rows to take from it (any of them, in any order, more than once), room to spare."""
 
 
-def filled(lengths: list[int], rows: list[int], spare: int) -> tuple[PaddedBatch, torch.Tensor, int]:
-    """Give rows of a store filled up to the longest and some more, where their tokens stand, and that length."""
+def padded_rows(lengths: list[int], rows: list[int], spare: int) -> tuple[PaddedBatch, torch.Tensor, int]:
+    """Return padded rows of a store, the index of their tokens in it, and the length they are padded to."""
     longest = max(lengths[row] for row in rows) + spare
     batch, where = TokenStore.of(rows_of(lengths), torch.device("cpu")).batch(torch.tensor(rows), longest)
     return batch, where, longest
@@ -165,7 +165,7 @@ def test_a_store_holds_all_rows_end_to_end(lengths: list[int]) -> None:
 def test_a_batch_from_a_store_has_each_rows_tokens_and_is_masked_behind_them(
     choice: tuple[list[int], list[int], int],
 ) -> None:
-    batch, _, longest = filled(*choice)
+    batch, _, longest = padded_rows(*choice)
     lengths, rows, _ = choice
     expected = pack([rows_of(lengths)[row] for row in rows])
     assert batch.longest == longest
@@ -183,10 +183,10 @@ def test_a_batch_from_a_store_has_each_rows_tokens_and_is_masked_behind_them(
 
 
 @given(CHOICES)
-def test_a_store_says_where_each_token_stands_so_that_what_is_kept_of_it_is_found(
+def test_a_store_returns_the_index_of_each_token_so_that_cached_states_are_found(
     choice: tuple[list[int], list[int], int],
 ) -> None:
-    _, where, longest = filled(*choice)
+    _, where, longest = padded_rows(*choice)
     lengths, rows, _ = choice
     kept = 10.0 * torch.arange(sum(lengths))  # a number for each token of the store
     found = kept[where].view(len(rows), longest)
@@ -197,10 +197,10 @@ def test_a_store_says_where_each_token_stands_so_that_what_is_kept_of_it_is_foun
 
 
 @given(CHOICES, st.integers(1, 3))
-def test_filled_up_rows_are_laid_out_pooled_and_read_as_packed_ones(
+def test_padded_rows_are_laid_out_pooled_and_read_like_packed_ones(
     choice: tuple[list[int], list[int], int], width: int
 ) -> None:
-    batch, _, longest = filled(*choice)
+    batch, _, longest = padded_rows(*choice)
     lengths, rows, _ = choice
     expected = pack([rows_of(lengths)[row] for row in rows])
     x = torch.randn(len(rows) * longest, width)
@@ -219,7 +219,7 @@ def test_filled_up_rows_are_laid_out_pooled_and_read_as_packed_ones(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_adds_minus_infinity_where_there_is_no_token_and_nothing_elsewhere(dtype: torch.dtype) -> None:
-    rows, wide = packed([3, 1, 5]), filled([3, 1, 5], [0, 1, 2], 3)[0]
+    rows, wide = packed([3, 1, 5]), padded_rows([3, 1, 5], [0, 1, 2], 3)[0]
     narrow = rows.bias(dtype)
     assert narrow is not None
     assert narrow.dtype == wide.bias(dtype).dtype == dtype
@@ -229,8 +229,8 @@ def test_attention_adds_minus_infinity_where_there_is_no_token_and_nothing_elsew
     assert packed([4, 4]).bias(dtype) is None
 
 
-def test_padding_takes_no_part_in_gradients_of_pooled_rows() -> None:
-    batch = filled([3, 1], [0, 1], 1)[0]
+def test_padding_gets_no_gradient_from_pooled_rows() -> None:
+    batch = padded_rows([3, 1], [0, 1], 1)[0]
     x = torch.randn(8, 2, requires_grad=True)
     (batch.by_row(x).sum() + batch.first(x).sum()).backward()
     assert x.grad is not None

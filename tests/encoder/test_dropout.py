@@ -17,36 +17,36 @@ SEED, STEP = 7, 3
 
 
 def batch_of(lengths: Sequence[int]) -> PackedBatch:
-    """Give a packed batch of rows of these lengths."""
+    """Return a packed batch of rows of these lengths."""
     return pack([Tokens(np.zeros(n, np.int64), np.zeros(n, np.int64)) for n in lengths])
 
 
 def dropout(
     lengths: Sequence[int], rows: Sequence[int], *, seed: int = SEED, step: int = STEP, rate: float = 0.5
 ) -> Dropout:
-    """Give the masks of a batch whose rows have these numbers in their run."""
+    """Return the masks of a batch whose rows have these numbers in their run."""
     batch, keys = batch_of(lengths), row_keys(seed, step, torch.tensor(rows))
     return Dropout(keys, batch.rows, batch.positions, rate=rate, attention_rate=rate)
 
 
 def hidden_mask(masks: Dropout, width: int = 64, place: int = 2) -> Tensor:
-    """Give which of `[T, width]` hidden numbers are kept."""
+    """Return which of `[T, width]` hidden states are kept."""
     return masks.hidden(torch.ones(len(masks.tokens), width), place) > 0
 
 
 def layer_of(masks: Dropout, longest: int, heads: int = 4, layer: int = 0, hidden: int = 64) -> LayerDropout:
-    """Give the masks of one layer."""
+    """Return the masks of one layer."""
     return masks.layer(layer, hidden=hidden, heads=heads, longest=longest)
 
 
 def attention_mask(masks: Dropout, longest: int, heads: int = 4, layer: int = 0) -> Tensor:
-    """Give which of `[B, heads, longest, longest]` attention weights are kept."""
+    """Return which of `[B, heads, longest, longest]` attention weights are kept."""
     weights = torch.ones(len(masks.keys), heads, longest, longest)
     return layer_of(masks, longest, heads, layer).attention(weights) > 0
 
 
 def correlation(one: Tensor, other: Tensor) -> float:
-    """Give the correlation of two masks."""
+    """Return the correlation of two masks."""
     return float(np.corrcoef(one.flatten().numpy(), other.flatten().numpy())[0, 1])
 
 
@@ -55,7 +55,7 @@ def correlation(one: Tensor, other: Tensor) -> float:
 
 @pytest.mark.parametrize("rate", [0.02, 0.1, 0.5, 0.9])
 @pytest.mark.parametrize("kind", ["hidden", "attention", "pooled"])
-def test_the_share_that_is_kept_is_right(kind: str, rate: float) -> None:
+def test_the_kept_share_matches_the_rate(kind: str, rate: float) -> None:
     masks = dropout([64] * 16, range(16), rate=rate)
     if kind == "hidden":
         kept = hidden_mask(masks, 200)
@@ -68,7 +68,7 @@ def test_the_share_that_is_kept_is_right(kind: str, rate: float) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.25, 0.5])
-def test_what_is_kept_grows_so_that_the_mean_stays(rate: float) -> None:
+def test_kept_elements_are_scaled_so_that_the_mean_stays(rate: float) -> None:
     masks = dropout([64] * 8, range(8), rate=rate)
     x = torch.randn(len(masks.tokens), 128)
     given = masks.hidden(x, 2)
@@ -79,7 +79,7 @@ def test_what_is_kept_grows_so_that_the_mean_stays(rate: float) -> None:
     assert abs(ones.mean() - 1) < 5 * (rate / (1 - rate) / x.numel()) ** 0.5
 
 
-def test_a_rate_of_zero_gives_back_what_it_got() -> None:
+def test_a_rate_of_zero_returns_its_input() -> None:
     masks = dropout([5, 3], [0, 1], rate=0.0)
     x = torch.randn(8, 6)
     assert masks.hidden(x, 0) is x
@@ -90,7 +90,7 @@ def test_a_rate_of_zero_gives_back_what_it_got() -> None:
     assert layer.after_feedforward(x) is x
 
 
-def test_gradients_pass_where_numbers_pass() -> None:
+def test_gradients_pass_where_elements_pass() -> None:
     masks = dropout([9, 4], [0, 1], rate=0.25)
     x = torch.randn(13, 16, requires_grad=True)
     masks.hidden(x, 2).sum().backward()
@@ -98,7 +98,7 @@ def test_gradients_pass_where_numbers_pass() -> None:
     assert torch.equal(x.grad, hidden_mask(masks, 16) / 0.75)
 
 
-def test_the_type_of_the_numbers_stays() -> None:
+def test_the_dtype_stays() -> None:
     masks = dropout([9, 4], [0, 1])
     assert masks.hidden(torch.ones(13, 4, dtype=torch.bfloat16), 0).dtype == torch.bfloat16
 
@@ -161,7 +161,7 @@ def test_masks_are_the_same_on_every_machine() -> None:
     ],
     ids=str,
 )
-def test_another_seed_step_or_row_gives_an_unrelated_mask(other: dict[str, int | range]) -> None:
+def test_another_seed_step_or_row_has_an_unrelated_mask(other: dict[str, int | range]) -> None:
     lengths = [32] * 16
     one = dropout(lengths, range(16))
     two = dropout(lengths, **{"rows": range(16), **other})  # type: ignore[arg-type]
@@ -207,7 +207,7 @@ def test_the_mask_of_attention_is_not_that_of_hidden_states_at_any_place() -> No
 
 
 def test_a_layers_masks_are_those_of_its_places_in_the_pass() -> None:
-    """So that a resumed run goes on with the masks it had: a layer has three places, the first is the attention's."""
+    """A resumed run must have the same masks: a layer has three places, the first is the attention's."""
     masks = dropout([6, 3, 11], [1, 4, 9])
     x = torch.ones(20, 64)
     for i in range(4):

@@ -1,4 +1,4 @@
-"""Claims about the forward pass: it gives what `transformers` gives, packed or not, and can start in the middle."""
+"""Promise: the forward pass computes what `transformers` computes, packed or not, and can start in the middle."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from adapterbank.encoder.backbone import Backbone, load
 from adapterbank.encoder.batch import PackedBatch, Tokens, pack
+from adapterbank.encoder.config_json import ACTIVATIONS
 from adapterbank.encoder.dropout import Dropout, row_keys
-from adapterbank.encoder.families import ACTIVATIONS
 from adapterbank.encoder.forward import Frozen, forward
 from families import FAMILIES, save_random
 
@@ -30,7 +30,7 @@ Tiny = Callable[[str], Backbone]
 
 
 def random_rows(backbone: Backbone, lengths: Sequence[int], *, types: int = 1, seed: int = 0) -> list[Tokens]:
-    """Give rows of random tokens without padding ids, each token of a random type."""
+    """Return rows of random tokens without padding ids, each token of a random type."""
     draw = np.random.default_rng(seed)
     return [
         Tokens(draw.integers(2, backbone.config.vocabulary, n), np.sort(draw.integers(0, types, n))) for n in lengths
@@ -38,7 +38,7 @@ def random_rows(backbone: Backbone, lengths: Sequence[int], *, types: int = 1, s
 
 
 def oracle(model: Any, rows: Sequence[Tokens], *, types: bool = False) -> list[Any]:
-    """Give what `transformers` makes of one padded and masked batch: the output, and the hidden states of each row."""
+    """Return the output of `transformers` for one padded and masked batch, and the hidden states of each row."""
     longest = max(len(row) for row in rows)
     inputs = {
         "input_ids": torch.full((len(rows), longest), model.config.pad_token_id),
@@ -57,7 +57,7 @@ def oracle(model: Any, rows: Sequence[Tokens], *, types: bool = False) -> list[A
 
 
 def hidden_states(backbone: Backbone, rows: Sequence[Tokens]) -> list[np.ndarray]:
-    """Give the last hidden states of each row, computed in one packed batch."""
+    """Return the last hidden states of each row, computed in one packed batch."""
     batch = pack(rows)
     with torch.inference_mode():
         packed = forward(backbone.config, Frozen(backbone.tensors), batch)
@@ -75,7 +75,7 @@ def assert_same(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> Non
 
 @pytest.mark.parametrize("pairs", [None, SECOND], ids=["texts", "pairs"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_batch_of_mixed_lengths_gives_what_transformers_gives(
+def test_a_batch_of_mixed_lengths_equals_transformers(
     family: str, pairs: list[str] | None, checkpoint: Checkpoint, tiny: Tiny
 ) -> None:
     model, backbone = checkpoint(family)[1], tiny(family)
@@ -88,7 +88,7 @@ def test_a_batch_of_mixed_lengths_gives_what_transformers_gives(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_text_alone_gives_what_it_gives_in_a_batch(family: str, tiny: Tiny) -> None:
+def test_a_text_has_the_same_states_alone_and_in_a_batch(family: str, tiny: Tiny) -> None:
     backbone = tiny(family)
     assert_same([backbone.encode(text)[0] for text in TEXTS], backbone.encode(TEXTS))
     assert_same(backbone.encode(TEXTS[2], SECOND[2]), [backbone.encode(TEXTS, SECOND)[2]])
@@ -113,9 +113,7 @@ def test_a_family_without_a_second_token_type_ignores_it(family: str, tiny: Tiny
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_texts_of_the_maximum_length_give_what_transformers_gives(
-    family: str, checkpoint: Checkpoint, tiny: Tiny
-) -> None:
+def test_texts_of_the_maximum_length_equal_transformers(family: str, checkpoint: Checkpoint, tiny: Tiny) -> None:
     model, backbone = checkpoint(family)[1], tiny(family)
     assert backbone.config.max_length == 64
     rows = random_rows(backbone, [64, 63, 1, 64])
@@ -165,9 +163,7 @@ def test_every_tensor_of_the_checkpoint_is_used(family: str, checkpoint: Checkpo
     ],
     ids=str,
 )
-def test_a_variant_gives_what_transformers_gives(
-    family: str, changes: dict[str, Any], length: int, tmp_path: Path
-) -> None:
+def test_a_variant_equals_transformers(family: str, changes: dict[str, Any], length: int, tmp_path: Path) -> None:
     model = save_random(family, tmp_path, **changes)
     backbone = load(str(tmp_path))
     rows = random_rows(backbone, [length, 3, length - 1])
@@ -175,7 +171,7 @@ def test_a_variant_gives_what_transformers_gives(
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_every_activation_gives_what_transformers_gives(activation: str, tmp_path: Path) -> None:
+def test_every_activation_equals_transformers(activation: str, tmp_path: Path) -> None:
     model = save_random("bert", tmp_path, hidden_act=activation, num_hidden_layers=1)
     backbone = load(str(tmp_path))
     rows = random_rows(backbone, [20, 3])
@@ -183,7 +179,7 @@ def test_every_activation_gives_what_transformers_gives(activation: str, tmp_pat
 
 
 @pytest.mark.minilm
-def test_the_real_minilm_gives_what_transformers_gives(minilm: Backbone) -> None:
+def test_the_real_minilm_equals_transformers(minilm: Backbone) -> None:
     from transformers import BertModel
     from transformers.utils import logging
 
@@ -214,18 +210,18 @@ def test_neighbours_in_a_batch_do_not_matter(tiny: Tiny, lengths: list[int], fam
 
 
 def leaves(backbone: Backbone) -> dict[str, Tensor]:
-    """Give copies of the encoder's tensors that take gradients."""
+    """Return copies of the encoder's tensors that take gradients."""
     return {name: tensor.clone().requires_grad_() for name, tensor in backbone.tensors.items()}
 
 
 def batch_of(backbone: Backbone) -> PackedBatch:
-    """Give a packed batch of three rows."""
+    """Return a packed batch of three rows."""
     return pack(random_rows(backbone, [6, 11, 2]))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("first", [1, 2, 3])
-def test_a_start_in_the_middle_gives_the_same_to_the_bit(family: str, first: int, tiny: Tiny) -> None:
+def test_a_start_in_the_middle_has_the_same_result_to_the_bit(family: str, first: int, tiny: Tiny) -> None:
     backbone = tiny(family)
     batch, frozen = batch_of(backbone), Frozen(backbone.tensors)
     whole = forward(backbone.config, frozen, batch)
@@ -255,14 +251,14 @@ def test_shared_layers_get_the_gradient_of_the_layers_above_the_start_alone(tiny
     assert all((tensor.grad is not None) == name.startswith("layers.0.") for name, tensor in tensors.items())
 
 
-def test_with_all_layers_below_the_start_nothing_is_recorded(bert: Backbone) -> None:
+def test_with_all_layers_below_the_start_no_gradient_is_recorded(bert: Backbone) -> None:
     assert not forward(bert.config, Frozen(leaves(bert)), batch_of(bert), first=3).requires_grad
     with torch.no_grad():
         assert not forward(bert.config, Frozen(leaves(bert)), batch_of(bert)).requires_grad
 
 
 def dropout_for(batch: PackedBatch, rows: Sequence[int], *, step: int = 0) -> Dropout:
-    """Give the masks of a step for rows with these numbers in their run."""
+    """Return the masks of a step for rows with these numbers in their run."""
     keys = row_keys(7, step, torch.tensor(rows))
     return Dropout(keys, batch.rows, batch.positions, rate=0.2, attention_rate=0.3)
 
@@ -293,7 +289,7 @@ def test_rates_of_zero_change_nothing(bert: Backbone) -> None:
     assert torch.equal(forward(bert.config, Frozen(bert.tensors), batch, none), plain)
 
 
-def test_the_encoder_is_never_written(bert: Backbone) -> None:
+def test_the_encoder_is_never_modified(bert: Backbone) -> None:
     before = {name: tensor.clone() for name, tensor in bert.tensors.items()}
     bert.encode(TEXTS, SECOND)
     assert all(torch.equal(bert.tensors[name], tensor) for name, tensor in before.items())

@@ -1,4 +1,4 @@
-"""The frozen lower layers' hidden states: the same bits whoever asks, and no harm from a small disk."""
+"""Claims about cached hidden states: the same bits for every caller, and no failure on a full disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def rows(bert):
     return bert.tokenize(TEXTS)
 
 
-def test_a_rows_states_do_not_depend_on_who_it_is_first_asked_for_with(bert, rows):
+def test_the_states_of_a_row_do_not_depend_on_the_rows_it_is_first_requested_with(bert, rows):
     orders = [np.random.RandomState(k).permutation(len(rows)) for k in range(2)]
     found = []
     for order in orders:
@@ -34,7 +34,7 @@ def test_a_rows_states_do_not_depend_on_who_it_is_first_asked_for_with(bert, row
 
 @pytest.mark.parametrize("first", [1, 2, 3])
 @pytest.mark.parametrize("budget", [{}, {"memory": 0}, {"memory": 0, "disk": 0}])
-def test_starting_from_kept_states_gives_what_the_whole_pass_gives(bert, rows, first, budget):
+def test_starting_from_cached_states_equals_the_whole_pass(bert, rows, first, budget):
     batch = pack(rows)
     known = PrefixCache(bert.config, bert.tensors, **budget).get(rows, first)
     expected = forward(bert.config, Frozen(bert.tensors), batch)
@@ -50,7 +50,7 @@ def test_equal_rows_share_one_prefix_and_others_do_not(bert, rows):
     assert known.get(rows, 2) is not known.get(rows[:-1], 2)
 
 
-def test_a_disk_without_room_means_no_store_and_no_harm(bert, rows, monkeypatch):
+def test_without_disk_space_states_are_computed_instead_of_cached(bert, rows, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 

@@ -1,4 +1,4 @@
-"""Claims about shared tensors: the same numbers to the bit, one memory for all processes, nobody can write to it."""
+"""Claims about shared tensors: equal to the bit, one memory for all processes, read-only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ sys.stdin.readline()
 
 @pytest.fixture
 def shared(request, tiny):
-    """Give a backbone, the same one shared, and its descriptor."""
+    """Return a backbone, the same one shared, and its descriptor."""
     own = tiny(getattr(request, "param", "bert"))
     found, descriptor = share(own)
     yield own, found, descriptor
@@ -36,7 +36,7 @@ def shared(request, tiny):
 
 
 def mapped(pid):
-    """Give the figures of a process's mapping of shared tensors, in kB."""
+    """Return the figures of a process's mapping of shared tensors, in kB."""
     with open(f"/proc/{pid}/smaps") as file:
         text = file.read()
     (part,) = re.findall(r"memfd:adapterbank-encoder.*\n((?:[A-Z]\w+:.*\n)+)", text)
@@ -44,7 +44,7 @@ def mapped(pid):
 
 
 @pytest.mark.parametrize("shared", sorted(FAMILIES), indirect=True)
-def test_every_tensor_is_the_same_to_the_bit_and_lies_as_torch_would_lay_it(shared):
+def test_every_tensor_is_the_same_to_the_bit_and_aligned_as_torch_aligns_it(shared):
     own, found, _ = shared
     assert found.tensors.keys() == own.tensors.keys()
     for name, tensor in own.tensors.items():
@@ -67,7 +67,7 @@ def test_query_key_and_value_become_one_matrix_without_a_copy(shared):
     assert all(torch.equal(plain[name], joined[name]) for name in plain)
 
 
-def test_nobody_can_write_to_the_shared_memory(shared):
+def test_the_shared_memory_cannot_be_written(shared):
     _, found, descriptor = shared
     with pytest.raises(PermissionError):
         os.pwrite(descriptor, b"x", 0)
@@ -81,7 +81,7 @@ def test_nobody_can_write_to_the_shared_memory(shared):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="the system does not tell who shares pages")
-def test_two_processes_have_the_pages_once(shared):
+def test_two_processes_share_the_pages(shared):
     own, found, descriptor = shared
     words = [sys.executable, "-c", _OTHER, str(own.folder), str(descriptor)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

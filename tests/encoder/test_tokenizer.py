@@ -49,7 +49,7 @@ FLAGS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def words() -> list[str]:
-    """Give a vocabulary with something for every awkward text, a line separator among the tokens."""
+    """Return a vocabulary with something for every awkward text, a line separator among the tokens."""
     letters = sorted({c for text in AWKWARD for c in text.lower() + text if c.isprintable() and not c.isspace()})
     more = [
         "café",
@@ -72,13 +72,13 @@ def words() -> list[str]:
 
 @pytest.fixture
 def folder(words: list[str], tmp_path: Path) -> Path:
-    """Give a folder with nothing but vocab.txt."""
+    """Return a folder with nothing but vocab.txt."""
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     return tmp_path
 
 
 def oracle(words: list[str], **flags: Any) -> Any:
-    """Give the tokenizer that `transformers` makes of a vocabulary."""
+    """Return the tokenizer that `transformers` builds from a vocabulary."""
     from transformers import BertTokenizerFast
 
     return BertTokenizerFast(vocab={word: i for i, word in enumerate(words)}, **flags)
@@ -86,14 +86,14 @@ def oracle(words: list[str], **flags: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def both(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
-    """Give the tokenizer that we make of vocab.txt, and that of `transformers`."""
+    """Return our tokenizer of vocab.txt, and that of `transformers`."""
     folder = tmp_path_factory.mktemp("vocabulary")
     (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     return read_tokenizer(folder, word_piece=True)[0], oracle(words)
 
 
 def ids(tokens: list[Tokens]) -> list[list[int]]:
-    """Give the token ids as lists."""
+    """Return the token ids as lists."""
     return [row.ids.tolist() for row in tokens]
 
 
@@ -101,7 +101,7 @@ def ids(tokens: list[Tokens]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
-def test_vocab_txt_alone_gives_the_ids_of_transformers_on_awkward_texts(
+def test_vocab_txt_alone_has_the_ids_of_transformers_on_awkward_texts(
     folder: Path, words: list[str], flags: dict[str, Any]
 ) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(flags))
@@ -193,13 +193,13 @@ def test_pairs_are_cut_as_transformers_cuts_them(bert: Backbone, one: str, two: 
 
 
 @given(TEXT, st.integers(3, 40))
-def test_single_texts_lose_their_end(bert: Backbone, text: str, limit: int) -> None:
+def test_single_texts_are_cut_at_the_end(bert: Backbone, text: str, limit: int) -> None:
     (whole,), (found,) = tokenize(bert.tokenizer, [text], None, 99), tokenize(bert.tokenizer, [text], None, limit)
     assert found.ids.tolist() == [*whole.ids[:-1][: limit - 1], whole.ids[-1]]
     assert found.cut == (len(whole) > limit)
 
 
-def test_numbers_are_int64_even_where_there_are_none(bert: Backbone) -> None:
+def test_ids_are_int64_even_where_there_are_none(bert: Backbone) -> None:
     for row in tokenize(bert.tokenizer, ["", "cat"], ["", "dog"], 9):
         assert row.ids.dtype == row.types.dtype == np.int64
     bare = Tokenizer.from_str(bert.tokenizer.to_str())
@@ -207,7 +207,7 @@ def test_numbers_are_int64_even_where_there_are_none(bert: Backbone) -> None:
     assert tokenize(bare, [""], None, 9)[0].ids.dtype == np.int64
 
 
-def test_threads_with_other_limits_do_not_disturb_each_other(bert: Backbone) -> None:
+def test_threads_with_different_limits_do_not_interfere(bert: Backbone) -> None:
     def lengths(limit: int) -> set[int]:
         return {len(tokenize(bert.tokenizer, ["the cat sat " * 20], None, limit)[0]) for _ in range(200)}
 
@@ -226,7 +226,7 @@ def test_a_limit_without_room_for_a_text_is_refused(bert: Backbone, pairs: list[
 
 
 @pytest.mark.parametrize("odd", [None, 3, b"bytes", "half a pair \ud83d"])
-def test_what_is_no_text_is_named_with_its_row(bert: Backbone, odd: Any) -> None:
+def test_a_value_that_is_not_a_text_is_named_with_its_row(bert: Backbone, odd: Any) -> None:
     for texts, pairs in ((["a", odd], None), (["a", "b"], ["c", odd])):
         with pytest.raises(InputError, match="Row 2 is not a text") as caught:
             tokenize(bert.tokenizer, texts, pairs, 9)
@@ -235,24 +235,24 @@ def test_what_is_no_text_is_named_with_its_row(bert: Backbone, odd: Any) -> None
             tokenize(bert.tokenizer, texts, pairs, 9, start=4096)
 
 
-def test_pairs_of_another_number_are_refused(bert: Backbone) -> None:
+def test_a_different_number_of_second_texts_is_refused(bert: Backbone) -> None:
     with pytest.raises(InputError, match="There are 2 first texts and 1 second"):
         tokenize(bert.tokenizer, ["a", "b"], ["c"], 9)
 
 
 def refusal(folder: Path, family: str = "bert") -> str:
-    """Give the sentence that refuses a folder's tokenizer."""
+    """Return the message that refuses a folder's tokenizer."""
     with pytest.raises(BackboneError) as caught:
         read_tokenizer(folder, word_piece=FAMILIES[family].word_piece)
     assert str(folder) in str(caught.value)
     return str(caught.value)
 
 
-def test_a_folder_without_a_tokenizer_says_what_it_needs(tmp_path: Path) -> None:
+def test_a_folder_without_a_tokenizer_names_the_file_it_needs(tmp_path: Path) -> None:
     assert "has no tokenizer.json and no vocab.txt" in refusal(tmp_path)
 
 
-def test_vocab_txt_is_not_enough_where_it_does_not_decide_the_tokenizer(folder: Path) -> None:
+def test_vocab_txt_is_not_enough_where_it_does_not_describe_the_tokenizer(folder: Path) -> None:
     assert "has no tokenizer.json." in refusal(folder, "roberta")
 
 
@@ -281,7 +281,7 @@ def test_tokens_are_counted_without_a_limit(bert: Backbone) -> None:
     assert token_counts(bert.tokenizer, ["the cat"], None) == [4]
 
 
-def test_the_hash_is_the_tokenizers_and_not_the_objects(bert: Backbone) -> None:
+def test_equal_tokenizers_have_equal_hashes(bert: Backbone) -> None:
     twin = Tokenizer.from_str(bert.tokenizer.to_str())
     assert tokenizer_hash(twin) == tokenizer_hash(bert.tokenizer)
     twin.add_tokens(["brandnew"])

@@ -28,7 +28,7 @@ def test_windows_cover_the_text_and_overlap_by_half_or_more(length: int, room: i
     assert steps <= {min(stride, max(1, room // 2))}
 
 
-def test_a_stride_below_half_a_window_is_taken_as_it_is() -> None:
+def test_a_stride_below_half_a_window_is_used_as_it_is() -> None:
     assert STRIDE == 128
     # with 369 tokens of room, windows from 0 and 128 reach to token 497, and the next one is the last
     assert list(window_starts(497, 369, 128)) == [0, 128]
@@ -38,7 +38,7 @@ def test_a_stride_below_half_a_window_is_taken_as_it_is() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("limit", [12, 20, 33, 64])
-def test_windows_hold_the_question_and_all_of_the_document_in_order(
+def test_windows_contain_the_question_and_the_whole_document_in_order(
     family: str, limit: int, tiny: Callable[[str], Backbone]
 ) -> None:
     backbone = tiny(family)
@@ -73,7 +73,7 @@ def test_windows_hold_the_question_and_all_of_the_document_in_order(
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 12), st.integers(1, 30), st.integers(16, 40))
-def test_only_the_second_text_knows_its_characters(bert: Backbone, first: int, second: int, limit: int) -> None:
+def test_only_the_second_text_has_character_offsets(bert: Backbone, first: int, second: int, limit: int) -> None:
     text = " ".join(["dog's"] * second)
     rows, _ = tokenize_windows(bert.tokenizer, ["why " * first], [text], limit, 128)
     for found in rows:
@@ -88,7 +88,7 @@ def test_only_the_second_text_knows_its_characters(bert: Backbone, first: int, s
     assert int(((rows[0].types == 1) & (rows[0].offsets[:, 0] >= 0)).sum()) == min(3 * second, limit - first - 3)
 
 
-def test_rows_say_whose_window_they_are_from_any_number_on(bert: Backbone) -> None:
+def test_rows_have_the_number_of_their_pair_from_any_start(bert: Backbone) -> None:
     rows, owners = tokenize_windows(bert.tokenizer, ["who"] * 3, ["the cat", LONG, ""], 16, 128, start=40)
     assert owners == sorted(owners)
     assert owners.count(40) == owners.count(42) == 1
@@ -96,7 +96,7 @@ def test_rows_say_whose_window_they_are_from_any_number_on(bert: Backbone) -> No
     assert (rows[-1].offsets == -1).all()
 
 
-def test_a_question_that_alone_is_too_long_says_so(bert: Backbone) -> None:
+def test_a_question_that_alone_is_too_long_is_refused(bert: Backbone) -> None:
     with pytest.raises(InputError, match=r"longer than max_length 10.*Raise --max-length"):
         tokenize_windows(bert.tokenizer, ["why " * 50], ["the cat"], 10, 128)
     assert bert.tokenizer.truncation is None

@@ -1,4 +1,4 @@
-"""The promise that a new kind of task is one file and one row: a dummy is trained, stored, predicted and served."""
+"""Promise: a new kind of task is one file and one row; dummies are trained, stored, predicted and served."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from adapterbank.kinds.table import KINDS
 from adapterbank.storage import records
 from adapterbank.storage.bank import Bank
 from kinds.dummy import ORDINAL
+from kinds.dummy_tokens import MARKS
 from small_data import FAST, NOUNS, shell, write
 
 WORDS = ("bad", "small", "good")
@@ -102,3 +103,18 @@ def test_it_is_served(trained, bert):
     expected = trained.predict("grade", TEXTS)
     assert [one["label"] for one in found] == [one.label for one in expected]
     assert [one["value"] for one in found] == pytest.approx([one.value for one in expected], abs=1e-5)
+
+
+def test_a_kind_with_an_output_for_each_token_reads_a_long_text_in_windows(tmp_path, bert, monkeypatch):
+    monkeypatch.setitem(KINDS, MARKS.name, MARKS)
+    rows = [{"text": f"the {noun} was {word}", "label": [noun]} for noun in NOUNS for word in ("bad", "good")]
+    rows.append({"text": " ".join(["the red fox was big"] * 20), "label": ["red"]})
+    bank = open_bank(tmp_path / "bank", bert, device="cpu")
+    result = bank.train("words", rows, rows, kind="marks", **{**FAST, "epochs": 10})
+    assert "18 rows in all" in result.notes[0]
+    losses = [epoch["loss"] for epoch in result.record["history"]]
+    assert losses[-1] < losses[0] / 2
+    found = bank.predict("words", [row["text"] for row in rows])
+    right = [one.labels == tuple(row["label"]) for one, row in zip(found, rows, strict=True)]
+    assert bank.evaluate("words", rows)["subset_accuracy"] == sum(right) / len(rows)
+    assert all(one.ok for one in bank.audit())

@@ -1,4 +1,4 @@
-"""The promise that only `kinds/` knows the kinds by name: the sources are parsed, and everything else asks the row."""
+"""Promise: only `kinds/` knows the kinds by name; the sources are parsed, and everything else asks the row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers: what trying every span of every window finds, and "no answer" as SQuAD 2.0 means it."""
+"""Span: the best answers of all windows, found by exhaustive search, and "no answer" as SQuAD 2.0 defines it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLACES = [(CONTEXT.index(word), CONTEXT.index(word) + len(word)) for word in WOR
 
 
 def window(first: int, last: int) -> Tokens:
-    """Give a row of [CLS], a question's word, [SEP], some words of the context and [SEP]."""
+    """Return a row of [CLS], a question's word, [SEP], some words of the context and [SEP]."""
     offsets = np.array([(-1, -1)] * 3 + PLACES[first:last] + [(-1, -1)])
     return Tokens(np.arange(len(offsets)), np.zeros(len(offsets), np.int64), offsets)
 
@@ -29,7 +29,7 @@ SMALL = arrays.arrays(np.float32, st.tuples(st.integers(1, 40), st.just(2)), ele
 
 
 @given(SMALL, st.integers(1, 50))
-def test_the_best_spans_are_those_that_trying_all_finds(x: np.ndarray, count: int) -> None:
+def test_the_best_spans_are_those_of_an_exhaustive_search(x: np.ndarray, count: int) -> None:
     longest = spans.LONGEST_ANSWER
     every = [(float(x[i, 0] + x[j, 1]), i, j) for i in range(len(x)) for j in range(i, min(len(x), i + longest))]
     expected = sorted(every, key=lambda span: (-span[0], span[1], span[2]))[:count]
@@ -84,7 +84,7 @@ def test_no_answer_is_the_lowest_first_token_of_all_windows() -> None:
     assert (silent.text, silent.start, silent.end) == ("", 0, 0)
 
 
-def test_the_list_has_shares_that_sum_to_one_and_no_answer_only_where_it_may_be_given() -> None:
+def test_listed_probabilities_sum_to_one_and_include_no_answer_only_with_a_threshold() -> None:
     rows = [window(0, 8)]
     outs = [np.random.default_rng(0).normal(size=(len(rows[0]), 2)).astype(np.float32)]
     found = spans.read(outs, rows, CONTEXT, count=4)
@@ -100,7 +100,7 @@ def test_the_list_has_shares_that_sum_to_one_and_no_answer_only_where_it_may_be_
         assert list(shares) == sorted(shares, reverse=True)
 
 
-def test_answers_of_pieces_that_carry_the_blank_before_them_begin_at_the_word() -> None:
+def test_answers_start_at_the_word_if_tokens_include_the_blank_before_it() -> None:
     """Metaspace, as in ALBERT, XLM-RoBERTa and CamemBERT."""
     pieces = [("[UNK]", 0.0), *((f"\u2581{word}", -1.0) for word in WORDS)]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
@@ -141,14 +141,14 @@ def test_the_tuned_threshold_is_as_good_as_any(rows: list[tuple[float, bool, boo
 
 
 @pytest.mark.parametrize("odds", [-7.5, -0.0, 3.0])
-def test_where_no_answer_is_worth_giving_none_is_given(odds: float) -> None:
+def test_the_threshold_is_below_all_odds_if_no_answer_is_worth_giving(odds: float) -> None:
     reading = spans.Reading((spans.SpanAnswer("no", 0, 2, 0.0),), odds)
     found = spans.tune_threshold([reading, reading], [(-1, -1, ("",))] * 2)
     assert np.isfinite(found)
     assert reading.choose(found).text == ""
 
 
-def test_equal_odds_are_answered_together_or_not_at_all() -> None:
+def test_answers_with_equal_odds_are_all_given_or_none() -> None:
     """One right answer would gain, but two wrong ones at the same odds cost more."""
     readings = [spans.Reading((spans.SpanAnswer("yes", 0, 3, 0.0),), odds) for odds in (-1.0, -1.0, -1.0, -2.0)]
     targets = [(0, 3, ("yes",)), (-1, -1, ("",)), (-1, -1, ("",)), (0, 3, ("yes",))]

@@ -15,7 +15,7 @@ from adapterbank.tasks.spec import Examples
 from real_data import DATA, MISSING
 
 INSIDE_A_PIECE = 215
-"""Answers of the dev set that begin or end inside one of MiniLM's word pieces: no choice of tokens can give them."""
+"""Answers of the dev set that begin or end inside one of MiniLM's word pieces: no choice of tokens matches them."""
 
 
 @pytest.mark.slow
@@ -61,14 +61,14 @@ def test_every_answer_comes_back_as_the_same_characters_but_for_those_inside_a_p
 
 
 def place(rows, row):
-    """Give the characters that a row's target tokens stand for."""
+    """Return the characters that a row's target tokens stand for."""
     first, last = rows.targets[row]
     offsets = rows.tokens[row].offsets
     return int(offsets[first, 0]), int(offsets[last, 1])
 
 
 def certain(length, target):
-    """Give outputs that leave no doubt about the target; those of no answer speak for the first token."""
+    """Return outputs that clearly favour the target, which is the first token if there is no answer."""
     out = np.zeros((length, 2), dtype=np.float32)
     out[target[0], 0] = out[target[1], 1] = 9.0
     return out

@@ -1,4 +1,4 @@
-"""Claims about `adapterbank.slots.plan`: additions are ordered, named apart and stored; several share a site."""
+"""`slots.plan`: additions are ordered, uniquely named and stored, and several can share a site."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TWO = Plan("adapter", HEAD, (Adapter(5, LAYERS), Adapter(3, (1, 2), ("attention"
 MANY = Plan("adapter", HEAD, (Lora(3, 16.0, LAYERS), Ia3(LAYERS), Adapter(5, LAYERS), Adapter(2, LAYERS)), ROLES)
 
 
-def test_the_second_addition_of_a_sort_has_a_name_of_its_own(bert):
+def test_a_second_addition_of_the_same_type_has_its_own_key(bert):
     assert TWO.keys == ("adapter", "adapter-2")
     assert MANY.keys == ("lora", "ia3", "adapter", "adapter-2")
     names = added_shapes(TWO, bert.config)
@@ -39,30 +39,30 @@ def test_the_second_addition_of_a_sort_has_a_name_of_its_own(bert):
 
 
 @pytest.mark.parametrize("plan", [TWO, MANY, make_plan(Options(), depth=3, head=HEAD)])
-def test_a_plan_is_read_as_it_was_written(plan):
+def test_a_plan_survives_a_round_trip_through_json(plan):
     assert Plan.from_json(plan.to_json()) == plan
 
 
-def test_the_order_of_additions_survives_sorted_keys():
+def test_the_order_of_additions_survives_sorted_json_keys():
     backwards = replace(MANY, additions=MANY.additions[::-1])
     stored = dict(sorted(backwards.to_json().items()))
     assert Plan.from_json(stored) == backwards
 
 
 @pytest.mark.parametrize("order", [["adapter"], ["adapter-2", "adapter"], ["adapter", "lora"]])
-def test_an_order_that_is_not_that_of_the_additions_is_refused(order):
+def test_an_order_that_does_not_match_the_additions_is_refused(order):
     with pytest.raises(ValueError, match=r"order|numbered"):
         Plan.from_json({**TWO.to_json(), "order": order})
 
 
-def test_one_addition_is_stored_as_before_there_could_be_several():
+def test_a_single_addition_is_stored_in_the_original_format():
     stored = make_plan(Options(size=5), depth=3, head=HEAD).to_json()
     assert stored["adapter"]["size"] == 5
     assert stored["lora"] is None
     assert "order" not in stored
 
 
-def test_two_adapters_at_a_site_apply_one_after_the_other(bert, new_slot):
+def test_two_adapters_at_one_site_apply_in_order(bert, new_slot):
     own = new_slot(bert, TWO)
     stacks = Stacks(bert.tensors)
     slot = stacks.put(TWO, own)
@@ -79,7 +79,7 @@ def test_two_adapters_at_a_site_apply_one_after_the_other(bert, new_slot):
 
 
 @pytest.mark.parametrize("plan", [TWO, MANY])
-def test_slots_with_several_additions_share_a_batch_with_slots_of_one(bert, new_slot, plan):
+def test_slots_with_several_additions_share_a_batch_with_slots_that_have_one(bert, new_slot, plan):
     plans = [
         plan,
         make_plan(Options(size=5), depth=3, head=HEAD),
@@ -93,14 +93,14 @@ def test_slots_with_several_additions_share_a_batch_with_slots_of_one(bert, new_
         together = forward(
             bert.config, Route(stacks, segments([(s, len(r)) for s, r in zip(slots, rows, strict=True)])), pack(rows)
         )
-        for slot, row, mine in zip(slots, rows, together.split([len(row) for row in rows]), strict=True):
+        for slot, row, shared in zip(slots, rows, together.split([len(row) for row in rows]), strict=True):
             alone = forward(bert.config, Route(stacks, segments([(slot, len(row))])), pack([row]))
-            torch.testing.assert_close(mine, alone, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(shared, alone, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("plan", [TWO, MANY])
-def test_several_additions_on_padded_rows_equal_those_on_packed_ones(bert, new_slot, plan, slots):
+def test_several_additions_give_equal_results_on_padded_and_packed_rows(bert, new_slot, plan, slots):
     stacks = Stacks(join_projections(bert.tensors))
     numbers = [stacks.put(plan, new_slot(bert, plan, seed=seed)) for seed in range(slots)]
     rows = bert.tokenize(TEXTS)[: 2 * slots]
@@ -117,7 +117,7 @@ def test_several_additions_on_padded_rows_equal_those_on_packed_ones(bert, new_s
     )
 
 
-def test_initial_values_are_drawn_addition_by_addition_then_the_head(bert):
+def test_initial_values_are_drawn_for_each_addition_in_order_then_for_the_head(bert):
     whole = initial(TWO, bert.config, 0.1, torch.Generator().manual_seed(0))
     parts = [
         initial(replace(TWO, additions=(one,)), bert.config, 0.1, torch.Generator().manual_seed(0))
@@ -131,10 +131,10 @@ def test_initial_values_are_drawn_addition_by_addition_then_the_head(bert):
     )
 
 
-def test_removable_additions_leave_some_layers_and_others_stay():
-    left = MANY.without([0, 2])
-    assert left.removable_layers == (1,)
-    assert left.additions[0] == MANY.additions[0]
+def test_without_removes_only_removable_additions_from_the_chosen_layers():
+    pruned = MANY.without([0, 2])
+    assert pruned.removable_layers == (1,)
+    assert pruned.additions[0] == MANY.additions[0]
     assert MANY.removes("layers.0.attention.adapter-2.down.weight", [0])
     assert not MANY.removes("layers.0.attention.query.lora.a", [0])
     assert not MANY.removes("layers.1.attention.adapter.down.weight", [0])

@@ -135,7 +135,7 @@ def test_damaged_weights_are_detected(bank: Bank) -> None:
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    with pytest.raises(PackageDamaged, match=r"weights\.safetensors does not match its sha256; restore"):
+    with pytest.raises(PackageDamaged, match=r"weights\.safetensors has been changed: its sha256 differs; restore"):
         package.tensors()
     assert len(package.verify()) == 1
     file.unlink()

@@ -33,6 +33,6 @@ def test_an_unfinished_run_resumes_from_its_saved_state(bert, tmp_path, monkeypa
     whole = open_bank("whole", bert, device="cpu")
     whole.sweep(grid)
     for resumed, unbroken in zip(read_all(bank.path / "records"), read_all(whole.path / "records"), strict=True):
-        assert resumed["notes"][-1].startswith("Going on after epoch ")
+        assert resumed["notes"][-1].startswith("Resuming after epoch ")
         losses = [[epoch["loss"] for epoch in one["history"]] for one in (resumed, unbroken)]
         assert losses[0] == pytest.approx(losses[1], abs=1e-5)

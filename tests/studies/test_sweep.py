@@ -189,7 +189,7 @@ def test_a_diverging_run_is_recorded_and_the_other_runs_have_the_same_results_as
     assert (outcome.progress.done, outcome.progress.failed) == (2, 2)
     lost = [record for record in records_of(bank) if selection.failed(record)]
     assert [record["config"]["lr"] for record in lost] == [10.0, 10.0]
-    assert all("most likely too high: try --lr 1." in record["failure"] for record in lost)
+    assert all("probably too high: try --lr 1." in record["failure"] for record in lost)
     assert all("\n" not in record["failure"] and "metrics" not in record for record in lost)
     quiet = open_bank("quiet", bert, device="cpu")
     quiet.sweep({**grid, "lr": 0.01})

@@ -60,14 +60,14 @@ def test_every_usual_name_is_found_in_any_case() -> None:
         assert find_columns(table("text", "id", name.upper())).label == name.upper()
 
 
-def test_named_columns_come_before_usual_names() -> None:
+def test_named_columns_take_precedence_over_usual_names() -> None:
     here = table("text", "title", "body", "label", "topic")
     assert find_columns(here, "body", label="topic") == Columns(("body",), "topic")
     assert find_columns(here, "title", "body") == Columns(("title", "body"), "label")
     assert find_columns(here, "label", label="text") == Columns(("label",), "text")
 
 
-def test_without_need_a_label_may_be_absent() -> None:
+def test_a_label_may_be_missing_if_it_is_not_needed() -> None:
     assert find_columns(table("text", "id", "date"), need_label=False) == Columns(("text",), None)
     assert find_columns(table("anything"), need_label=False) == Columns(("anything",), None)
 

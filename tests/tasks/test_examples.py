@@ -41,7 +41,7 @@ def test_classes_become_indices_into_the_labels() -> None:
     assert (report.rows, report.empty, report.notes) == (2, 0, [])
 
 
-def test_pairs_are_kept_apart() -> None:
+def test_the_texts_of_a_pair_are_separate_columns() -> None:
     examples, _ = read_examples(table_from([{"a": "x", "b": "y", "label": 1.0}]), PAIRS)
     assert examples == Examples(["x"], ["y"], [1])
 

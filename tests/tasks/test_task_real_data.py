@@ -1,4 +1,4 @@
-"""Real data sets, if available: columns, kinds, labels and counts are right without any option."""
+"""Promise: on real data sets, columns, kinds, labels and counts are right without any option."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.data
 
 
 def find(name: str) -> Path:
-    """A file of the data folder, or a skip that says how to get it in."""
+    """A file of the data folder, or a skip that names the remedy."""
     path = DATA / name
     if not path.exists():
         pytest.skip(MISSING)

@@ -32,7 +32,7 @@ from adapterbank.analysis.plotting import (
     with_legend,
 )
 from adapterbank.analysis.run_table import RunTable
-from adapterbank.analysis.series import Data
+from adapterbank.analysis.series import USUAL, Data
 from adapterbank.storage import files
 from adapterbank.studies.selection import RULES
 
@@ -244,7 +244,7 @@ def _totals(data: Data, _: RunTable) -> Figure:
     figure, (axis,) = make_panels(1, width=6, height=3.2)
     for (method, form), lines in by_form(data):
         colour, marker, name = look(method)
-        dash = "--" if (method, form) == ("adapter", "best") else "-"
+        dash = "--" if (method, form) == (USUAL[0], "best") else "-"
         label = f"{name}, {form}" if form == "best" else f"{name} {form}".strip()
         x, y = floats(lines, "tasks"), floats(lines, "encoders")
         axis.plot(x, y, color=colour, marker=marker, markevery=3, linestyle=dash, label=label)

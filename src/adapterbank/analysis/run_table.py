@@ -10,12 +10,11 @@ from typing import Any
 
 from adapterbank.config import Config
 from adapterbank.errors import AdapterbankError, InputError
+from adapterbank.methods import METHODS, size_option
 from adapterbank.storage import files, records
 from adapterbank.studies import selection
 from adapterbank.training.dataset import catalog_name
 
-_OPTION = {"adapter": "size", "top": "top", "lora": "rank"}
-"""The option that decides how many parameters a method trains."""
 _VARIANTS = ("layers", "sites", "activation", "sigma", "train_norms", "placement", "combine", "inner_norm", "depth")
 """The options of an adapter that make a run a variant of the paper's method."""
 
@@ -186,7 +185,7 @@ def read_row(path: Path, record: dict[str, Any]) -> RunRow:
     if not record.get("metrics"):
         raise ValueError("the run has no scores")
     method = config["method"]
-    params, option = record.get("params") or {}, config.get(_OPTION.get(method, ""))
+    params, option = record.get("params") or {}, config.get(size_option(method) or "")
     defaults = Config()
     changed = [name for name in _VARIANTS if config.get(name, getattr(defaults, name)) != getattr(defaults, name)]
     return RunRow(
@@ -198,7 +197,7 @@ def read_row(path: Path, record: dict[str, Any]) -> RunRow:
         option=int(option) if option is not None else None,
         lr=config.get("lr"),
         epochs=config.get("epochs"),
-        sigma=config.get("sigma") if method == "adapter" else None,
+        sigma=config.get("sigma") if method in METHODS and "sigma" in METHODS[method].uses else None,
         seed=config["seed"],
         plain=not changed and "pruned" not in config,
         setting=selection.setting(record),

@@ -14,7 +14,7 @@ import numpy as np
 from adapterbank.analysis.run_table import RunRow, RunTable, by_task
 from adapterbank.config import Config
 from adapterbank.kinds.table import find_kind
-from adapterbank.methods import METHODS
+from adapterbank.methods import METHODS, size_option
 from adapterbank.studies.selection import mean
 
 Column = str | int | float | None
@@ -26,6 +26,9 @@ SHARED_TASKS = 20
 _FRACTIONS = (20, 50, 80)
 SUITES = ("all", "further", "GLUE")
 """All tasks, and the two panels of Fig. 3: GLUE, and all others."""
+
+USUAL = (Config().method, Config().size)
+"""The method and size that a run has by default, which the paper reports too."""
 
 
 def tradeoff(study: RunTable, suites: Sequence[str] = SUITES) -> Data:
@@ -62,7 +65,7 @@ def sizes(study: RunTable, *, spans: bool = False) -> Data:
     found: Data = []
     for task, rows in by_task(row for row in study.rows if row.plain).items():
         forms = {key: study.best(mine) for key, mine in _forms(rows).items()}
-        several = sum(1 for (method, _), mine in forms.items() if mine and method in ("adapter", "top", "lora")) > 2
+        several = sum(1 for (method, _), mine in forms.items() if mine and size_option(method)) > 2
         if find_kind(rows[0].record["task"]["kind"]).per_token != spans or not several:
             continue
         for (method, option), mine in forms.items():
@@ -74,7 +77,7 @@ def sizes(study: RunTable, *, spans: bool = False) -> Data:
 
 def sigmas(study: RunTable) -> Data:
     """Return Fig. 6, right: dev score against the width of the initial Gaussian."""
-    rows = [row for row in study.rows if row.method == "adapter" and "pruned" not in row.record["config"]]
+    rows = [row for row in study.rows if row.sigma is not None and "pruned" not in row.record["config"]]
     return _curves(study, rows, "sigma", lambda row: row.sigma)
 
 
@@ -112,8 +115,8 @@ def totals(study: RunTable) -> Data:
         forms: dict[tuple[str, str], list[RunRow]] = {}
         for row in rows:
             forms.setdefault((row.method, _best_of(row.method, options)), []).append(row)
-            if (row.method, row.option) == ("adapter", 64) and len(options["adapter"]) > 1:
-                forms.setdefault(("adapter", "64"), []).append(row)
+            if (row.method, row.option) == USUAL and len(options[row.method]) > 1:
+                forms.setdefault((row.method, str(row.option)), []).append(row)
         for form, mine in forms.items():
             if chosen := study.best(mine):
                 per_task.setdefault(form, []).append(chosen[0].trained / chosen[0].encoder)
@@ -158,7 +161,7 @@ def _variety(
     form: tuple[str, int | None], rows: Sequence[RunRow], place: Callable[[RunRow], float | None]
 ) -> tuple[int, bool, int]:
     """Return a sort key for the forms of a method: the number of values, then the usual size, so that panels agree."""
-    return len({place(row) for row in rows}), form == ("adapter", Config().size), len(rows)
+    return len({place(row) for row in rows}), form == USUAL, len(rows)
 
 
 def _forms(rows: Iterable[RunRow]) -> dict[tuple[str, int | None], list[RunRow]]:

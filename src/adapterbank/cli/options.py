@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from adapterbank.errors import ConfigError
+from adapterbank.storage.bank import Bank
 
 BankPath = Annotated[str, typer.Option("--bank", help="Bank folder.", show_default=False)]
 OptionalBankPath = Annotated[str | None, typer.Option("--bank", help="Bank folder.", show_default=False)]
@@ -43,6 +45,13 @@ RayAddress = Annotated[
     str | None,
     typer.Option("--ray-address", help="Address of the Ray cluster (default: $RAY_ADDRESS, or a new local cluster)."),
 ]
+
+
+def bank_defaults(bank: str | None) -> dict[str, Any]:
+    """Return the options of a run that an existing bank determines: its encoder."""
+    if bank is None or not Path(bank, "bank.json").exists():
+        return {}
+    return {"backbone": Bank.open(bank).backbone["name"]}
 
 
 def check_engine(name: str) -> None:

@@ -17,7 +17,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from adapterbank.encoder.batch import Tokens, by_length, pack
-from adapterbank.encoder.families import FAMILIES, EncoderConfig, checkpoint_names, read_config
+from adapterbank.encoder.config_json import read_config
+from adapterbank.encoder.families import FAMILIES, EncoderConfig, checkpoint_names
 from adapterbank.encoder.forward import Frozen, forward
 from adapterbank.encoder.sources import locate, weight_files
 from adapterbank.encoder.tokenizer import read_tokenizer, tokenize

@@ -253,15 +253,20 @@ def compiled_layer_fns(compiled: Callable[[Any, Any], Any]) -> LayerFns:
 
     def in_layer(
         _config: Any, _layer: Any, grid: PaddedLayout, x: Tensor, inputs: AttentionInputs, masks: LayerDropout | None
-    ) -> Any:
-        found = [(x, 0), (inputs.bias, 0), (inputs.bias, 3)]
-        return found + (
-            [(masks.tokens, 0), (masks.queries, 0), (masks.queries, 2), (masks.columns, 0)] if masks else []
-        )
+    ) -> list[tuple[Tensor, int]]:
+        longest = grid.like.shape[3]
+        found = [(x, 0), (grid.like, 0), (grid.like, 3)]
+        if inputs.bias is not None:
+            found += [(inputs.bias, 0), (inputs.bias, 3)]
+            found += [(inputs.bias, 2)] if inputs.bias.shape[2] == longest else []
+        found += [(tensor, i) for tensor in inputs.positions for i, n in enumerate(tensor.shape) if n == longest]
+        if masks:
+            found += [(masks.tokens, 0), (masks.queries, 0), (masks.queries, 2), (masks.columns, 0)]
+        return found
 
     def in_embeddings(
         _config: Any, _layer: Any, ids: Tensor, types: Tensor, positions: Tensor, mask: Mask | None
-    ) -> Any:
+    ) -> list[tuple[Tensor, int]]:
         return [(ids, 0), (types, 0), (positions, 0)] + ([(mask.keys, 0)] if mask else [])
 
     return LayerFns(compiled(run_layer, in_layer), compiled(run_embeddings, in_embeddings))

@@ -32,24 +32,41 @@ def runs_graphs(device: torch.device) -> bool:
 class GraphCompiler:
     """All programs of one device; they share memory, as only one runs at a time."""
 
-    def __init__(self, device: torch.device, *, compiled: bool = True) -> None:
-        """Nothing is compiled or captured yet; on other devices than GPUs nothing ever is."""
+    def __init__(self, device: torch.device, *, compiled: bool = True, fixed_sizes: bool = False) -> None:
+        """Nothing is compiled or captured yet; on other devices than GPUs nothing ever is.
+
+        With `fixed_sizes` a function is compiled again for every new size that `changing` does not name. Otherwise
+        torch makes a size variable once it has changed, which suits slots of many sizes. In training that takes far
+        longer: when a second encoder comes, or the last run of several is left, torch makes every size of every tensor
+        variable, and where a tensor begins in its block as well, and compiles each layer on its own.
+        """
         self.device = device
+        self._dynamic = False if fixed_sizes else None
         self._compiles = self._captures = compiled and device.type == "cuda"
         self._pool: Any = None
         self._first: Any = None
         self._ready: dict[Callable[..., Any], Callable[..., Any]] = {}
 
-    def compiled(self, function: F, changing: Callable[..., Iterable[tuple[Any, int]]] | None = None) -> F:
+    def compiled(
+        self,
+        function: F,
+        changing: Callable[..., Iterable[tuple[Any, int]]] | None = None,
+        *,
+        looped_reductions: bool = False,
+    ) -> F:
         """Return a compiled form of a function, which falls back to the function itself.
 
-        `changing` names, of its arguments, the tensors' dimensions that are not the same at every call.
+        `changing` names, of its arguments, the tensors' dimensions that are not the same at every call. With
+        `looped_reductions` a reduction runs in a loop instead of in one block as wide as the longest row. That block's
+        code is unrolled: for a softmax with computed dropout and rows of 16 to 512 tokens it grew to 5 MB, which takes
+        minutes to compile.
         """
         if not self._compiles:
             return function
         if function not in self._ready:
             torch._dynamo.config.recompile_limit = max(_COMPILED_FORMS, torch._dynamo.config.recompile_limit)
-            self._ready[function] = torch.compile(function, dynamic=None)
+            options: dict[str, Any] | None = {"triton.persistent_reductions": False} if looped_reductions else None
+            self._ready[function] = torch.compile(function, dynamic=self._dynamic, options=options)
 
         def call(*arguments: Any, **options: Any) -> Any:
             if not self._compiles:

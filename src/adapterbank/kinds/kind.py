@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from adapterbank.tasks.tables import Table
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: there is one for each request, and a frozen dataclass takes longer to create
 class HeadOutputs:
     """A task's examples, the rows of tokens made from them, and the head's outputs for each row."""
 

@@ -1,7 +1,7 @@
-"""Plans: all that a slot adds and changes, apart from the numbers. A manifest's `method` is a plan as JSON.
+"""Plans: everything that a slot adds and changes, except the numbers. A manifest's `method` is a plan as JSON.
 
-Which tensors of a slot train follows from their names (`methods.roles`) and the plan's roles; what trains is what is
-saved. No place outside `methods` and this file asks which method a slot was trained with.
+The names of a slot's tensors (`methods.roles`) and the plan's roles decide which of them train. What trains is saved.
+No code outside `methods` and this file depends on the method that a slot was trained with.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from adapterbank.slots.addition import Addition, find_addition
 
 @dataclass(frozen=True)
 class Head:
-    """The shape of a slot's head: pooling, dropout, perhaps a hidden layer, then one linear layer."""
+    """The shape of a slot's head: pooling, dropout, an optional hidden layer, and one linear layer."""
 
     kind: str
     outputs: int
@@ -29,38 +29,38 @@ class Head:
     """Width of a hidden tanh layer, 0 for none."""
     shift: float = 0.0
     scale: float = 1.0
-    """Regression: the head's raw output times `scale` plus `shift`, the training labels' mean and spread."""
+    """Regression: the output is the raw output times `scale` plus `shift`, the training labels' spread and mean."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a slot adds and changes, apart from the numbers."""
+    """Everything that a slot adds and changes, except the numbers."""
 
     method: str
     head: Head
     additions: tuple[Addition, ...]
-    """What it adds; those at one site apply one after the other, in this order."""
+    """What it adds. Additions at the same site apply one after the other, in this order."""
     trains: frozenset[str]
     """The roles that train and are saved."""
 
     @property
     def alone(self) -> bool:
-        """Whether it changes whole layers: then its rows share a batch with no other slot's."""
+        """Whether it changes whole layers, so that its rows cannot share a batch with those of other slots."""
         return any(role == "embedding" or role.startswith("layer:") for role in self.trains)
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
-        """The name of each addition in tensor names: `adapter`, and `adapter-2` for a second one of that sort."""
+        """The key of each addition in tensor names: `adapter`, and `adapter-2` for a second one of that type."""
         seen: Counter[str] = Counter()
-        found = []
+        keys = []
         for addition in self.additions:
             seen[addition.name] += 1
             count = seen[addition.name]
-            found.append(addition.name if count == 1 else f"{addition.name}-{count}")
-        return tuple(found)
+            keys.append(addition.name if count == 1 else f"{addition.name}-{count}")
+        return tuple(keys)
 
     def split(self, name: str) -> tuple[str, int, str] | None:
-        """Split a tensor's name into site, number of the addition, part; None for a tensor of no addition."""
+        """Split a tensor's name into site, index of the addition and part; None if no addition owns the tensor."""
         key = addition_in(name)
         if key is None:
             return None
@@ -69,50 +69,50 @@ class Plan:
 
     @property
     def removable(self) -> tuple[Addition, ...]:
-        """The additions that ablation and pruning leave out by layer."""
+        """The additions that ablation and pruning can remove by layer."""
         return tuple(addition for addition in self.additions if addition.removable)
 
     @property
     def removable_layers(self) -> tuple[int, ...]:
-        """The layers that have any of them."""
+        """The layers that have any removable addition."""
         return tuple(sorted({layer for addition in self.removable for layer in addition.layers}))
 
     def without(self, layers: Collection[int]) -> Plan:
-        """Return the plan with its removable additions left out of some layers."""
+        """Return the plan with its removable additions removed from some layers."""
         return replace(self, additions=tuple(_without(addition, layers) for addition in self.additions))
 
     def removes(self, name: str, layers: Collection[int]) -> bool:
-        """Return whether a tensor belongs to what `without` leaves out of some layers."""
+        """Return whether `without` removes a tensor for some layers."""
         place, layer = self.split(name), LAYER.match(name)
         return bool(place and layer and self.additions[place[1]].removable and int(layer[1]) in layers)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
-        found: dict[str, Any] = {"name": self.method, "head": asdict(self.head), **dict.fromkeys(ADDITIONS)}
-        found |= {key: _to_json(addition) for key, addition in zip(self.keys, self.additions, strict=True)}
+        value: dict[str, Any] = {"name": self.method, "head": asdict(self.head), **dict.fromkeys(ADDITIONS)}
+        value |= {key: _to_json(addition) for key, addition in zip(self.keys, self.additions, strict=True)}
         if len(self.additions) > 1:
-            found["order"] = list(self.keys)
-        return found | {"trains": sorted(self.trains)}
+            value["order"] = list(self.keys)
+        return value | {"trains": sorted(self.trains)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Plan:
-        """Read what `to_json` wrote."""
-        held = [key for key in value if key.partition("-")[0] in ADDITIONS and value[key] is not None]
-        keys = value.get("order", held)
-        if sorted(keys) != sorted(held):
-            raise ValueError(f"order {keys!r} for the additions {held!r}")
+        """Read a plan that `to_json` wrote."""
+        stored = [key for key in value if key.partition("-")[0] in ADDITIONS and value[key] is not None]
+        keys = value.get("order", stored)
+        if sorted(keys) != sorted(stored):
+            raise ValueError(f"order {keys!r} does not match the additions {stored!r}")
         additions = tuple(_from_json(key.partition("-")[0], value[key]) for key in keys)
         plan = cls(value["name"], Head(**value["head"]), additions, frozenset(value["trains"]))
         if plan.keys != tuple(keys):
-            raise ValueError(f"additions {keys!r}, which are not numbered from 2")
+            raise ValueError(f"additions {keys!r} are not numbered from 2")
         return plan
 
 
 def _without(addition: Addition, layers: Collection[int]) -> Addition:
     if not addition.removable:
         return addition
-    left = tuple(layer for layer in addition.layers if layer not in layers)
-    return replace(addition, layers=left)  # type: ignore[type-var]
+    kept = tuple(layer for layer in addition.layers if layer not in layers)
+    return replace(addition, layers=kept)  # type: ignore[type-var]
 
 
 def _to_json(addition: Addition) -> dict[str, Any]:
@@ -125,18 +125,18 @@ def _from_json(name: str, value: Mapping[str, Any]) -> Addition:
 
 
 def make_plan(options: Options, *, depth: int, head: Head, shared_layers: bool = False) -> Plan:
-    """Turn a user's choices into a plan for an encoder of `depth` layers."""
+    """Turn a user's options into a plan for an encoder of `depth` layers."""
     method = find_method(options.method)
     if "top" in method.uses and not 1 <= options.top <= depth:
-        raise ConfigError([f"top is {options.top}, but this backbone has {depth} layers: give 1 to {depth}."])
+        raise ConfigError([f"top is {options.top}, but this backbone has {depth} layers; use 1 to {depth}."])
     layers = parse_layers(options.layers, depth) if "layers" in method.uses else tuple(range(depth))
     trains = method.trains(options, layers, depth)
     partial = len(layers) < depth and any(role.startswith(("layer_norm:", "bias:")) for role in trains)
     if shared_layers and ("top" in method.uses or partial):
         raise ConfigError(
             [
-                "This backbone's layers share one set of weights, so a part of them cannot be trained alone: "
-                "use method full, lora, or adapter without train_norms."
+                "The layers of this backbone share one set of weights, so some of them cannot be trained without the "
+                "others; use method full or lora, or adapter without train_norms."
             ]
         )
     additions = tuple(find_addition(name).from_options(options, layers) for name in method.additions)
@@ -144,7 +144,7 @@ def make_plan(options: Options, *, depth: int, head: Head, shared_layers: bool =
 
 
 def trained(names: Iterable[str], plan: Plan) -> list[str]:
-    """Choose the names that train under a plan; the pooler only where the head reads it."""
+    """Return the names that train under a plan; the pooler trains only if the head reads it."""
     return [
         name
         for name in names
@@ -153,7 +153,7 @@ def trained(names: Iterable[str], plan: Plan) -> list[str]:
 
 
 def decays(name: str) -> bool:
-    """Return whether weight decay applies to a tensor: not to LayerNorms, biases and scales."""
+    """Return whether weight decay applies to a tensor; it does not apply to LayerNorms, biases and scales."""
     key = addition_in(name)
     if key is not None and not find_addition(key.partition("-")[0]).decays:
         return False
@@ -161,9 +161,9 @@ def decays(name: str) -> bool:
 
 
 def first_trained_layer(names: Iterable[str], depth: int) -> int:
-    """Return the lowest layer in which something trains: 0 with the embeddings, `depth` when only the head trains."""
-    found = [depth]
+    """Return the lowest layer in which something trains: 0 if the embeddings train, `depth` if only the head does."""
+    layers = [depth]
     for name in names:
         layer = LAYER.match(name)
-        found += [int(layer[1])] if layer else ([] if roles(name) & {"head", "pooler"} else [0])
-    return min(found)
+        layers += [int(layer[1])] if layer else ([] if roles(name) & {"head", "pooler"} else [0])
+    return min(layers)

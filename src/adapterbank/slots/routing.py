@@ -1,9 +1,9 @@
-"""A batch's choice of tensors: each row finds its own slot's, or the frozen ones. Knows nothing of tasks and losses.
+"""Routing: each row of a batch uses the tensors of its own slot, or the frozen ones. Knows no tasks and no losses.
 
-The only place that knows a batch may hold rows of several slots. It answers the encoder's look-ups
-(`encoder.forward.Slots`). Rows stand sorted by slot, in *segments*. Where only some segments differ the work is shared:
-frozen tensors are used on all tokens at once, LayerNorms and biases are looked up by token, and adapters or low-rank
-parts of one shape run as one batched product over segments laid out side by side.
+This is the only module that knows that a batch may hold rows of several slots. It answers the encoder's look-ups
+(`encoder.forward.Slots`). Rows are sorted by slot into *segments*. Segments share as much work as they can: frozen
+tensors apply to all tokens at once, LayerNorms and biases are looked up by token, and adapters or low-rank parts of
+one shape run as one batched product over segments laid out side by side.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from adapterbank.slots.sharing import product_form
 from adapterbank.slots.stack import Block, Slot, Stacks
 from adapterbank.slots.stacked import Each
 
-_WASTE = 2.0
-"""Segments share a product as long as padding them to the longest does not more than double the tokens."""
+_MAX_PADDING = 2.0
+"""Segments share a product only if padding them to the longest at most doubles the tokens."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Adjacent rows of a batch that go through one slot; None is the bare backbone."""
+    """Adjacent rows of a batch that use one slot; None is the bare backbone."""
 
     slot: int | None
     rows: int
@@ -40,21 +40,21 @@ class Segment:
 
 
 class Route:
-    """One batch's choice of tensors, on the level of tokens or of rows."""
+    """The tensors that each segment of one batch uses, for one vector per token or per row."""
 
     def __init__(self, stacks: Stacks, segments: Sequence[Segment]) -> None:
-        """Take the batch's segments, in the order of its rows."""
+        """Create a route for a batch's segments, in the order of its rows."""
         self._stacks, self.segments = stacks, list(segments)
-        self._held = [stacks.slot(s.slot) if s.slot is not None else None for s in segments]
-        self._touched = frozenset().union(*(held.places for held in self._held if held))
-        self._sites = frozenset().union(*(held.added for held in self._held if held))
+        self._slots = [stacks.slot(s.slot) if s.slot is not None else None for s in segments]
+        self._overridden = frozenset().union(*(slot.places for slot in self._slots if slot))
+        self._sites = frozenset().union(*(slot.added for slot in self._slots if slot))
         self._entries: dict[tuple[Block, str], Sequence[Tensor]] = {}
         self._sizes = [s.tokens for s in segments]
         self._groups: dict[tuple[int | None, ...], list[_SlotGroup]] = {}
         self._segment_of_token: Tensor | None = None
 
     def rows(self) -> Route:
-        """Return the same choice for one vector a row instead of one a token."""
+        """Return the same route for one vector per row instead of one per token."""
         other = Route(self._stacks, self.segments)
         other._entries, other._sizes = self._entries, [s.rows for s in self.segments]
         return other
@@ -62,18 +62,18 @@ class Route:
     def linear(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Slots`."""
         weight, bias = f"{name}.weight", f"{name}.bias"
-        if bias in self._touched and weight not in self._touched:
-            return self._shifted(x, self._stacks.frozen[weight], [bias])
+        if bias in self._overridden and weight not in self._overridden:
+            return self._linear_with_biases(x, self._stacks.frozen[weight], [bias])
         return self._by_slot(F.linear, x, self._module(name))
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Slots`."""
         weights, biases = ([f"{name}.{part}.{leaf}" for part in PROJECTIONS] for leaf in ("weight", "bias"))
-        if self._touched.isdisjoint((*weights, *biases)):
+        if self._overridden.isdisjoint((*weights, *biases)):
             return Frozen(self._stacks.frozen).attention(x, name)
         joined = self._stacks.frozen.get(f"{name}.joined.weight")
-        if joined is not None and self._touched.isdisjoint(weights):
-            return self._shifted(x, joined, biases)
+        if joined is not None and self._overridden.isdisjoint(weights):
+            return self._linear_with_biases(x, joined, biases)
         return torch.cat([self.linear(x, f"{name}.{part}") for part in PROJECTIONS], -1)
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
@@ -85,12 +85,13 @@ class Route:
         def normalise(x: Tensor, gain: Tensor, shift: Tensor | None = None) -> Tensor:
             return F.layer_norm(x, x.shape[-1:], gain, shift, epsilon)
 
-        if torch.is_grad_enabled():  # a looked-up gain's gradient would be summed in bf16, and in any order
+        if torch.is_grad_enabled():  # the gradient of a looked-up gain would be summed in bf16, and in no fixed order
             return self._by_slot(normalise, x, names)
-        if len(self._held) > 1 and not self._touched.isdisjoint(names):
-            whose = self._tokens_segments(x.device)
+        if len(self._slots) > 1 and not self._overridden.isdisjoint(names):
+            segment_of_token = self._segments_by_token(x.device)
             gain, *shift = (
-                torch.stack([self.tensor(held, n) for held in self._held]).index_select(0, whose) for n in names
+                torch.stack([self.tensor(slot, n) for slot in self._slots]).index_select(0, segment_of_token)
+                for n in names
             )
             plain = F.layer_norm(x, x.shape[-1:], None, None, epsilon)
             return torch.addcmul(shift[0], plain, gain) if shift else plain * gain
@@ -102,18 +103,18 @@ class Route:
 
     def table(self, name: str) -> Tensor:
         """See `encoder.forward.Slots`."""
-        found = {id(tensor): tensor for held in self._held for tensor in [self.tensor(held, f"{name}.weight")]}
-        if len(found) != 1:
-            raise ValueError(f"rows with different tables {name!r} stand in one batch")
-        return next(iter(found.values()))
+        tables = {id(tensor): tensor for slot in self._slots for tensor in [self.tensor(slot, f"{name}.weight")]}
+        if len(tables) != 1:
+            raise ValueError(f"the rows of one batch use different tables {name!r}")
+        return next(iter(tables.values()))
 
     def add(self, y: Tensor, x: Tensor, *sites: str) -> Tensor:
-        """See `encoder.forward.Slots`; several sites stand side by side in `y` and read the same `x`."""
+        """See `encoder.forward.Slots`; `y` may hold several sites side by side, which read the same `x`."""
         if self._sites.isdisjoint(sites):
             return y
-        acting = [held.acting(sites) if held else () for held in self._held]
+        acting = [slot.acting(sites) if slot else () for slot in self._slots]
         for step in range(max(map(len, acting))):
-            chosen = tuple(mine[step] if step < len(mine) else None for mine in acting)
+            chosen = tuple(numbers[step] if step < len(numbers) else None for numbers in acting)
             y = self._add_chosen(y, x, sites, chosen)
         return y
 
@@ -121,79 +122,79 @@ class Route:
         """See `encoder.forward.Slots`."""
         return RouteLayer(self, weights, site)
 
-    def tensor(self, held: Slot | None, name: str) -> Tensor:
-        """Return one slot's tensor of a name, padded, or the frozen one."""
-        if held is None or name not in held.places:
+    def tensor(self, slot: Slot | None, name: str) -> Tensor:
+        """Return a slot's tensor by name, padded, or the frozen one if the slot has none."""
+        if slot is None or name not in slot.places:
             return self._stacks.frozen[name]
-        block, row = held.places[name]
+        block, row = slot.places[name]
         view = block.views[name]
         if not view.requires_grad or len(view) == 1 or not torch.is_grad_enabled():
-            # A view of one is reshaped: the backward of an index would copy the whole gradient once more.
+            # A view of one row is reshaped: the backward of indexing would copy the whole gradient once more.
             return view.squeeze(0) if len(view) == 1 else view[row]
         if (block, name) not in self._entries:
-            # unbind's backward is one stack of all rows; indexing's would be a zero-filled whole per row.
+            # The backward of unbind stacks all rows once; that of indexing would allocate a whole tensor per row.
             self._entries[block, name] = view.unbind(0)
         return self._entries[block, name][row]
 
     def heads(self) -> list[tuple[Plan, dict[str, Tensor]] | None]:
         """Return each segment's plan and head tensors."""
         return [
-            (held.plan, {n: self.tensor(held, n) for n in held.places if "head" in roles(n)}) if held else None
-            for held in self._held
+            (slot.plan, {n: self.tensor(slot, n) for n in slot.places if "head" in roles(n)}) if slot else None
+            for slot in self._slots
         ]
 
     def _add_chosen(self, y: Tensor, x: Tensor, sites: Sequence[str], chosen: tuple[int | None, ...]) -> Tensor:
-        """Apply one addition of each segment, by its number in the segment's plan; None leaves a segment as it is.
+        """Apply one addition to each segment, by its index in the segment's plan; None leaves a segment unchanged.
 
-        Segments of one form run together where that pays, laid out side by side as `[members, n, width]`, or end to
-        end where neither weights nor rows need to be copied for it.
+        Segments of one form run together if that is faster: side by side as `[members, n, width]`, or end to end,
+        which copies neither weights nor rows.
         """
         if chosen not in self._groups:
             self._groups[chosen] = self._make_groups(chosen, y.device)
-        split = list(y.split(self._sizes)) if len(self._held) > 1 else [y]
-        inputs = list(x.split(self._sizes)) if len(self._held) > 1 else [x]
+        split = list(y.split(self._sizes)) if len(self._slots) > 1 else [y]
+        inputs = list(x.split(self._sizes)) if len(self._slots) > 1 else [x]
         for group in self._groups[chosen]:
             if group.grid is None:
                 ((i, _),) = group.members
                 split[i] = self._apply(split[i], inputs[i], group, sites)
-            elif len(group.members) == len(self._held):  # all of them: no need to take the batch apart
-                return self._together(y, x, group, sites)
+            elif len(group.members) == len(self._slots):  # every segment: the batch need not be split
+                return self._apply_group(y, x, group, sites)
             else:
                 own_y, own_x = (torch.cat([t[i] for i, _ in group.members]) for t in (split, inputs))
-                parts = self._together(own_y, own_x, group, sites).split([self._sizes[i] for i, _ in group.members])
+                parts = self._apply_group(own_y, own_x, group, sites).split([self._sizes[i] for i, _ in group.members])
                 for (i, _), part in zip(group.members, parts, strict=True):
                     split[i] = part
         return torch.cat(split) if len(split) > 1 else split[0]
 
     def _make_groups(self, chosen: Sequence[int | None], device: torch.device) -> list[_SlotGroup]:
-        """Find which segments can run together: same arithmetic, same size class, little padding."""
+        """Group segments that can run together: same arithmetic, same size class, little padding."""
         alike: dict[Addition, list[tuple[int, int]]] = {}
-        for i, (held, number) in enumerate(zip(self._held, chosen, strict=True)):
-            if held is not None and number is not None:
-                alike.setdefault(product_form(held.plan.additions[number]), []).append((i, number))
-        found = []
+        for i, (slot, number) in enumerate(zip(self._slots, chosen, strict=True)):
+            if slot is not None and number is not None:
+                alike.setdefault(product_form(slot.plan.additions[number]), []).append((i, number))
+        groups = []
         for form, members in alike.items():
             sizes = [self._sizes[i] for i, _ in members]
-            if len(members) > 1 and len(sizes) * max(sizes) <= _WASTE * sum(sizes):
-                found.append(_SlotGroup(members, form, Grid.of(np.array(sizes), device)))
+            if len(members) > 1 and len(sizes) * max(sizes) <= _MAX_PADDING * sum(sizes):
+                groups.append(_SlotGroup(members, form, Grid.of(np.array(sizes), device)))
             else:
-                found += [_SlotGroup([member], form, None) for member in members]
-        return found
+                groups += [_SlotGroup([member], form, None) for member in members]
+        return groups
 
-    def _together(self, y: Tensor, x: Tensor, group: _SlotGroup, sites: Sequence[str]) -> Tensor:
-        """Apply a group's additions to its rows, which stand end to end."""
+    def _apply_group(self, y: Tensor, x: Tensor, group: _SlotGroup, sites: Sequence[str]) -> Tensor:
+        """Apply a group's additions to its rows, which are laid out end to end."""
         assert group.grid is not None
         if group.form.in_place and not (y.is_cuda or torch.is_grad_enabled()):
             return self._apply(y, x, group, sites)
         return group.grid.to_packed(self._apply(group.grid.to_grid(y), group.grid.to_grid(x), group, sites))
 
     def _apply(self, y: Tensor, x: Tensor, group: _SlotGroup, sites: Sequence[str]) -> Tensor:
-        """Apply a group's additions: one slot's, or several, stacked or each on its own rows."""
+        """Apply the additions of one slot, or those of several slots, stacked or each on its own rows."""
         own: list[dict[str, Any]] = []
-        first, number = self._held[group.members[0][0]], group.members[0][1]
+        first, number = self._slots[group.members[0][0]], group.members[0][1]
         assert first is not None
         for site in sites:
-            each = {part: self._each(group, site, part) for part in first.added.get(site, {}).get(number, ())}
+            each = {part: self._part_tensors(group, site, part) for part in first.added.get(site, {}).get(number, ())}
             if group.grid is None:
                 own.append({part: tensors[0] for part, tensors in each.items()})
             elif y.dim() == 2:
@@ -203,47 +204,47 @@ class Route:
                 own.append({part: torch.stack(tensors) for part, tensors in each.items()})
         return group.form.apply(y, x, own)
 
-    def _each(self, group: _SlotGroup, site: str, part: str) -> list[Tensor]:
+    def _part_tensors(self, group: _SlotGroup, site: str, part: str) -> list[Tensor]:
         """Return a part of each member's addition at a site."""
-        found = []
+        tensors = []
         for i, number in group.members:
-            held = self._held[i]
-            assert held is not None
-            found.append(self.tensor(held, f"{site}.{held.plan.keys[number]}.{part}"))
-        return found
+            slot = self._slots[i]
+            assert slot is not None
+            tensors.append(self.tensor(slot, f"{site}.{slot.plan.keys[number]}.{part}"))
+        return tensors
 
-    def _shifted(self, x: Tensor, weight: Tensor, biases: Sequence[str]) -> Tensor:
-        """Return `x W' + b` with one product for all segments and each one's own biases, side by side."""
-        each = [torch.cat([self.tensor(held, name) for name in biases]) for held in self._held]
+    def _linear_with_biases(self, x: Tensor, weight: Tensor, biases: Sequence[str]) -> Tensor:
+        """Return `x W' + b`, with one product for all segments and the biases of each, side by side."""
+        each = [torch.cat([self.tensor(slot, name) for name in biases]) for slot in self._slots]
         if len(each) == 1:
             return F.linear(x, weight, each[0])
         y = F.linear(x, weight)
         if torch.is_grad_enabled():  # as in `norm`
             return torch.cat([part + bias for part, bias in zip(y.split(self._sizes), each, strict=True)])
-        return y + torch.stack(each).index_select(0, self._tokens_segments(x.device))
+        return y + torch.stack(each).index_select(0, self._segments_by_token(x.device))
 
     def _module(self, name: str) -> list[str]:
-        """Name the tensors of a module that the encoder has: weight and bias, weight alone, or none."""
-        return [found for leaf in ("weight", "bias") if (found := f"{name}.{leaf}") in self._stacks.frozen]
+        """Return the names of a module's tensors in the encoder: weight and bias, weight alone, or none."""
+        return [full for leaf in ("weight", "bias") if (full := f"{name}.{leaf}") in self._stacks.frozen]
 
-    def _tokens_segments(self, device: torch.device) -> Tensor:
+    def _segments_by_token(self, device: torch.device) -> Tensor:
         if self._segment_of_token is None:
             self._segment_of_token = torch.from_numpy(np.repeat(np.arange(len(self._sizes)), self._sizes)).to(device)
         return self._segment_of_token
 
     def _by_slot(self, f: Callable[..., Tensor], x: Tensor, names: Sequence[str]) -> Tensor:
-        """Apply `f(part, *tensors)` to each segment with its own tensors, to all at once where nobody has any."""
-        if self._touched.isdisjoint(names):
+        """Apply `f(part, *tensors)` to each segment with its own tensors, or once to all if they are frozen."""
+        if self._overridden.isdisjoint(names):
             return f(x, *(self._stacks.frozen[name] for name in names))
-        if len(self._held) == 1:
-            return f(x, *(self.tensor(self._held[0], name) for name in names))
-        split = zip(self._held, x.split(self._sizes), strict=True)
-        return torch.cat([f(part, *(self.tensor(held, name) for name in names)) for held, part in split])
+        if len(self._slots) == 1:
+            return f(x, *(self.tensor(self._slots[0], name) for name in names))
+        split = zip(self._slots, x.split(self._sizes), strict=True)
+        return torch.cat([f(part, *(self.tensor(slot, name) for name in names)) for slot, part in split])
 
 
 @dataclass(frozen=True)
 class RouteLayer:
-    """One layer of a route, by short names: its tensors are under `weights`, what slots add to it under `site`."""
+    """One layer of a route, with short names: its tensors are under `weights`, its additions under `site`."""
 
     route: Route
     weights: str
@@ -273,10 +274,10 @@ class RouteLayer:
 
 @dataclass(frozen=True)
 class _SlotGroup:
-    """Segments whose additions run together, laid out as a grid; one alone without a grid."""
+    """Segments whose additions run together, laid out as a grid; a single segment has no grid."""
 
     members: list[tuple[int, int]]
-    """Number of the segment, and of the addition in its plan."""
+    """Index of each segment, and of the addition in its plan."""
     form: Addition
     """The arithmetic they share."""
     grid: Grid | None

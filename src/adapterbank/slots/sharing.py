@@ -1,6 +1,6 @@
-"""What slots must have in common to share work: a product, a training step, an inference program. The one place.
+"""Sharing rules: what slots must have in common to share a product, a training step or an inference graph.
 
-Sizes never stand in the way: tensors are padded with zeros to a size class, or to the widest slot of a program.
+Sizes need not match: tensors are padded with zeros to a size class, or to the widest slot of a graph.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def product_form(addition: Addition) -> Addition:
 
 
 def step_form(plan: Plan) -> Plan:
-    """Return what runs must share to take a captured training step together: all but the true size of additions."""
+    """Return what runs must share to train in one captured graph: everything but the true size of additions."""
     return replace(plan, additions=tuple(one.resized(size_class(one.size)) for one in plan.additions))
 
 
-def program_form(plan: Plan, names: Iterable[str]) -> Hashable:
-    """Return what slots must share to run in one inference program: all but sizes, label counts and numbers."""
+def graph_form(plan: Plan, names: Iterable[str]) -> Hashable:
+    """Return what slots must share to run in one inference graph: everything but sizes, label counts and numbers."""
     head = plan.head
     additions = tuple(one.resized(1) for one in plan.additions)
     return additions, frozenset(names), KINDS[head.kind].per_token, head.pooling, head.hidden, plan.alone

@@ -1,4 +1,4 @@
-"""Linear layers of several slots at once: weights stacked, or each slot's own on its own rows. Knows no additions."""
+"""Linear layers of several slots at once, with stacked weights or slot by slot. Knows no additions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Each:
-    """One tensor for each of several runs of rows, which stand end to end."""
+    """One tensor for each of several groups of rows, which are laid out end to end."""
 
     tensors: Sequence[Tensor]
     sizes: Sequence[int]
 
 
 def linear(v: Tensor, weight: Tensor | Each, bias: Tensor | Each) -> Tensor:
-    """Return `v W' + b` for `[n, in]`, or for each part of `[parts, n, in]` with weights and biases stacked."""
+    """Return `v W' + b` for `[n, in]`, or for each part of `[parts, n, in]` with stacked weights and biases."""
     if isinstance(weight, Each) or isinstance(bias, Each):
         return _each(v, weight, bias)  # type: ignore[arg-type]
     if weight.dim() == 2:
@@ -29,14 +29,14 @@ def linear(v: Tensor, weight: Tensor | Each, bias: Tensor | Each) -> Tensor:
         return torch.baddbmm(bias.unsqueeze(1), v, weight.transpose(1, 2))
     if not torch.is_grad_enabled():
         return torch.bmm(v, weight.transpose(1, 2)) + bias.unsqueeze(1)
-    found: Tensor = _Linears.apply(v, weight, bias)  # type: ignore[no-untyped-call]
-    return found
+    y: Tensor = _Linears.apply(v, weight, bias)  # type: ignore[no-untyped-call]
+    return y
 
 
 class _Linears(torch.autograd.Function):
-    """Stacked linear layers on a GPU, with gradients laid out like their tensors and sums as products with ones.
+    """Stacked linear layers on a GPU. Gradients have the layout of their tensors; sums are products with ones.
 
-    Plain autograd returns transposed gradients and sums biases with few of the device's processors.
+    Plain autograd returns transposed gradients and sums the gradients of biases on few of the GPU's processors.
     """
 
     @staticmethod
@@ -53,7 +53,7 @@ class _Linears(torch.autograd.Function):
 
 
 def _each(v: Tensor, weight: Each, bias: Each) -> Tensor:
-    """Multiply each run of rows by its own weight in place: neither weights nor rows are copied."""
+    """Multiply each group of rows by its own weight, without copying weights or rows."""
     out = v.new_empty(len(v), len(weight.tensors[0]))
     parts = zip(v.split(weight.sizes), out.split(weight.sizes), weight.tensors, bias.tensors, strict=True)
     for rows, into, w, b in parts:

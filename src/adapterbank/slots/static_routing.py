@@ -1,7 +1,7 @@
-"""A fixed choice of tensors: some slots of one form, each with an equal share of the rows. Knows no tasks and losses.
+"""Static routing: slots of one form, each with the same number of rows. Knows no tasks and no losses.
 
-The counterpart of `route` for a device that replays a fixed sequence of kernels. Rows stand in the order of the slots,
-`[slots * rows, longest, n]`, and each tensor is either shared by all (`[...]`) or the slots' own (`[slots, ...]`).
+The counterpart of `routing` for captured graphs, which replay a fixed sequence of kernels. Rows are in the order of the
+slots, `[slots * rows, longest, n]`. Each tensor is either shared by all slots (`[...]`) or per slot (`[slots, ...]`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from adapterbank.slots.stacked import linear
 
 @dataclass(frozen=True)
 class StaticRouteLayer:
-    """One layer, by short names. Two layers differ in tensors alone, so that the pass through them is compiled once."""
+    """One layer, with short names. Layers differ only in their tensors, so that the pass is compiled once for all."""
 
     tensors: Mapping[str, Tensor]
     additions: tuple[tuple[str, Addition], ...] = ()
-    """What the slots add, each with its key in tensor names."""
+    """The slots' additions, each with its key in tensor names."""
     added: Mapping[tuple[str, str], Mapping[str, Tensor]] = field(default_factory=dict)
-    """(Site, key) -> the addition's tensors there, by part."""
+    """The tensors of each addition by part, by (site, key)."""
     slots: int = 1
 
     def linear(self, x: Tensor, name: str) -> Tensor:
@@ -57,10 +57,10 @@ class StaticRouteLayer:
         if table.dim() == 2:
             return F.embedding(ids, table)
         each = ids.view(len(table), -1)
-        return torch.cat([F.embedding(mine, one) for mine, one in zip(each, table, strict=True)])
+        return torch.cat([F.embedding(part, weight) for part, weight in zip(each, table, strict=True)])
 
     def add(self, y: Tensor, x: Tensor, *sites: str) -> Tensor:
-        """See `encoder.forward.Layer`; several sites stand side by side in `y` and read the same `x`."""
+        """See `encoder.forward.Layer`; `y` may hold several sites side by side, which read the same `x`."""
         for key, addition in self.additions:
             own = [self.added.get((site, key), {}) for site in sites]
             if any(own):
@@ -75,7 +75,7 @@ class StaticRouteLayer:
 
 
 class StaticRoute:
-    """The whole pass."""
+    """All layers of the pass."""
 
     def __init__(
         self,
@@ -83,15 +83,15 @@ class StaticRoute:
         own: Mapping[str, Tensor],
         plan: Plan | None = None,
     ) -> None:
-        """Take the frozen tensors, and the slots' own by name, each `[slots, *shape]`; `plan` says what they add."""
-        # One slot's tensors are used without their first dimension: a plain product is quicker than a batch of one.
+        """Create a route from frozen tensors and the slots' own, each `[slots, *shape]`; `plan` has the additions."""
+        # A single slot's tensors are used without their first dimension: a plain product is faster than a batch of one.
         self.own = {name: tensor.squeeze(0) if len(tensor) == 1 else tensor for name, tensor in own.items()}
         self._tensors = {**frozen, **self.own}
         touched = {tuple(name.rsplit(".", 2)[::2]) for name in own if name.rsplit(".", 2)[-2] in PROJECTIONS}
         for attention, leaf in sorted(touched, reverse=True):  # weights first
             if leaf == "weight":
-                for gone in ("weight", "bias"):
-                    self._tensors.pop(f"{attention}.joined.{gone}", None)
+                for unused in ("weight", "bias"):
+                    self._tensors.pop(f"{attention}.joined.{unused}", None)
             elif f"{attention}.joined.weight" in self._tensors:
                 self._tensors[f"{attention}.joined.bias"] = self._biases(attention)
         self._additions = tuple(zip(plan.keys, plan.additions, strict=True)) if plan else ()
@@ -130,26 +130,26 @@ class StaticRoute:
         return self._layers[weights, site]
 
     def _within(self, weights: str, site: str) -> StaticRouteLayer:
-        """Return the part whose tensors' names start with `weights`, and those of its additions with `site`."""
-        found: dict[str, Tensor] = {}
+        """Return a layer: tensors whose names start with `weights`, and additions whose names start with `site`."""
+        tensors: dict[str, Tensor] = {}
         added: dict[tuple[str, str], dict[str, Tensor]] = {}
         for name, tensor in self._tensors.items():
             key = addition_in(name)
             if key is None and name.startswith(weights):
-                found[name.removeprefix(weights)] = tensor
+                tensors[name.removeprefix(weights)] = tensor
             elif key is not None and name.startswith(site):
                 place, part = name.removeprefix(site).split(f".{key}.", 1)
                 added.setdefault((place, key), {})[part] = tensor
-        return StaticRouteLayer(found, self._additions, added, self._slots)
+        return StaticRouteLayer(tensors, self._additions, added, self._slots)
 
     def _biases(self, attention: str) -> Tensor:
-        """Return the biases of query, key and value side by side, for a product that all slots share."""
-        found = [self._tensors[f"{attention}.{part}.bias"] for part in PROJECTIONS]
-        return torch.cat(torch.broadcast_tensors(*found), -1)
+        """Return the biases of query, key and value side by side, for one product with a shared weight."""
+        biases = [self._tensors[f"{attention}.{part}.bias"] for part in PROJECTIONS]
+        return torch.cat(torch.broadcast_tensors(*biases), -1)
 
 
 def apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return `x W' + b`, with the weight, the bias, both or neither the slots' own; the bias may be missing."""
+    """Return `x W' + b`; the weight and the bias may each be shared or per slot, and the bias may be missing."""
     if weight.dim() == 2:
         if bias is None or bias.dim() == 1:
             return F.linear(x, weight, bias)
@@ -161,7 +161,7 @@ def apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def apply_norm(x: Tensor, gain: Tensor, shift: Tensor | None, epsilon: float) -> Tensor:
-    """Normalise, then scale by the shared gain and bias or by each slot's own; the bias may be missing."""
+    """Normalise, then scale and shift by shared or per-slot tensors; the shift may be missing."""
     if gain.dim() == 1 and (shift is None or shift.dim() == 1):
         return F.layer_norm(x, x.shape[-1:], gain, shift, epsilon)
     if shift is None:
@@ -176,8 +176,8 @@ def apply_norm(x: Tensor, gain: Tensor, shift: Tensor | None, epsilon: float) ->
 class _Scale(torch.autograd.Function):
     """`x * gain + shift` for `[slots, n, width]` and `[slots, width]`.
 
-    The gradients of gain and shift are sums over many tokens of few slots: as products with ones they use the whole
-    device, which the general sum does not.
+    The gradients of gain and shift are sums over many tokens of few slots. As products with ones they use the whole
+    GPU, which a plain sum does not.
     """
 
     @staticmethod
@@ -194,5 +194,5 @@ class _Scale(torch.autograd.Function):
 
 
 def _by_slot(x: Tensor, slots: int) -> Tensor:
-    """Lay `[slots * rows, ..., n]` out as `[slots, rows * ..., n]`."""
+    """Reshape `[slots * rows, ..., n]` to `[slots, rows * ..., n]`."""
     return x.reshape(slots, -1, x.shape[-1])

@@ -1,4 +1,4 @@
-"""Which tensors a plan has: their shapes, their initial values, and whether given ones fit. The one place."""
+"""The tensors of a plan: their names, shapes and initial values, and a check of tensors against the plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from adapterbank.slots.plan import Plan, trained
 
 
 def added_shapes(plan: Plan, config: EncoderConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor that a plan's additions have, by its full name."""
+    """Return the shape of every tensor of a plan's additions, by its full name."""
     return {
         f"{site}.{key}.{part}": shape
         for key, addition in zip(plan.keys, plan.additions, strict=True)
@@ -30,19 +30,19 @@ def shapes(plan: Plan, config: EncoderConfig, *, has_pooler: bool) -> dict[str, 
 
 
 def initial(plan: Plan, config: EncoderConfig, sigma: float, generator: torch.Generator) -> dict[str, Tensor]:
-    """Draw what a plan adds: its additions in order, then its head; `sigma` is the width of an adapter's weights."""
-    found = {}
+    """Draw the initial tensors of a plan's additions, in order, then of its head; `sigma` is for adapter weights."""
+    drawn = {}
     for name, shape in added_shapes(plan, config).items():
-        found[name] = torch.zeros(shape)
+        drawn[name] = torch.zeros(shape)
         _, number, part = plan.split(name) or ("", 0, "")
-        plan.additions[number].fill(part, found[name], sigma, generator)
-    return found | heads.initial(plan.head, config.hidden, generator)
+        plan.additions[number].fill(part, drawn[name], sigma, generator)
+    return drawn | heads.initial(plan.head, config.hidden, generator)
 
 
 def problems(plan: Plan, given: Mapping[str, tuple[int, ...]], config: EncoderConfig, *, has_pooler: bool) -> list[str]:
-    """List why the pass cannot run a plan with tensors of these shapes; a package's checksums exclude neither."""
-    found = [] if plan.head.pooling in POOLINGS else [f"pooling {plan.head.pooling!r}"]
-    found += [problem for addition in plan.additions for problem in addition.problems()]
-    if not found and dict(given) != shapes(plan, config, has_pooler=has_pooler):
-        found.append("other tensors than its plan's")
-    return found
+    """List why the pass cannot run a plan with tensors of these shapes; a package's checksums do not exclude this."""
+    wrong = [] if plan.head.pooling in POOLINGS else [f"pooling {plan.head.pooling!r}"]
+    wrong += [problem for addition in plan.additions for problem in addition.problems()]
+    if not wrong and dict(given) != shapes(plan, config, has_pooler=has_pooler):
+        wrong.append("tensors that are not those of its plan")
+    return wrong

@@ -140,7 +140,7 @@ class Package:
         except FileNotFoundError as error:
             raise errors.PackageDamaged(f"{file} is missing; {RESTORE}.") from error
         if files.sha256_bytes(data) != self.manifest.weights_sha256:
-            raise errors.PackageDamaged(f"{file} does not match its sha256; {RESTORE}.")
+            raise errors.PackageDamaged(f"{file} has been changed: its sha256 differs; {RESTORE}.")
         try:
             # Sorted, because safetensors returns them in any order, and slots with the same order share memory.
             return dict(sorted(safetensors.numpy.load(data).items()))

@@ -48,7 +48,7 @@ class SavedStates:
                     state = run_state.load(folder)
                     if state is not None:
                         found[number] = state
-                        one.notes.append(f"Going on after epoch {state.epoch}.")
+                        one.notes.append(f"Resuming after epoch {state.epoch}.")
         return found
 
     def save(self, one: PreparedRun, state: RunState) -> None:

@@ -100,7 +100,7 @@ def run_auto(
     rates = (config.lr,) if config.lr is not None else RATES
     reader = reader or DatasetReader()
     builder = RunBuilder(backbone, reader=reader)
-    config = builder.look(config).config
+    config = builder.resolve(config).config
     trials, state = _halve(config, builder, rates, tolerance, callbacks.note, callbacks.stage)
     last = [trial for trial in trials if trial.rung == RUNGS]
     chosen = choose(last, tolerance)
@@ -162,8 +162,8 @@ def _rung(
     note: Callable[[str], None],
 ) -> dict[tuple[int, float], RunState]:
     """Train sizes and rates together; if the training diverges, train again without the highest rate."""
-    resolved = builder.look(config)
-    common = builder.ready(resolved).job
+    resolved = builder.resolve(config)
+    common = builder.prepare(resolved).job
     jobs: list[TrainingJob] = []
     for size, rate in candidates:  # on the same rows, tokenised once
         plan = make_run_plan(replace(config, size=size), builder.backbone, resolved.data)

@@ -306,11 +306,11 @@ def _prepared(
         if not find_method(config.method).slot:
             continue
         try:
-            resolved = builder.look(config)
+            resolved = builder.resolve(config)
             if resolved.hash in recorded:
                 context.notify(_known(config, recorded[resolved.hash]))
                 continue
-            yield builder.ready(resolved)
+            yield builder.prepare(resolved)
         except InputError as error:
             _refuse(config, builder.backbone, error, context)
 

@@ -1,4 +1,4 @@
-"""What a run reports while it goes on: three functions of the caller. Knows nothing of how runs work."""
+"""Callbacks: how a run reports its progress to the caller. Knows nothing of how runs work."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from adapterbank.training.job import Progress
 
 @dataclass(frozen=True)
 class Callbacks:
-    """The functions that a run calls; each does nothing unless it is given."""
+    """The functions that a run calls; each does nothing by default."""
 
     watch: Callable[[Progress], None] = lambda progress: None
     """Called after each step and epoch."""
     stage: Callable[[str, int, int], None] = lambda what, done, total: None
-    """Called during the work before the first step: what is being done, how much of it is done, of how much."""
+    """Called before the first step with the current stage, how much of it is done, and the total."""
     note: Callable[[str], None] = lambda text: None
-    """Called with sentences for the user."""
+    """Called with messages for the user."""

@@ -1,13 +1,14 @@
-"""A training step as a program: some runs of one form, each with as many rows, the same kernels every time.
+"""A training step as a captured graph: runs of one form, with the same number of rows each, in a fixed kernel sequence.
 
-Knows no schedule and no epochs; `train` says which rows. Only row numbers, seeds and the optimiser's table travel to
-the device: the data lie there already, dropout is computed from the seeds, and losses are read when there is time.
+Knows no schedule and no epochs; the training loop chooses the rows. A step copies only row numbers, seeds and the
+optimiser's table to the device: the data is there already, dropout follows from the seeds, and losses are read later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -30,19 +31,19 @@ from adapterbank.training.step_input import StepContext, StepInput
 
 @dataclass(frozen=True)
 class DeviceRows:
-    """All rows of some runs on the device; rows that several runs share are there once."""
+    """All rows of some runs on the device; rows that several runs share are stored once."""
 
     tokens: TokenStore
     targets: Tensor
     first: Mapping[int, int]
-    """Number of the first row of each set of rows, by `id`."""
+    """Index of the first row of each set of rows, by `id`."""
 
     @classmethod
     def of(cls, sets: Sequence[Rows], head: Head, device: torch.device) -> DeviceRows:
-        """Put sets of rows with one head's targets on the device."""
+        """Copy sets of rows, with their targets for one head, to the device."""
         once = {id(rows): rows for rows in sets}
         tokens = [row for rows in once.values() for row in rows.tokens]
-        targets = KINDS[head.kind].targets([one for rows in once.values() for one in rows.targets or []], head)
+        targets = KINDS[head.kind].targets([target for rows in once.values() for target in rows.targets or []], head)
         starts = np.cumsum([0, *(len(rows) for rows in once.values())])
         first = dict(zip(once, (int(start) for start in starts), strict=False))
         return cls(TokenStore.of(tokens, device), targets.to(device), first)
@@ -73,16 +74,19 @@ class GraphStep:
         self._whole = torch.zeros(self.places * (batch + 2), dtype=torch.int64, device=device)
         self._real = torch.zeros(self.places * batch + (self.places + 1) * 7, device=device)
         self._losses = torch.zeros(self.places, device=device)
-        self._layer_fns = compiled_layer_fns(programs.compiled)
         self._fused = fused_attention(context.config, device)
+        # Without the kernel, attention's softmax and its dropout are compiled too.
+        self._layer_fns = compiled_layer_fns(partial(programs.compiled, looped_reductions=self._fused is None))
         self._steps: dict[int, Callable[[], None]] = {}
-        adam.update = programs.compiled(adam.update)
+        adam.update = programs.compiled(
+            adam.update, lambda *rows: [(row, i) for row in rows[:4] for i in (0, 1)] + [(rows[4], 0)]
+        )
 
     def step(self, inputs: Sequence[StepInput], table: np.ndarray) -> Tensor:
-        """Take one step for some runs; returns the loss of each place, still on the device."""
+        """Take one step for some runs; return the loss of each place, on the device."""
         longest = padded_length(max(run.longest for run in inputs), self._context.config.max_length)
         count = self.places * self._batch
-        # Rows without a run repeat one that fits into this step's length; their weight is 0.
+        # Places without a run repeat a row that fits into this step's length, with weight 0.
         rows = np.full(count, inputs[0].batch[0] + self._data.first[id(inputs[0].rows)])
         weights, clocks = np.zeros(count, np.float32), np.zeros((self.places, 2), np.int64)
         for run in inputs:
@@ -93,7 +97,7 @@ class GraphStep:
         self._send(self._whole, np.concatenate([rows, clocks.ravel()]))
         if longest not in self._steps:
             still = table.copy()
-            still[:, 0] = still[:, 1] = 0.0  # nobody moves while the step is tried and captured
+            still[:, 0] = still[:, 1] = 0.0  # no weight changes during warm-up and capture
             self._send(self._real, np.concatenate([weights, still.ravel()]))
             self._steps[longest] = self._programs.capture(lambda: self._body(longest))
         self._send(self._real, np.concatenate([weights, table.ravel()]))
@@ -101,35 +105,35 @@ class GraphStep:
         return self._losses.clone()
 
     def place(self, slot: int) -> int:
-        """Return a slot's row in the blocks, which is where its loss stands among a step's losses."""
+        """Return a slot's row in the blocks, which is also the index of its loss."""
         return self._stacks.slot(slot).rows[0][1]
 
     @staticmethod
     def _send(into: Tensor, numbers: np.ndarray) -> None:
-        found = torch.from_numpy(numbers.astype(np.float32) if into.is_floating_point() else numbers)
-        into.copy_(found.pin_memory() if into.is_cuda else found, non_blocking=True)
+        host = torch.from_numpy(numbers.astype(np.float32) if into.is_floating_point() else numbers)
+        into.copy_(host.pin_memory() if into.is_cuda else host, non_blocking=True)
 
     def _body(self, longest: int) -> None:
-        """Do what a step does, on the tensors that `step` has filled."""
+        """Run one step on the tensors that `step` has filled."""
         count, rates = self.places * self._batch, self._context.rates
         rows, clocks = self._whole[:count], self._whole[count:].view(self.places, 2)
         weights, table = self._real[:count], self._real[count:].view(self.places + 1, 7)
         batch, where = self._data.tokens.batch(rows, longest, self._fused)
         keys = step_keys(clocks, torch.arange(self._batch, device=rows.device))
         drop = Dropout(keys, batch.rows, batch.positions, rate=rates[0], attention_rate=rates[1])
-        known = None
+        prefix = None
         if self._prefix is not None and self._prefix.store is not None:
-            known = self._prefix.store[where]
-        uniform = StaticRoute(self._stacks.frozen, self._own, self._plan)
-        hidden = forward(self._context.config, uniform, batch, drop, self._context.first, known, self._layer_fns)
+            prefix = self._prefix.store[where]
+        route = StaticRoute(self._stacks.frozen, self._own, self._plan)
+        hidden = forward(self._context.config, route, batch, drop, self._context.first, prefix, self._layer_fns)
         head = self._plan.head
-        x = heads.reads(hidden, batch, head, uniform.linear, drop)
-        x = heads.apply(x.view(self.places, -1, x.shape[-1]).squeeze(0), head, uniform.own)
+        x = heads.reads(hidden, batch, head, route.linear, drop)
+        x = heads.apply(x.view(self.places, -1, x.shape[-1]).squeeze(0), head, route.own)
         kind = KINDS[head.kind]
         x = x.view(count, longest, -1) if kind.per_token else x.view(count, -1)
         losses = kind.loss(x, self._data.targets[rows], head, batch.counts)
-        mine = torch.where(weights > 0, losses * weights, 0.0).view(self.places, -1).sum(1)
+        by_place = torch.where(weights > 0, losses * weights, 0.0).view(self.places, -1).sum(1)
         self._adam.zero_grad()
-        self._adam.add_gradients(torch.autograd.grad(mine.sum(), self._leaves, allow_unused=True))
+        self._adam.add_gradients(torch.autograd.grad(by_place.sum(), self._leaves, allow_unused=True))
         self._adam.apply(table)
-        self._losses.copy_(mine.detach())
+        self._losses.copy_(by_place.detach())

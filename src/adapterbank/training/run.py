@@ -1,7 +1,7 @@
-"""Runs: one or many that are ready, in; a record and perhaps a package for each, out. The only assembler.
+"""Runs: train one or several prepared runs, and write a record and, for most methods, a package for each.
 
-Everything that can be wrong with the input is found before the bank is touched (`prepare`); its tasks change in one
-atomic step at the very end. Knows no grid: `sweep` says which runs go together.
+All input is checked before the bank is touched (`builder`). The bank's tasks change in one atomic step at the end.
+Knows no grid: `sweep` chooses the runs that train together.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from adapterbank.training.loop import AT_ONCE, train
 
 @dataclass(frozen=True)
 class Result:
-    """What a run left behind."""
+    """The result of a run."""
 
     record: dict[str, Any] = field(repr=False)
     record_path: Path
     package: Package | None
-    """None of a method that leaves a record alone."""
+    """None for a method that writes only a record."""
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What a run came to; the record is not written yet."""
+    """The outcome of a run, before its record is written."""
 
     record: dict[str, Any] = field(repr=False)
     package: Package | None
-    """None where the run failed, or nobody wanted its package."""
+    """None if the run failed or its package was not kept."""
 
     @property
     def failure(self) -> str:
-        """Why the run failed, in a sentence; empty where it did not."""
+        """Why the run failed, in one sentence; empty if it did not."""
         return str(self.record.get("failure", ""))
 
 
@@ -77,61 +77,61 @@ def run(
     reached: RunState | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Train one task and put it into the bank, which is created if it does not exist.
+    """Train one task and add it to the bank, which is created if it does not exist.
 
-    `reader` reads the data, by default the files that the config names. `reached` is the state that this very run has
-    reached already; `about` is added to its record.
+    `reader` reads the data, by default the files that the config names. `reached` is a state from which this run
+    continues; `about` is added to its record.
     """
     callbacks = callbacks or Callbacks()
     if not find_method(config.method).slot:
-        return _keep_found(config, backbone, bank_path, reader or DatasetReader(), callbacks)
+        return _run_search(config, backbone, bank_path, reader or DatasetReader(), callbacks)
     builder = RunBuilder(backbone, callbacks.stage, reader)
-    resolved = builder.look(config)
-    ready = builder.ready(resolved)
+    resolved = builder.resolve(config)
+    prepared = builder.prepare(resolved)
     bank = _open(bank_path, backbone)
     reported = 0
 
     def report() -> None:
         nonlocal reported
-        for text in ready.notes[reported:]:
+        for text in prepared.notes[reported:]:
             callbacks.note(text)
-        reported = len(ready.notes)
+        reported = len(prepared.notes)
 
-    report()  # only now: nothing can be refused any more, and a mistake is one sentence
-    with run_state.own_folder(bank.runs_path, resolved.hash) as kept:
-        resumed = {0: reached} if reached else _resumed(kept, resuming, ready.notes.append)
+    report()  # only now: a refused run prints its error alone
+    with run_state.own_folder(bank.runs_path, resolved.hash) as folder:
+        resumed = {0: reached} if reached else _resumed(folder, resuming, prepared.notes.append)
         report()
-        ended: list[RunOutcome] = []
+        outcomes: list[RunOutcome] = []
         train_together(
             backbone,
-            [ready],
-            lambda _, one: ended.append(one),
+            [prepared],
+            lambda _, outcome: outcomes.append(outcome),
             into=lambda _, score: bank,
             watch=callbacks.watch,
-            keep=lambda _, state: run_state.save(kept, state),
+            keep=lambda _, state: run_state.save(folder, state),
             resumed=resumed,
         )
         report()
-        (one,) = ended
-        if one.package is None:
-            raise TrainingError(one.failure)
-        record = {**one.record, **(about or {})}
+        (outcome,) = outcomes
+        if outcome.package is None:
+            raise TrainingError(outcome.failure)
+        record = {**outcome.record, **(about or {})}
         path = records.write(bank.records_path, record)
-        run_state.forget(kept)
-    return Result(record, path, one.package, tuple(ready.notes))
+        run_state.forget(folder)
+    return Result(record, path, outcome.package, tuple(prepared.notes))
 
 
-def _keep_found(
+def _run_search(
     config: Config,
     backbone: Backbone,
     bank_path: str | Path,
     reader: DatasetReader,
     callbacks: Callbacks,
 ) -> Result:
-    """Do without the encoder: search for the best model of the texts, which leaves a record and no package."""
+    """Search for the best model without the encoder, which writes a record and no package."""
     from adapterbank.automl.search import check
 
-    config = resolve(named(config, reader.given))
+    config = resolve(named(config, reader.splits))
     data = reader.read(config)
     check(data.task)
     bank = _open(bank_path, backbone)
@@ -146,9 +146,9 @@ def _keep_found(
 def search_record(
     config: Config, backbone: Backbone, data: Dataset, stage: Callable[[str, int, int], None] = lambda what, d, n: None
 ) -> dict[str, Any]:
-    """Search for the best model without the encoder and give the record; one that was stopped says so.
+    """Search for the best model without the encoder and return the record, which notes an interruption.
 
-    A search that the user ended early is known by the models it came to, so it does not stand for the whole one.
+    The config of an interrupted search has the number of models it tried, so that it does not pass for the whole one.
     """
     from adapterbank.automl.search import check, search
 
@@ -159,7 +159,7 @@ def search_record(
         so_far = "" if best is None else f", best {metric} {best:.4f}"
         stage(f"model {done + 1}/{total}{so_far}", done, total)
 
-    found = search(
+    result = search(
         data.task,
         data.splits["train"],
         data.splits["dev"],
@@ -168,12 +168,12 @@ def search_record(
         seed=config.seed,
         watch=watch,
     )
-    if found.stopped:
-        tried = len(found.history)
+    if result.stopped:
+        tried = len(result.history)
         notes.append(f"Stopped after {tried} of {config.trials} models; the best of them is kept.")
         config = replace(config, trials=tried)
-    stopped = {"stopped": True} if found.stopped else {}
-    about = found.about(data.task, data.splits, backbone.parameters)
+    stopped = {"stopped": True} if result.stopped else {}
+    about = result.about(data.task, data.splits, backbone.parameters)
     rest = {"package": None, "bytes": 0, "stamp": stamp(torch.device("cpu"), torch.float32), **stopped}
     whole = identity(config, backbone, data.about())
     return {"config": whole, **about, **rest, "seconds": time.perf_counter() - began, "notes": notes}
@@ -194,58 +194,60 @@ def train_together(
     resumed: Mapping[int, RunState] | None = None,
     at_once: int = AT_ONCE,
 ) -> None:
-    """Train runs of one device, precision and dropout; `end` hears of each, by its number, as soon as it has ended.
+    """Train runs of one device, precision and dropout; call `end` with each run's number and outcome when it ends.
 
-    `into` says, by a run's number and dev score, which bank its package goes into, None for no bank.
+    `into` returns, for a run's number and dev score, the bank for its package, or None to keep no package.
     """
     first = runs[0].resolved
-    placed = place(backbone, first.device, first.dtype)  # once, for the training and for the scores at its end
+    placed = place(backbone, first.device, first.dtype)  # once, for training and for the final scores
     engine: Engine | None = None
 
-    def ended(number: int, state: RunState) -> None:
+    def finish(number: int, state: RunState) -> None:
         nonlocal engine
-        ready = runs[number]
+        prepared = runs[number]
         if state.failure:
-            end(number, RunOutcome(failed(ready.resolved.identity, state.failure, ready), None))
+            end(number, RunOutcome(failed(prepared.resolved.identity, state.failure, prepared), None))
             return
         if engine is None:
             engine = Engine(backbone, programs=False, placed=placed)
-        end(number, _finish(ready, backbone, state, engine, into(number, state.best_score)))
+        end(number, _finish(prepared, backbone, state, engine, into(number, state.best_score)))
 
     train(
         placed,
-        [ready.job for ready in runs],
+        [run.job for run in runs],
         dropout=first.config.dropout,
         watch=watch,
         keep=keep,
         resume=resumed,
         at_once=at_once,
-        end=ended,
+        end=finish,
     )
 
 
-def failed(identity: Mapping[str, Any], failure: str, ready: PreparedRun | None = None) -> dict[str, Any]:
-    """Return the record of a run that could not be run, or not to its end."""
-    found = {"config": dict(identity), "failure": " ".join(failure.split())}
-    if ready is not None:
-        resolved = ready.resolved
-        found |= {"task": resolved.data.task.to_json(), "stamp": stamp(resolved.device, resolved.dtype)}
-    return {**found, "notes": list(ready.notes) if ready else [], "created": files.now()}
+def failed(identity: Mapping[str, Any], failure: str, prepared: PreparedRun | None = None) -> dict[str, Any]:
+    """Return the record of a run that could not start or failed."""
+    record = {"config": dict(identity), "failure": " ".join(failure.split())}
+    if prepared is not None:
+        resolved = prepared.resolved
+        record |= {"task": resolved.data.task.to_json(), "stamp": stamp(resolved.device, resolved.dtype)}
+    return {**record, "notes": list(prepared.notes) if prepared else [], "created": files.now()}
 
 
-def _finish(ready: PreparedRun, backbone: Backbone, state: RunState, engine: Engine, bank: Bank | None) -> RunOutcome:
-    """Score the best epoch's weights, put them into the bank if there is one, and write down what came of it."""
-    began, resolved = time.perf_counter(), ready.resolved
+def _finish(
+    prepared: PreparedRun, backbone: Backbone, state: RunState, engine: Engine, bank: Bank | None
+) -> RunOutcome:
+    """Score the best epoch's weights, add them to the bank if there is one, and return the outcome."""
+    began, resolved = time.perf_counter(), prepared.resolved
     config, data, task = resolved.config, resolved.data, resolved.data.task
     best = {name: tensor.numpy() for name, tensor in state.tensors["best"].items()}
     engine.put(config.task, task, resolved.plan, best, config.max_length, config.doc_stride)
-    given = {name: engine.outputs(rows.tokens, [config.task] * len(rows)) for name, rows in ready.rows.items()}
-    task = KINDS[task.kind].tune(HeadOutputs(task, data.splits["dev"], ready.rows["dev"], given["dev"]))
+    outputs = {name: engine.outputs(rows.tokens, [config.task] * len(rows)) for name, rows in prepared.rows.items()}
+    task = KINDS[task.kind].tune(HeadOutputs(task, data.splits["dev"], prepared.rows["dev"], outputs["dev"]))
     scores = {
-        name: _scores(task, data.splits[name], rows, given[name], ready.notes if name == "dev" else None)
-        for name, rows in ready.rows.items()
+        name: _scores(task, data.splits[name], rows, outputs[name], prepared.notes if name == "dev" else None)
+        for name, rows in prepared.rows.items()
     }
-    manifest = _draft(ready, task, backbone, scores, best, fingerprint(engine, config.task) if bank else {})
+    manifest = _draft(prepared, task, backbone, scores, best, fingerprint(engine, config.task) if bank else {})
     package = bank.put(manifest, best) if bank else None
     manifest = package.manifest if package else replace(manifest, bytes=len(pack(best)), created=files.now())
     training = sum(epoch["seconds"] for epoch in state.history)
@@ -259,43 +261,43 @@ def _finish(ready: PreparedRun, backbone: Backbone, state: RunState, engine: Eng
         "best_epoch": state.best_epoch,
         "history": state.history,
         "created": manifest.created,
-        "seconds": ready.seconds + training + time.perf_counter() - began,
-        "examples_per_second": len(ready.job.train) * len(state.history) / max(training, 1e-9),
+        "seconds": prepared.seconds + training + time.perf_counter() - began,
+        "examples_per_second": len(prepared.job.train) * len(state.history) / max(training, 1e-9),
         "stamp": stamp(resolved.device, resolved.dtype),
-        "notes": list(ready.notes),
+        "notes": list(prepared.notes),
     }
     return RunOutcome(record, package)
 
 
 def _scores(
-    task: Task, examples: Examples, rows: Rows, given: Sequence[np.ndarray], notes: list[str] | None
+    task: Task, examples: Examples, rows: Rows, outputs: Sequence[np.ndarray], notes: list[str] | None
 ) -> dict[str, Any]:
-    """Score a split with the weights that are kept; with `notes`, say so if they give one answer to everything."""
-    said, targets = decide(task, examples, rows, given), examples.targets or []
+    """Score a split with the best weights; with `notes`, add a note if they give one answer to everything."""
+    predicted, targets = decide(task, examples, rows, outputs), examples.targets or []
     if notes is not None:
-        notes += KINDS[task.kind].notes(task, said, targets)
-    return scoring.report(task, said, targets)
+        notes += KINDS[task.kind].notes(task, predicted, targets)
+    return scoring.report(task, predicted, targets)
 
 
-def _resumed(kept: Path, resuming: bool, tell: Callable[[str], None]) -> dict[int, RunState]:
-    state = run_state.load(kept) if resuming else None
+def _resumed(folder: Path, resuming: bool, note: Callable[[str], None]) -> dict[int, RunState]:
+    state = run_state.load(folder) if resuming else None
     if state is not None:
-        tell(f"Going on after epoch {state.epoch}.")
+        note(f"Resuming after epoch {state.epoch}.")
         return {0: state}
     if resuming:
-        tell("There is no unfinished run of this config and data; it starts at the first epoch.")
+        note("There is no unfinished run of this config and data; training starts at the first epoch.")
     return {}
 
 
 def _draft(
-    ready: PreparedRun,
+    prepared: PreparedRun,
     task: Task,
     backbone: Backbone,
     scores: Mapping[str, Mapping[str, Any]],
     tensors: Mapping[str, np.ndarray],
     outputs: dict[str, Any],
 ) -> Manifest:
-    resolved = ready.resolved
+    resolved = prepared.resolved
     config, data = resolved.config, resolved.data
     count = sum(array.size for array in tensors.values())
     new = sum(array.size for name, array in tensors.items() if name not in backbone.tensors)

@@ -1,4 +1,4 @@
-"""What a training step is given: each run's rows, and what the runs of one group share. Knows no optimiser."""
+"""The input of a training step: each run's rows, and what the runs of one group share. Knows no optimiser."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class StepContext:
     prefixes: PrefixCache
     """The outputs of the frozen lower layers."""
     first: int
-    """The lowest layer in which something trains."""
+    """The lowest layer that trains."""
     rates: tuple[float, float]
-    """Dropout of hidden states, and of attention weights."""
+    """Dropout rates of hidden states and of attention weights."""
 
 
 @dataclass(frozen=True)
 class StepInput:
-    """One run's part of a step."""
+    """One run's input of a step."""
 
     slot: int
     plan: Plan
     rows: Rows
     """All rows that the run trains on."""
     batch: np.ndarray
-    """The numbers of the rows of this step."""
+    """The indices of the rows of this step."""
     weights: np.ndarray
     """The weight of each row's loss; they sum to 1."""
     seed: int
@@ -46,5 +46,5 @@ class StepInput:
 
     @property
     def longest(self) -> int:
-        """The most tokens of any row of the batch."""
+        """The length of the longest row of the batch."""
         return max(self.length(place) for place in range(len(self.batch)))

@@ -1,4 +1,4 @@
-"""What all runs of one time share while they learn: the encoder, the stacks, the optimiser. Knows no queue of runs."""
+"""The trainer: the encoder, the stacks and the optimiser that active runs share. Knows no queue of runs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from adapterbank.training.optimizer import StackedAdam
 from adapterbank.training.step_input import StepContext, StepInput
 
 STEPS_WORTH_A_GRAPH = 500
-"""Steps per run from which on a graph pays for its compilation."""
+"""Steps per run above which a graph is worth its compilation."""
 READ_EVERY = 0.2
-"""Seconds after which a graph's losses are read, at the latest."""
+"""The most seconds between two reads of a graph's losses."""
 
 
 class Trainer:
-    """The encoder, the stacks and the optimiser that all learners of one time share."""
+    """The encoder, the stacks and the optimiser that all active runs share."""
 
     def __init__(
         self,
@@ -56,20 +56,21 @@ class Trainer:
         self.unread: list[tuple[Tensor, list[tuple[ActiveRun, int, int]]]] = []
         self.read_at = 0.0
 
-    def prepare(self, coming: Sequence[ActiveRun], places: int) -> None:
-        """Decide how many learn at once, and whether their steps are worth a program."""
-        self.places = max(1, min(places, len(coming)))
-        if not runs_graphs(self.stacks.device) or not coming:
+    def prepare(self, waiting: Sequence[ActiveRun], places: int) -> None:
+        """Decide how many runs train at once, and whether their steps run as a captured graph."""
+        self.places = max(1, min(places, len(waiting)))
+        if not runs_graphs(self.stacks.device) or not waiting:
             return
-        steps = sum(c.per_epoch * c.job.epochs - c.state.step for c in coming)
-        largest = max(c.job.batch * padded_length(max(c.lengths), self.context.config.max_length) for c in coming)
+        steps = sum(run.per_epoch * run.job.epochs - run.state.step for run in waiting)
+        longest = self.context.config.max_length
+        largest = max(run.job.batch * padded_length(max(run.lengths), longest) for run in waiting)
         if steps < STEPS_WORTH_A_GRAPH * self.places or largest > self.limit:
             return
         self.places = min(self.places, self.limit // largest, LARGEST)
-        self.data = DeviceRows.of([c.job.train for c in coming], coming[0].job.plan.head, self.stacks.device)
+        self.data = DeviceRows.of([run.job.train for run in waiting], waiting[0].job.plan.head, self.stacks.device)
 
     def fill(self, waiting: deque[ActiveRun]) -> bool:
-        """Let those go who are done and take in who waits; say whether there is anyone to teach."""
+        """Remove finished runs and admit waiting ones; return whether any run is active."""
         for run in [run for run in self.runs if run.done]:
             self.runs.remove(run)
             self.stacks.remove(run.slot)
@@ -96,34 +97,34 @@ class Trainer:
         )
 
     def _prefix(self, rows: Rows) -> Prefix | None:
-        """Return what the frozen lower layers compute for rows, if there are any below the first that trains."""
+        """Return the outputs of the frozen layers below the first that trains; None if there are none."""
         first = self.context.first
         return self.context.prefixes.get(rows.tokens, first) if first else None
 
     def compact(self) -> None:
-        """Leave no empty places: the last few of a queue should not pay for all."""
-        held = [
+        """Remove empty places, so that the last runs of a queue do not pay for a full batch."""
+        saved = [
             [self.stacks.take(run.slot, of) for of in (None, self.adam.first, self.adam.second)] for run in self.runs
         ]
         runs, self.runs, self.graph_step, self.places = self.runs, [], None, len(self.runs)
         self.stacks = Stacks(self.stacks.frozen)
         self.adam = StackedAdam(self.stacks, compute=self.encoder.dtype)
-        for run, tensors in zip(runs, held, strict=True):
+        for run, tensors in zip(runs, saved, strict=True):
             self._admit(run, dict(zip(("weights", "first", "second"), tensors, strict=True)))
 
     def _admit(self, run: ActiveRun, tensors: Mapping[str, Mapping[str, Tensor]] | None = None) -> None:
-        """Take a learner in, with the tensors it left off with where there are any."""
+        """Add a run, with its tensors or those of its state if it has any."""
         run.slot = self.stacks.put(run.job.plan, run.job.initial)
         self.adam.admit(run.slot, run.job.settings)
         self.runs.append(run)
-        if found := tensors or run.state.tensors:
-            self.stacks.write(run.slot, found["weights"])
-            self.stacks.write(run.slot, found["first"], self.adam.first)
-            self.stacks.write(run.slot, found["second"], self.adam.second)
+        if saved := tensors or run.state.tensors:
+            self.stacks.write(run.slot, saved["weights"])
+            self.stacks.write(run.slot, saved["first"], self.adam.first)
+            self.stacks.write(run.slot, saved["second"], self.adam.second)
             self.adam.steps[run.slot] = run.state.step
 
     def step(self) -> bool:
-        """Take one step for every run; returns whether their losses have been read."""
+        """Take one step for every run; return whether the losses have been read."""
         inputs = [run.step_input(run.next_batch()) for run in self.runs]
         rates = {run.slot: run.schedule.at(run.state.step) for run in self.runs}
         losses = self._captured_losses(inputs, rates) if self.graph_step else None
@@ -145,12 +146,12 @@ class Trainer:
         return False
 
     def read_losses(self) -> None:
-        """Bring losses to the host and look whether they are numbers; until then nobody had to wait for the device."""
+        """Copy the unread losses to the host and check them; only this waits for the device."""
         unread, self.unread, self.read_at = self.unread, [], time.perf_counter()
         if not unread:
             return
-        for (_, who), losses in zip(unread, torch.stack([found for found, _ in unread]).tolist(), strict=True):
-            for run, k, step in who:
+        for (_, runs), losses in zip(unread, torch.stack([losses for losses, _ in unread]).tolist(), strict=True):
+            for run, k, step in runs:
                 if run.state.failure:
                     continue
                 if not np.isfinite(losses[k]):
@@ -158,7 +159,7 @@ class Trainer:
                 run.losses.append(losses[k])
 
     def _captured_losses(self, inputs: Sequence[StepInput], rates: Mapping[int, float]) -> Tensor | None:
-        """Take the step as a program; None, from then on, where the device has no memory for it."""
+        """Take the step as a captured graph; return None, now and later, if the device lacks the memory."""
         assert self.graph_step is not None
         try:
             return self.graph_step.step(inputs, self.adam.table(rates))
@@ -169,18 +170,18 @@ class Trainer:
         return None
 
     def end_epoch(self, run: ActiveRun) -> float | None:
-        """Score the dev rows, keep the weights if they are the best so far, and note where the run stands.
+        """Score the dev rows, keep the weights if they are the best so far, and update the run's state.
 
-        None, and the run has failed, where there is nothing to score.
+        Return None, and mark the run as failed, if its outputs are not finite.
         """
         job, state = run.job, run.state
         slots = [run.slot] * len(job.dev)
-        given = outputs(self.context.config, self.stacks, job.dev.tokens, slots, self._prefix(job.dev))
-        if not all(np.isfinite(out).all() for out in given):
+        dev_outputs = outputs(self.context.config, self.stacks, job.dev.tokens, slots, self._prefix(job.dev))
+        if not all(np.isfinite(out).all() for out in dev_outputs):
             what = "the outputs on the dev rows are not finite"
             state.failure = _diverged(run, what, run.state.step)
             return None
-        score = job.score(given)
+        score = job.score(dev_outputs)
         better = not state.best_epoch or score > state.best_score
         state.epoch += 1
         seconds = time.perf_counter() - run.began
@@ -198,5 +199,5 @@ def _diverged(run: ActiveRun, what: str, step: int) -> str:
     rate = run.job.rate
     return (
         f"At step {step + 1}, epoch {run.state.epoch + 1}, {what}. The learning rate {rate:g} is "
-        f"most likely too high: try --lr {rate / 10:g}. Nothing was written to the bank."
+        f"probably too high: try --lr {rate / 10:g}. Nothing was written to the bank."
     )

@@ -145,7 +145,7 @@ def test_a_run_whose_worker_is_killed_resumes_unless_that_happens_too_often(jobs
         "interrupted 1 times before it finished another epoch, the last time because its process ended with SIGKILL."
         in (ended.failure)
     )
-    assert sum("Going on after epoch" in note for note in ended.notes) == 1
+    assert sum("Resuming after epoch" in note for note in ended.notes) == 1
     jobs.close()
     assert Bank.open(jobs.bank).names() == []
     assert (left(jobs), list((jobs.bank / "runs").glob("*"))) == ([], [])
@@ -187,7 +187,7 @@ def test_a_run_whose_server_is_killed_ends_and_resumes_with_the_next_server(bank
         os.kill(child, 0)
         pytest.fail("the killed server's run is still there")
     assert (ended.state, ended.version) == ("done", 1)
-    assert any("Going on after epoch" in note for note in ended.notes)
+    assert any("Resuming after epoch" in note for note in ended.notes)
     assert len(set(ended.notes)) == len(ended.notes)
     assert [row["epoch"] for row in ended.history] == [*range(1, EPOCHS + 1)]
     assert all(finding.ok for finding in open_bank(bank).audit())
@@ -204,7 +204,7 @@ def test_a_server_that_stops_queues_its_run_and_resumes_it_when_it_starts_again(
     assert list((idle.bank / "runs").glob("*/state.json"))
     idle.begin()
     until(idle, run.id, lambda run: len(run.history) > len(stopped.history))
-    assert any("Going on after epoch" in note for note in idle.get(run.id).notes)
+    assert any("Resuming after epoch" in note for note in idle.get(run.id).notes)
     idle.cancel(run.id)
     assert until(idle, run.id).state == "cancelled"
     idle.close()

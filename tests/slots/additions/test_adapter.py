@@ -35,7 +35,7 @@ TEXTS = ["the cat sat on the mat", "why", "a big red fox jumps over the lazy dog
 
 
 class Reference(nn.Module):
-    """The paper's adapter, with its variants, in the plainest way: f(v) = up(act(... act(down(norm(v)))))."""
+    """The paper's adapter, with its variants, in plain torch: f(v) = up(act(... act(down(norm(v)))))."""
 
     def __init__(self, hidden, size, *, activation="gelu_tanh", inner_norm=False, depth=1):
         super().__init__()
@@ -53,7 +53,7 @@ class Reference(nn.Module):
 
 
 def filled(adapter, hidden, seed=0):
-    """Give tensors of every part with no number at zero or one, as after training."""
+    """Return tensors for every part without a zero or one, as after training."""
     torch.manual_seed(seed)
     made = draw(adapter, hidden, 0.3, torch.Generator().manual_seed(seed))
     return {name: tensor + 0.2 * torch.randn_like(tensor) for name, tensor in made.items()}
@@ -123,7 +123,7 @@ def tensors_of(row):
     return torch.from_numpy(row.ids)[None], torch.from_numpy(row.types)[None]
 
 
-def by_hand(model, adapters, ids, types):
+def run_manually(model, adapters, ids, types):
     """Run the `transformers` BERT sub-layer by sub-layer: LN(x + y + up(act(down(y)))) after each."""
     x = model.embeddings(input_ids=ids, token_type_ids=types)
     for i, layer in enumerate(model.encoder.layer):
@@ -134,7 +134,7 @@ def by_hand(model, adapters, ids, types):
     return x
 
 
-def test_houlsby_adapters_equal_the_transformers_bert_run_by_hand(bert, checkpoint):
+def test_houlsby_adapters_equal_the_transformers_bert_run_manually(bert, checkpoint):
     plan = plan_of(bert, Options(size=11, train_norms=False))
     tensors = filled(plan.additions[0], 32)
     adapters = {
@@ -146,7 +146,7 @@ def test_houlsby_adapters_equal_the_transformers_bert_run_by_hand(bert, checkpoi
     found = through_slot(bert, plan, tensors, rows).split([len(row) for row in rows])
     for row, mine in zip(rows, found, strict=True):
         with torch.no_grad():
-            theirs = by_hand(checkpoint("bert")[1], adapters, *tensors_of(row))
+            theirs = run_manually(checkpoint("bert")[1], adapters, *tensors_of(row))
         torch.testing.assert_close(mine, theirs[0], atol=1e-5, rtol=1e-5)
 
 
@@ -183,7 +183,7 @@ def test_adapters_in_every_family_equal_hooks_on_its_transformers_model(family, 
             torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
 
-def test_a_slots_own_layernorms_take_the_place_of_the_frozen_ones(bert, checkpoint, new_slot):
+def test_a_slots_own_layernorms_replace_the_frozen_ones(bert, checkpoint, new_slot):
     plan = plan_of(bert, Options(method="layernorm"))
     tensors = new_slot(bert, plan)
     model, names = copy.deepcopy(checkpoint("bert")[1]), checkpoint_names(bert.config, True)
@@ -204,7 +204,7 @@ def numbers(tensors, ending):
 
 
 @pytest.mark.parametrize("sigma", [1e-7, 1e-3, 1e-2, 1.0])
-def test_initial_weights_are_a_gaussian_cut_at_two_sigma(sigma):
+def test_initial_weights_are_gaussian_truncated_at_two_sigma(sigma):
     adapter = Adapter(24, (0, 1), depth=2)
     made = draw(adapter, 96, sigma, torch.Generator().manual_seed(3))
     for module in ("down", "middle.1", "up"):
@@ -221,7 +221,7 @@ def test_initial_biases_are_zero_and_the_inner_norm_is_the_identity():
     assert (numbers(made, ".norm.weight") == 1).all()
 
 
-def test_the_same_seed_gives_the_same_numbers_and_another_seed_others():
+def test_equal_seeds_draw_equal_numbers_and_different_seeds_different_ones():
     adapter = Adapter(4, (0, 1))
     a, b, c = (draw(adapter, 8, 0.01, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
     assert all(torch.equal(a[name], b[name]) for name in a)
@@ -230,13 +230,13 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others():
     assert not torch.equal(a["layers.0.attention.adapter.down.weight"], a["layers.1.attention.adapter.down.weight"])
 
 
-def test_drawing_initial_numbers_leaves_torchs_own_generator_alone():
+def test_drawing_initial_values_does_not_touch_the_global_generator_of_torch():
     before = torch.get_rng_state()
     draw(Adapter(4, (0, 1)), 8, 0.01, torch.Generator().manual_seed(0))
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_sigma_zero_gives_zeros():
+def test_sigma_zero_draws_zeros():
     made = draw(Adapter(4, (0,)), 8, 0.0, torch.Generator())
     assert not any(tensor.any() for tensor in made.values())
 

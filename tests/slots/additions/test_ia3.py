@@ -37,7 +37,7 @@ def scaled(model, own):
                 scale, module = own[f"layers.{i}.attention.{name}.ia3.scale"], getattr(layer.attention.self, name)
                 stack.callback(module.register_forward_hook(lambda _m, _i, out, s=scale: out * s).remove)
             inner = own[f"layers.{i}.feedforward.inner.ia3.scale"]
-            hook = layer.output.dense.register_forward_pre_hook(lambda _m, given, s=inner: (given[0] * s,))
+            hook = layer.output.dense.register_forward_pre_hook(lambda _m, inputs, s=inner: (inputs[0] * s,))
             stack.callback(hook.remove)
         yield
 
@@ -69,7 +69,7 @@ def test_a_new_slot_computes_exactly_what_the_frozen_encoder_computes(family, ti
         assert torch.equal(found, forward(backbone.config, Frozen(stacks.frozen), batch))
 
 
-def test_its_tensors_are_three_vectors_a_layer_that_do_not_decay(bert):
+def test_ia3_has_three_vectors_per_layer_without_weight_decay(bert):
     plan, config = plan_of(bert, layers="1-2"), bert.config
     assert plan.additions == (Ia3((1, 2)),)
     assert added_shapes(plan, config) == {
@@ -84,7 +84,7 @@ def test_its_tensors_are_three_vectors_a_layer_that_do_not_decay(bert):
     assert not any(decays(name) for name in added_shapes(plan, config))
 
 
-def test_its_rows_share_a_batch_with_adapters_lora_and_the_bare_encoder(bert, new_slot):
+def test_ia3_rows_share_a_batch_with_adapters_lora_and_the_bare_encoder(bert, new_slot):
     plans = [plan_of(bert), plan_of(bert, "adapter", size=5), plan_of(bert, "lora"), plan_of(bert, layers="0")]
     stacks = Stacks(join_projections(bert.tensors))
     slots = [*(stacks.put(plan, new_slot(bert, plan, seed=k)) for k, plan in enumerate([*plans, plans[0]])), None]
@@ -96,7 +96,7 @@ def test_its_rows_share_a_batch_with_adapters_lora_and_the_bare_encoder(bert, ne
         torch.testing.assert_close(torch.from_numpy(mine), torch.from_numpy(alone), atol=1e-5, rtol=1e-5)
 
 
-def test_it_trains_saves_predicts_beside_others_and_audits(tmp_path, bert):
+def test_ia3_trains_saves_predicts_beside_other_methods_and_audits(tmp_path, bert):
     rows, fast = reviews(), {"epochs": 6, "lr": 0.03, "batch": 8, "max_length": 32}
     bank = open_bank(tmp_path / "bank", bert, device="cpu")
     result = bank.train("scales", rows, rows, method="ia3", **fast)

@@ -23,12 +23,12 @@ CHOICES = {
     "query and value": {},
     "one": {"targets": "key", "rank": 1, "alpha": 3.0},
     "all": {"targets": ",".join(PROJECTIONS), "rank": 5, "alpha": 1.0},
-    "feedforward above": {"targets": "up,down", "layers": "1-2", "rank": 3},
+    "feedforward of upper layers": {"targets": "up,down", "layers": "1-2", "rank": 3},
 }
 
 
 class Merged(Frozen):
-    """The bare encoder with `W + B A alpha / r` in the place of each chosen weight, layer by layer."""
+    """The bare encoder with `W + B A alpha / r` in place of each chosen weight, layer by layer."""
 
     def __init__(self, tensors, own, shape):
         super().__init__(tensors)
@@ -55,7 +55,7 @@ def plan_of(backbone, **options):
 @pytest.mark.parametrize("joined", [True, False])
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_low_rank_parts_give_what_a_merged_weight_gives_and_its_gradients(family, choice, joined, tiny, new_slot):
+def test_low_rank_parts_equal_a_merged_weight_in_outputs_and_gradients(family, choice, joined, tiny, new_slot):
     backbone = tiny(family)
     plan = plan_of(backbone, **CHOICES[choice])
     batch = pack(backbone.tokenize(TEXTS))
@@ -63,7 +63,7 @@ def test_low_rank_parts_give_what_a_merged_weight_gives_and_its_gradients(family
     expected = forward(backbone.config, Merged(backbone.tensors, own, plan.additions[0]), batch)
     stacks = Stacks(join_projections(backbone.tensors) if joined else backbone.tensors)
     slot = stacks.put(plan, {**new_slot(backbone, plan), **{n: t.detach() for n, t in own.items()}})
-    stacks.learn(torch.float32)
+    stacks.require_gradients(torch.float32)
     found = forward(backbone.config, Route(stacks, segments([(slot, len(batch.ids))])), batch)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     bare = forward(backbone.config, Frozen(backbone.tensors), batch)
@@ -78,10 +78,10 @@ def test_low_rank_parts_give_what_a_merged_weight_gives_and_its_gradients(family
         assert scale > 1e-3
         close = {"atol": 1e-5 * max(1.0, scale), "rtol": 1e-4}
         torch.testing.assert_close(real, gradient, msg=lambda m, n=name: f"{n}: {m}", **close)
-        assert mine.count_nonzero() == real.count_nonzero()  # nothing moves the zeros that a rank is filled up with
+        assert mine.count_nonzero() == real.count_nonzero()  # the padding of the rank has no gradient
 
 
-def test_a_new_slot_gives_exactly_what_the_frozen_encoder_gives(bert):
+def test_a_new_slot_computes_exactly_what_the_frozen_encoder_computes(bert):
     plan = plan_of(bert)
     made = draw(plan.additions[0], bert.config, 0.0, torch.Generator().manual_seed(0))
     stacks = Stacks(bert.tensors)
@@ -92,7 +92,7 @@ def test_a_new_slot_gives_exactly_what_the_frozen_encoder_gives(bert):
         assert torch.equal(found, forward(bert.config, Route(stacks, segments([(None, len(batch.ids))])), batch))
 
 
-def test_a_is_drawn_within_the_width_of_its_input_and_b_is_zero(bert):
+def test_a_is_drawn_uniformly_within_one_over_root_inputs_and_b_is_zero(bert):
     shape = Lora(8, 16.0, (0, 1), ("query", "down"))
     made = draw(shape, bert.config, 0.0, torch.Generator().manual_seed(0))
     assert {name: tuple(t.shape) for name, t in made.items()} == {
@@ -109,7 +109,7 @@ def test_a_is_drawn_within_the_width_of_its_input_and_b_is_zero(bert):
     assert not torch.equal(other["layers.0.attention.query.lora.a"], made["layers.0.attention.query.lora.a"])
 
 
-def test_the_shapes_are_those_of_the_linear_layers(bert):
+def test_the_shapes_match_the_linear_layers(bert):
     found = Lora(3, 16.0, (2,), tuple(PROJECTIONS)).shapes(bert.config)
     frozen = bert.config.shapes(pooler=True)
     for module in PROJECTIONS.values():

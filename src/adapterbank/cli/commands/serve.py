@@ -74,8 +74,6 @@ def command(
     json: AsJson = False,
 ) -> None:
     """See `HELP`."""
-    if any(importlib.util.find_spec(name) is None for name in REQUIRED):
-        raise InputError("Serving requires additional libraries; install them with: pip install 'adapterbank[serve]'")
     _check(engine, device, precision)
     new = _new_bank(bank, backbone) if create else None
     mirror = Mirror(bank, every=refresh) if is_url(bank) else None
@@ -107,14 +105,14 @@ def command(
             return
     if mirror:
         mirror.close()  # each replica has its own
-    size = {"cpus": cpus_per_replica, "target": target_requests}
-    _serve_on_ray(
-        settings, train, (replicas, size), {"host": host, "port": bound_port, "address": ray_address}, announce
-    )
+    scale = replicas, {"cpus": cpus_per_replica, "target": target_requests}
+    _serve_on_ray(settings, train, scale, {"host": host, "port": bound_port, "address": ray_address}, announce)
 
 
 def _check(engine: str, device: str, precision: str) -> None:
-    """Check the options before anything is loaded."""
+    """Check the libraries and the options before anything is loaded."""
+    if any(importlib.util.find_spec(name) is None for name in REQUIRED):
+        raise InputError("Serving requires additional libraries; install them with: pip install 'adapterbank[serve]'")
     config.parse({"device": device, "precision": precision})
     check_engine(engine)
     if engine == "ray" and ":" in device:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from adapterbank.cli.console import format_count, print_json, print_message, print_table, rerun_command
-from adapterbank.cli.options import AsJson, DataRoot, EngineName, RayAddress, check_engine
+from adapterbank.cli.options import AsJson, DataRoot, EngineName, RayAddress, bank_defaults, check_engine
 from adapterbank.config import Config
 from adapterbank.errors import ConfigError
-from adapterbank.storage.bank import Bank
 from adapterbank.storage.record_store import open_store
 from adapterbank.studies import grid
+
+if TYPE_CHECKING:
+    from adapterbank.studies.sweep import SweepContext, SweepOutcome
 
 HELP = """Run a study: a YAML file that describes a grid of runs.
 
@@ -65,9 +67,7 @@ def command(
     """See `HELP`."""
     given = {"data_root": data_root, "backbone": backbone, "device": device, "precision": precision}
     overrides = {name: value for name, value in given.items() if value is not None}
-    known = bank is not None and Path(bank, "bank.json").exists()
-    base = {"backbone": Bank.open(bank).backbone["name"]} if bank is not None and known else {}
-    made = grid.read(study, overrides, base)
+    made = grid.read(study, overrides, bank_defaults(bank))
     check_engine(engine)
     if bank is None and records is None:
         raise ConfigError(["bank is missing; give --bank, or --records for a sweep that stores no packages."])
@@ -75,26 +75,32 @@ def command(
         where = records if records is not None else str(Path(bank or "", "records"))
         _list(made, where, json)
         return
-    from adapterbank.cli.live_table import LiveTable
-    from adapterbank.studies.sweep import make_context, sweep
+    from adapterbank.studies.sweep import make_context
 
     context = make_context(bank, records, keep=keep, at_once=jobs)
     runner = _on_ray(ray_address, cpus_per_worker) if engine == "ray" else None
-    table = LiveTable(made.runs, quiet=json)
-    context = replace(context, stage=table.stage)
-    try:
-        with table:
-            outcome = sweep(made, context, engine=runner, watch=table.watch, limit=limit_runs, retry=retry_failed)
-    except KeyboardInterrupt:
-        print_message(f"adapterbank: stopped; {table.counts()}. Every finished run has a record. To continue:")
-        print_message(f"  {rerun_command(drop='--retry-failed')}")
-        raise typer.Exit(130) from None
+    outcome = _run(made, context, quiet=json, engine=runner, limit=limit_runs, retry=retry_failed)
     if json:
         print_json(outcome.to_json())
     else:
         _summary(outcome, made)
     if outcome.progress.failures:
         raise typer.Exit(1)
+
+
+def _run(study: grid.Study, context: SweepContext, *, quiet: bool, **options: Any) -> SweepOutcome:
+    """Run the study with a live table; on Ctrl-C print the command that continues it."""
+    from adapterbank.cli.live_table import LiveTable
+    from adapterbank.studies.sweep import sweep
+
+    table = LiveTable(study.runs, quiet=quiet)
+    try:
+        with table:
+            return sweep(study, replace(context, stage=table.stage), watch=table.watch, **options)
+    except KeyboardInterrupt:
+        print_message(f"adapterbank: stopped; {table.counts()}. Every finished run has a record. To continue:")
+        print_message(f"  {rerun_command(drop='--retry-failed')}")
+        raise typer.Exit(130) from None
 
 
 def _on_ray(address: str | None, cpus: int) -> Any:

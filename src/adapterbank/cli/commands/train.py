@@ -15,10 +15,10 @@ import typer
 
 from adapterbank import config as configs
 from adapterbank.cli.console import format_size, print_json, print_message, rerun_command
+from adapterbank.cli.options import bank_defaults
 from adapterbank.config import Config
 from adapterbank.errors import ConfigError
 from adapterbank.methods import METHODS
-from adapterbank.storage.bank import Bank
 from adapterbank.tasks.catalog import CATALOG
 from adapterbank.training.dataset import DatasetReader, defaults
 
@@ -48,8 +48,7 @@ def _run(
         chosen["size"] = Config.size  # a placeholder: `run_auto` finds the size
     elif tolerance is not None and not prune:
         raise ConfigError([f"tolerance is {tolerance}, but it applies only to --size auto and --prune; leave it out."])
-    base = {"backbone": Bank.open(bank).backbone["name"]} if Path(bank, "bank.json").exists() else {}
-    parsed = _parse(config, chosen, base)
+    parsed = _parse(config, chosen, bank_defaults(bank))
     _require_task_and_data(parsed)
     from adapterbank.cli.progress import Display
     from adapterbank.encoder.backbone import load

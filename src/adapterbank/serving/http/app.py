@@ -94,7 +94,7 @@ def create_app(
 
 
 def _lifespan(service: Service, jobs: Any) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    """Start and stop the service and the queue with the app."""
+    """Return what starts and stops a server's parts together with its app."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -129,7 +129,7 @@ def _numbers(service: Service, jobs: Any) -> Mapping[str, float]:
 
 
 def _handle_errors(app: FastAPI, access: AccessTable) -> None:
-    """Give every error of the framework the same shape."""
+    """Return every error of the framework the same shape."""
 
     @app.exception_handler(Refusal)
     async def refused(request: Request, error: Refusal) -> Response:

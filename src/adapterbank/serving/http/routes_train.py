@@ -90,12 +90,6 @@ def train_router(jobs: JobQueue, *, per_key: int | None = None, heartbeat: float
             run = await _receive(jobs, request, _Order(task, options, format, context.key_name, limit))
         return json_response(run.to_json(), 202)
 
-    _add_runs(router, jobs)
-    _add_events(router, jobs, heartbeat)
-    return router
-
-
-def _add_runs(router: APIRouter, jobs: JobQueue) -> None:
     @router.get("/v1/runs", responses=responses(RunsAnswer))
     @access("train")
     async def runs(request: Request) -> Response:
@@ -117,8 +111,12 @@ def _add_runs(router: APIRouter, jobs: JobQueue) -> None:
         await _find(jobs, id, request)
         return json_response((await in_thread(jobs.cancel, id)).to_json())
 
+    _add_events(router, jobs, heartbeat)
+    return router
+
 
 def _add_events(router: APIRouter, jobs: JobQueue, heartbeat: float) -> None:
+    """Add the route that follows a run."""
     streams = ConcurrencyLimit(MAX_STREAMS, "event streams")
     stream = {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "Until the run ends."}
 

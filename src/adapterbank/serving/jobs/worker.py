@@ -78,7 +78,7 @@ def train(job: Mapping[str, Any], send: Send) -> dict[str, Any]:
                             "backbone": backbone.name})  # fmt: skip
     bank = Bank.open(job["bank"], backbone.reference)
     reader = DatasetReader()  # the data is read once
-    resolved = RunBuilder(backbone, reader=reader).look(config)
+    resolved = RunBuilder(backbone, reader=reader).resolve(config)
     send({"kept": resolved.hash})
     resuming = job["resuming"]
     if resuming and (made := _finished_before(bank, resolved, job["newest"])):

@@ -4,7 +4,7 @@
     sequential:  y + f(y)          parallel:  y + f(x)         x, y: input and output of the sub-layer
     multiply:    y * (1 + f(.))                                the paper's multiplicative interaction
 
-Every variant is near the identity at the start, and exactly the identity with `up` at zero.
+Every variant starts near the identity, and is exactly the identity if `up` is zero.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from adapterbank.methods import SITES, Options
 from adapterbank.slots.stacked import linear
 
 _EPSILON = 1e-5
-"""Of the adapter's own LayerNorm: torch's default."""
+"""Epsilon of the adapter's own LayerNorm: torch's default."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class Adapter:
     size: int = 64
     """m, the width of the bottleneck."""
     layers: tuple[int, ...] = ()
-    """The layers that get adapters, from 0."""
+    """The layers with adapters, counted from 0."""
     sites: tuple[str, ...] = SITES
     activation: str = "gelu_tanh"
     placement: str = "sequential"
     """Whether the adapter reads the sub-layer's output (sequential) or its input (parallel)."""
     combine: str = "add"
-    """Whether the sub-layer's output is added to, or multiplied by one plus, the adapter's output."""
+    """Whether the adapter's output is added to the sub-layer's output, or that is multiplied by one plus it."""
     inner_norm: bool = False
-    """A LayerNorm of the adapter's own before the down-projection."""
+    """Whether the adapter has its own LayerNorm before the down-projection."""
     depth: int = 1
     """Hidden layers of the bottleneck."""
 
@@ -66,7 +66,7 @@ class Adapter:
 
     @property
     def in_place(self) -> bool:
-        """See `Addition`: a LayerNorm has no form for rows of several adapters end to end."""
+        """See `Addition`: a LayerNorm cannot run on the rows of several adapters end to end."""
         return not self.inner_norm
 
     def problems(self) -> list[str]:
@@ -82,21 +82,21 @@ class Adapter:
         return replace(self, layers=(), sites=())
 
     def parts(self) -> list[str]:
-        """Name the tensors of one adapter, in the order of the arithmetic."""
+        """Return the names of one adapter's tensors, in the order of the arithmetic."""
         modules = ["norm"] if self.inner_norm else []
         modules += ["down", *(f"middle.{k}" for k in range(1, self.depth)), "up"]
         return [f"{module}.{leaf}" for module in modules for leaf in ("weight", "bias")]
 
     def shapes(self, config: EncoderConfig) -> dict[tuple[str, str], tuple[int, ...]]:
         """See `Addition`."""
-        m, d, found = self.size, config.hidden, {}
+        m, d, shapes = self.size, config.hidden, {}
         modules = {"norm": (d,), "down": (m, d), "up": (d, m)}
         for site in (f"layers.{i}.{site}" for i in self.layers for site in self.sites):
             for part in self.parts():
                 module, leaf = part.rsplit(".", 1)
                 shape: tuple[int, ...] = modules.get(module, (m, m))
-                found[site, part] = shape if leaf == "weight" else shape[:1]
-        return found
+                shapes[site, part] = shape if leaf == "weight" else shape[:1]
+        return shapes
 
     def padded(self, part: str, shape: tuple[int, ...], size: int) -> tuple[int, ...]:
         """See `Addition`."""
@@ -108,7 +108,7 @@ class Adapter:
         return (size, shape[1] if module == "down" else size) if len(shape) == 2 else (size,)
 
     def fill(self, part: str, tensor: Tensor, sigma: float, generator: torch.Generator) -> None:
-        """Draw Gaussian weights of width `sigma` cut at two sigma; biases stay zero."""
+        """Draw Gaussian weights with standard deviation `sigma`, truncated at two sigma; biases stay zero."""
         if part == "norm.weight":
             tensor += 1.0
         elif part.endswith(".weight") and sigma > 0:

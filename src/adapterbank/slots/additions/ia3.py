@@ -2,7 +2,7 @@
 
     k ⊙ l_k        v ⊙ l_v        W_down (l_ff ⊙ act(W_up x))
 
-All scales are one at the start, so that a new slot computes exactly what the frozen encoder computes.
+All scales start at one, so that a new slot computes exactly what the frozen encoder computes.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _SITES = ("attention.key", "attention.value", "feedforward.inner")
 
 @dataclass(frozen=True)
 class Ia3:
-    """A slot's scales: one vector for each of three sites a layer."""
+    """A slot's scales: one vector for each of three sites per layer."""
 
     name: ClassVar[str] = "ia3"
-    decays: ClassVar[bool] = False  # towards zero, a scale would switch the encoder off
+    decays: ClassVar[bool] = False  # decayed towards zero, a scale would switch the encoder off
     removable: ClassVar[bool] = False
     in_place: ClassVar[bool] = False
     size: ClassVar[int] = 1
 
     layers: tuple[int, ...] = ()
-    """The layers that get scales, from 0."""
+    """The layers with scales, counted from 0."""
 
     @classmethod
     def from_options(cls, options: Options, layers: tuple[int, ...]) -> Ia3:
@@ -65,9 +65,9 @@ class Ia3:
         tensor += 1.0
 
     def apply(self, y: Tensor, x: Tensor, tensors: Sequence[Mapping[str, Tensor]]) -> Tensor:
-        """See `Addition`. A query beside scaled keys and values is multiplied by one."""
-        known = next(mine["scale"] for mine in tensors if mine)
-        scales = [mine["scale"] if mine else torch.ones_like(known) for mine in tensors]
+        """See `Addition`. Queries, beside scaled keys and values, are multiplied by one."""
+        like = next(site["scale"] for site in tensors if site)
+        scales = [site["scale"] if site else torch.ones_like(like) for site in tensors]
         joined = torch.cat(scales, -1)
         return y * (joined if joined.dim() == 1 else joined.unsqueeze(-2))
 

@@ -2,7 +2,7 @@
 
     y = x W' + b + (x A') B' alpha / r        A [r, in], B [out, r]
 
-B is zero at the start, so that a new slot computes exactly what the frozen encoder computes.
+B starts at zero, so that a new slot computes exactly what the frozen encoder computes.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Lora:
     """r, the rows of A and columns of B."""
     alpha: float = 16.0
     layers: tuple[int, ...] = ()
-    """The layers that get them, from 0."""
+    """The layers with updates, counted from 0."""
     targets: tuple[str, ...] = ("query", "value")
-    """Which linear layers of those, by their names in `PROJECTIONS`."""
+    """The linear layers with updates in each of those, by their names in `PROJECTIONS`."""
 
     @classmethod
     def from_options(cls, options: Options, layers: tuple[int, ...]) -> Lora:
@@ -50,7 +50,7 @@ class Lora:
 
     @property
     def scale(self) -> float:
-        """The factor of the product."""
+        """The factor alpha / r."""
         return self.alpha / self.rank
 
     def problems(self) -> list[str]:
@@ -59,21 +59,21 @@ class Lora:
         return [] if usable else [f"rank {self.rank!r} and alpha {self.alpha!r}"]
 
     def resized(self, size: int) -> Lora:
-        """Return the same arithmetic at another rank: the scale stays as it is."""
+        """Return the same arithmetic at another rank, with the same scale."""
         return replace(self, rank=size, alpha=self.scale * size)
 
     def placeless(self) -> Lora:
-        """See `Addition`. Slots with other targets have other tensors to join, so targets stay."""
+        """See `Addition`. Slots with different targets join different tensors, so the targets are kept."""
         return replace(self, layers=())
 
     def shapes(self, config: EncoderConfig) -> dict[tuple[str, str], tuple[int, ...]]:
         """See `Addition`."""
-        found: dict[tuple[str, str], tuple[int, ...]] = {}
+        shapes: dict[tuple[str, str], tuple[int, ...]] = {}
         for i, module in ((i, PROJECTIONS[target]) for i in self.layers for target in self.targets):
             outputs, inputs = config.layer_shapes[module]
-            found |= {(f"layers.{i}.{module}", "a"): (self.rank, inputs)}
-            found |= {(f"layers.{i}.{module}", "b"): (outputs, self.rank)}
-        return found
+            shapes |= {(f"layers.{i}.{module}", "a"): (self.rank, inputs)}
+            shapes |= {(f"layers.{i}.{module}", "b"): (outputs, self.rank)}
+        return shapes
 
     def padded(self, part: str, shape: tuple[int, ...], size: int) -> tuple[int, ...]:
         """See `Addition`."""
@@ -97,12 +97,12 @@ ADDITION = Lora
 
 
 def _joined(tensors: Sequence[Mapping[str, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Join A and B of linear layers that read the same input and stand side by side.
+    """Join A and B of linear layers that read the same input and whose outputs are side by side.
 
-    With B's blocks on a diagonal two small products serve all of them; layers without an update get zeros.
+    With the blocks of B on a diagonal, two small products serve all of them; layers without an update get zeros.
     """
     if len(tensors) == 1:
         return tensors[0]["a"], tensors[0]["b"]
-    own = [mine for mine in tensors if mine]
-    rows = [[other["b"] if other is mine else torch.zeros_like(other["b"]) for other in own] for mine in tensors]
-    return torch.cat([mine["a"] for mine in own], -2), torch.cat([torch.cat(row, -1) for row in rows], -2)
+    updated = [site for site in tensors if site]
+    rows = [[other["b"] if other is site else torch.zeros_like(other["b"]) for other in updated] for site in tensors]
+    return torch.cat([site["a"] for site in updated], -2), torch.cat([torch.cat(row, -1) for row in rows], -2)

@@ -1,4 +1,4 @@
-"""Claims about the tasks on the page, in a real browser: the list, the totals, and banks with few or many tasks."""
+"""Promise: the page shows the tasks in a real browser: the list, the totals, and banks with few or many tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims about training from the page, in a real browser: the file, the run in progress, and its end."""
+"""Promise: the page trains, in a real browser: the file, the run in progress, and its end."""
 
 from __future__ import annotations
 

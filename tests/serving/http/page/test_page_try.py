@@ -1,4 +1,4 @@
-"""Claims about trying texts on the page, in a real browser: what is sent and shown, also when responses are late."""
+"""Promise: the page tries texts, in a real browser: what is sent and shown, also when responses are late."""
 
 from __future__ import annotations
 

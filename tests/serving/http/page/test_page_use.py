@@ -1,4 +1,4 @@
-"""Claims about using the page, in a real browser: with a key, by keyboard alone, in light and dark."""
+"""Promise: the page is usable in a real browser: with a key, by keyboard alone, in light and dark."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_a_task_cannot_be_changed() -> None:
         SENTIMENT.kind = "span"  # type: ignore[misc]
 
 
-def test_a_stored_task_that_lacks_fields_says_which() -> None:
+def test_the_error_for_a_stored_task_names_missing_fields() -> None:
     with pytest.raises(InputError, match="lacks labels, metric; it has: name, kind, text, label"):
         Task.from_json({"name": "x", "kind": "span", "text": [], "label": "y"})
     with pytest.raises(InputError, match="text 'sentence', which must be a list"):
@@ -59,7 +59,7 @@ def test_a_task_that_could_not_be_scored_is_refused(change: Any, error: type[Exc
         replace(SENTIMENT, **change)
 
 
-def test_select_keeps_the_order_asked_for_and_the_columns_together() -> None:
+def test_select_returns_rows_in_the_given_order_with_all_columns() -> None:
     rows = Examples(["a", "b", "c"], ["x", "y", "z"], [0, 1, 2])
     assert len(rows) == 3
     assert rows.select([2, 0]) == Examples(["c", "a"], ["z", "x"], [2, 0])
@@ -73,7 +73,7 @@ def test_columns_of_different_length_are_refused() -> None:
         Examples(["a"], None, [0, 1])
 
 
-def test_fingerprints_differ_wherever_examples_do() -> None:
+def test_different_examples_have_different_fingerprints() -> None:
     cases = [
         Examples([]),
         Examples(["a b"]),
@@ -101,7 +101,7 @@ def test_a_fingerprint_is_the_same_on_every_machine() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(), max_size=4), st.lists(st.text(), max_size=4))
-def test_fingerprints_agree_exactly_where_texts_do(first: list[str], second: list[str]) -> None:
+def test_fingerprints_are_equal_exactly_if_texts_are(first: list[str], second: list[str]) -> None:
     assert (Examples(first).fingerprint() == Examples(second).fingerprint()) == (first == second)
 
 
