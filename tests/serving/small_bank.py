@@ -125,3 +125,17 @@ def assert_same(found, wanted):
                 assert list(mine[key]) == list(value) if isinstance(value, (list, tuple)) else mine[key] == value
             else:
                 assert mine[key] == pytest.approx(value, abs=1e-5)
+
+
+def damage(package):
+    file = package.path / "weights.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    rewrite(file, data)
+
+
+def rewrite(file, data):
+    """Write a file anew, at another time than it has: some clocks of files tick a hundred times a second."""
+    before = file.stat().st_ctime_ns
+    while file.stat().st_ctime_ns == before:
+        file.write_bytes(data)

@@ -27,9 +27,9 @@ from ray import serve
 
 import adapterbank
 from adapterbank.storage import cache
-from adapterbank.serving.mirror import FOLDER
-from adapterbank.serving.replicas import Scale, deployed
-from adapterbank.serving.settings import Settings
+from adapterbank.serving.service.bank_mirror import FOLDER
+from adapterbank.serving.ray_serve import Scale, deployed
+from adapterbank.serving.build import ServerSettings
 
 bank, new = Path("bank").absolute(), Path("new").absolute()
 words = "the cat sat on a mat and was very good".split()
@@ -100,7 +100,7 @@ def loaded(retries, count):
 
 listens = port()
 url = f"http://127.0.0.1:{listens}"
-settings = Settings(f"local://{bank}", device="cpu", page=False)
+settings = ServerSettings(f"local://{bank}", device="cpu", page=False)
 with deployed(settings, Scale(1, 2, target=1), host="127.0.0.1", port=listens):
     alone = len(pids())
     threads = loaded(8, 4)

@@ -126,7 +126,7 @@ def test_a_bank_behind_a_url_is_followed_and_not_written_to(start, small):
             call(f"{address}/v1/tasks/sentiment/{path}", {})
         with refused.value as answer:
             error = json.loads(answer.read())["error"]
-        assert (error["code"], "change it there" in error["message"]) == ("conflict", True)
+        assert (error["code"], "change the bank at its source" in error["message"]) == ("conflict", True)
     mirrors = [path for path in (cache.folder() / FOLDER).iterdir() if path.is_dir()]
     assert [path.name.split("-")[0] for path in mirrors] == [str(process.pid)]
     process.send_signal(signal.SIGTERM)
