@@ -106,9 +106,9 @@ def test_a_damaged_package_is_refused_and_logged_once_and_affects_no_other(regis
         for _ in range(3):
             registry.scan()
     assert [r.fields["task"] for r in caplog.records if r.message == "refused"] == ["third"]
-    assert "does not match its sha256" in registry.problems["third"]
+    assert "its sha256 differs" in registry.problems["third"]
     assert list(registry.tasks()) == ["first", "second"]
-    with pytest.raises(PackageDamaged, match="does not match its sha256"):
+    with pytest.raises(PackageDamaged, match="its sha256 differs"):
         registry.fetch("third")
 
 
