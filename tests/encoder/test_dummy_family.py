@@ -346,7 +346,7 @@ def test_batches_of_fixed_shape_give_what_routed_ones_give(dummy: Backbone, new_
     tokens = [row for _ in slots for row in dummy.tokenize(TEXTS[:3])]
     chosen = [slots[i % len(slots)] for i in range(len(tokens))]
     with torch.inference_mode():
-        found = outputs(dummy.config, stacks, tokens, chosen, mixed=runner)
+        found = outputs(dummy.config, stacks, tokens, chosen, graph_runner=runner)
         alone = [outputs(dummy.config, stacks, [row], [slot])[0] for row, slot in zip(tokens, chosen, strict=True)]
     for mine, routed, expected in zip(found, outputs(dummy.config, stacks, tokens, chosen), alone, strict=True):
         np.testing.assert_allclose(mine, expected, atol=2e-5)

@@ -34,7 +34,7 @@ def _decide(given):
 def _predict(given, best):
     labels = given.task.labels
     return [
-        {"label": labels[index], "value": value}
+        {"label": labels[index], "value": value, "step": index}
         for index, value in zip(_decide(given), given.matrix[:, 0].tolist(), strict=True)
     ]
 

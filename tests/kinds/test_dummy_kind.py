@@ -52,6 +52,8 @@ def test_a_task_of_the_kind_is_trained_stored_and_audited(trained):
 def test_it_predicts_and_is_evaluated(trained):
     found = trained.predict("grade", TEXTS)
     assert all(one.label == ("1", "2", "3")[min(2, max(0, round(one.value)))] for one in found)
+    assert [one.step for one in found] == [("1", "2", "3").index(one.label) for one in found]  # a field of its own
+    assert found[0].to_json().keys() == {"label", "value", "step"}
     right = sum(one.label == label for one, (_, label) in zip(found, ROWS, strict=True))
     report = trained.evaluate("grade", ROWS)
     assert report["accuracy"] == right / len(ROWS)
@@ -74,7 +76,7 @@ def test_the_commands_take_the_kind(trained, tmp_path, checkpoint, monkeypatch):
     scored = shell("evaluate", "--bank", "bank", "--task", "grade", "--data", "rows.csv", "--backbone", encoder)
     assert scored.out.startswith("grade@1 on 18 rows\n  accuracy ")
     said = shell("predict", "--bank", "bank", "--task", "grade", "--text", TEXTS[0], "--backbone", encoder)
-    assert said.answers[0].keys() == {"label", "value"}
+    assert said.answers[0].keys() == {"label", "value", "step"}
 
 
 def test_a_search_without_an_encoder_learns_it(tmp_path, bert, ordinal):
@@ -102,6 +104,7 @@ def test_it_is_served(trained, bert):
         found = client.post("/v1/tasks/grade/predict", json={"texts": TEXTS}).json()["predictions"]
     expected = trained.predict("grade", TEXTS)
     assert [one["label"] for one in found] == [one.label for one in expected]
+    assert [one["step"] for one in found] == [one.step for one in expected]
     assert [one["value"] for one in found] == pytest.approx([one.value for one in expected], abs=1e-5)
 
 

@@ -29,6 +29,8 @@ class TaskReply:
     null_odds: float | None = None
     best: tuple[dict[str, Any], ...] | None = None
     probabilities: dict[str, float] | None = None
+    other: dict[str, Any] = field(default_factory=dict)
+    """Fields of a kind that are none of these."""
 
 
 @dataclass(frozen=True)
@@ -136,4 +138,6 @@ def make(cls: type[Made], value: Any) -> Made:
     if not isinstance(value, dict):
         raise TypeError(f"{cls.__name__} of {value!r}")
     known = {f.name for f in fields(cls)}  # type: ignore[arg-type]  # all that are made here are dataclasses
-    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k in known})
+    plain = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items()}
+    rest = {"other": {k: v for k, v in plain.items() if k not in known}} if "other" in known else {}
+    return cls(**{k: v for k, v in plain.items() if k in known}, **rest)

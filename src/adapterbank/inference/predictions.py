@@ -5,8 +5,9 @@ The kind (`kinds/`) decides the fields of a prediction; this module builds it an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 import numpy as np
@@ -38,10 +39,20 @@ class Prediction:
     probabilities: dict[str, float] | None = None
     embedding: np.ndarray | None = field(default=None, repr=False, compare=False)
     """Bare backbone: the mean of the last hidden states."""
+    other: dict[str, Any] | None = None
+    """Fields of a kind that are none of these; they are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a field of `other`; Python asks only for names that are not found otherwise."""
+        other = vars(self).get("other") or {}
+        if name not in other:
+            raise AttributeError(f"a prediction has no {name!r}")
+        return other[name]
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are set."""
         fields: dict[str, Any] = {name: value for name, value in vars(self).items() if value is not None}
+        fields |= fields.pop("other", {})
         if self.probabilities is not None:  # further digits are rounding errors and differ between machines
             fields["probabilities"] = {
                 name: int(p * 1e6 + 0.5) / 1e6 if p == p else p for name, p in self.probabilities.items()
@@ -51,6 +62,9 @@ class Prediction:
         return fields
 
 
+_NAMES = frozenset(one.name for one in dataclass_fields(Prediction))
+
+
 def decide(task: Task, examples: Examples, rows: Rows, outputs: Sequence[np.ndarray]) -> list[Any]:
     """Return the prediction for each example as metrics compare it."""
     return KINDS[task.kind].decide(HeadOutputs(task, examples, rows, outputs)) if outputs else []
@@ -58,7 +72,15 @@ def decide(task: Task, examples: Examples, rows: Rows, outputs: Sequence[np.ndar
 
 def predict(head_outputs: HeadOutputs, best: int = 0) -> list[Prediction]:
     """Return the prediction for each example; span tasks also list the `best` answers."""
-    return [Prediction(**fields) for fields in _fields(head_outputs, best, rounded=False)]
+    found = _fields(head_outputs, best, rounded=False)
+    if all(_NAMES.issuperset(fields) for fields in found[:1]):  # the rows of one task have the same fields
+        return [Prediction(**fields) for fields in found]
+    return [_with_other(fields) for fields in found]
+
+
+def _with_other(fields: Mapping[str, Any]) -> Prediction:
+    known = {name: value for name, value in fields.items() if name in _NAMES}
+    return Prediction(**known, other={name: value for name, value in fields.items() if name not in _NAMES})
 
 
 def predict_json(head_outputs: HeadOutputs, best: int = 0) -> list[dict[str, Any]]:

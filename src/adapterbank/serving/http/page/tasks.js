@@ -91,7 +91,8 @@ export async function showTask(name) {
   const found = await ask(at(name));
   if (find("task-title").textContent !== name) return; // another one is shown by now
   const spec = found.task || {}, how = found.method || {};
-  const added = how.adapter?.size ?? how.lora?.rank;
+  const additions = Object.entries(how).filter(([key, value]) => key !== "head" && value?.layers);
+  const added = additions.map(([, value]) => value.size ?? value.rank).find((size) => size !== undefined);
   const address = new URL(`${at(name)}/predict`, document.baseURI);
   const sample = JSON.stringify(spec.text?.length === 2 ? { text: "…", pair: "…" } : { text: "…" });
   find("task-body").replaceChildren(...[

@@ -53,7 +53,8 @@ const shown = (found) => {
   if (found.labels) return found.labels.length ? found.labels.join(", ") : "no label";
   if (!empty(found.value)) return String(Number(found.value.toFixed(4)));
   if (!empty(found.answer)) return found.answer || "no answer";
-  return "–";
+  const rest = Object.entries(found).filter(([name]) => !["task", "version", "probabilities"].includes(name));
+  return rest.length ? rest.map(([name, value]) => `${name}: ${JSON.stringify(value)}`).join(", ") : "–";
 };
 
 function confidence(found) {
