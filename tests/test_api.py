@@ -118,8 +118,8 @@ def test_a_version_can_be_pinned_and_the_default_rolled_back(bank):
     ("arguments", "message"),
     [
         (("sentiment", "one text"), "texts is one string; pass a list of texts"),
-        ((["sentiment"], TEXTS), "There are 11 texts; pass as many tasks and pairs"),
-        (("pair", TEXTS, TEXTS[:2]), "There are 11 texts; pass as many tasks and pairs"),
+        ((["sentiment"], TEXTS), "There are 11 texts but 1 tasks; pass one for each text"),
+        (("pair", TEXTS, TEXTS[:2]), "There are 11 texts but 2 pairs; pass one for each text"),
         (("pair", TEXTS), "'pair' reads text and text_pair; pass a second text for every row"),
         (("sentiment", TEXTS, TEXTS), "'sentiment' reads text; pass no second texts"),
         (("sentiment@9", TEXTS), "'sentiment' has no version 9; its versions are 1, 2"),

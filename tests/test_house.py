@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from adapterbank.kinds import table as kinds
+from adapterbank.methods import ADDITIONS
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "adapterbank"
 TESTS = ROOT / "tests"
@@ -21,8 +24,7 @@ FUNCTION_LINES = 60
 PARAMETERS = 8
 SIGNATURES = {SOURCE / "api.py", SOURCE / "encoder" / "attention_triton.py"}
 """Beside the commands, whose parameters are their options: the public API, and kernels, which take numbers only."""
-KINDS = {"classification", "multilabel", "regression", "span", "tagging"}
-ADDITIONS = {"adapter", "lora", "ia3"}
+KINDS = {*kinds.KINDS, "tagging"}
 
 
 @cache
@@ -45,13 +47,17 @@ def room_of(path: Path) -> str:
 
 
 def compared(names: set[str], path: Path) -> Iterator[str]:
-    """Yield the places where a module compares something with one of these names: `==`, `in (…)`, `case "…"`."""
+    """Yield the places where a module compares with one of these names, matches it or looks it up."""
     for node in ast.walk(tree(path)):
         sides: list[ast.AST] = []
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
         elif isinstance(node, ast.MatchValue):
             sides = [node.value]
+        elif isinstance(node, ast.Subscript):
+            sides = [node.slice]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("get", "startswith", "endswith"):
+            sides = list(node.args)
         constants = [
             one
             for side in sides
@@ -144,7 +150,7 @@ def test_nothing_outside_kinds_compares_the_name_of_a_kind() -> None:
 def test_nothing_outside_the_additions_and_methods_compares_the_name_of_an_addition() -> None:
     inside = (SOURCE / "slots" / "additions", SOURCE / "methods.py")
     outside = [path for path in MODULES if not any(path.is_relative_to(one) for one in inside)]
-    assert [found for path in outside for found in compared(ADDITIONS, path)] == []
+    assert [found for path in outside for found in compared({*ADDITIONS}, path)] == []
 
 
 # --- tests mirror the rooms

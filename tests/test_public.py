@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PUBLIC = {
     *("AdapterbankError", "AsyncClient", "Client", "OpenBank", "Prediction"),
     *("__version__", "load_backbone", "open_bank"),
-    *("Ask", "Bank", "BankService", "Engine", "create_app"),
+    *("Ask", "Bank", "BankService", "Engine", "Service", "ServiceError", "TrainingError", "create_app"),
     *("choose_settings", "comparison_tables", "draw_figures", "figure_data", "load_runs"),
     *("read_records", "render_report"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import shlex
@@ -187,3 +188,17 @@ def test_the_tree_names_every_file_and_no_other():
 
 def test_the_tree_describes_each_file_in_at_most_six_words():
     assert {name: words for name, words in tree().items() if not 1 <= len(words) <= 6} == {}
+
+
+def test_the_walks_name_modules_and_functions_that_exist():
+    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    walks = design[design.index("## Three walks") : design.index("## Rooms")]
+    steps = re.findall(r"`([a-z_]+(?:/[a-z_]+)*)\.py` `([A-Za-z_.]+)`", walks)
+    assert len(steps) > 30
+    for module, name in steps:
+        found = importlib.import_module(f"adapterbank.{module.replace('/', '.')}")
+        for part in name.split("."):
+            found = getattr(found, part)
+    for module in re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.py)`", design):
+        roots = (ROOT / "src" / "adapterbank", ROOT)
+        assert any((root / module).exists() for root in roots), module

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from adapterbank.analysis.tables import with_ours as comparison_tables
     from adapterbank.api import OpenBank, load_backbone, open_bank
     from adapterbank.client.client import AsyncClient, Client
-    from adapterbank.errors import AdapterbankError
+    from adapterbank.errors import AdapterbankError, ServiceError, TrainingError
     from adapterbank.inference.engine import Engine
     from adapterbank.inference.predictions import Prediction
     from adapterbank.serving.http.app import create_app
-    from adapterbank.serving.service.protocol import Ask
+    from adapterbank.serving.service.protocol import Ask, Service
     from adapterbank.serving.service.service import BankService
     from adapterbank.storage import records as records
     from adapterbank.storage.bank import Bank
@@ -44,6 +44,9 @@ _HOMES = {
     "Engine": "adapterbank.inference.engine",
     "OpenBank": "adapterbank.api",
     "Prediction": "adapterbank.inference.predictions",
+    "Service": "adapterbank.serving.service.protocol",
+    "ServiceError": "adapterbank.errors",
+    "TrainingError": "adapterbank.errors",
     "create_app": "adapterbank.serving.http.app",
     "load_backbone": "adapterbank.api",
     "open_bank": "adapterbank.api",
@@ -72,6 +75,9 @@ __all__ = [
     "Engine",
     "OpenBank",
     "Prediction",
+    "Service",
+    "ServiceError",
+    "TrainingError",
     "__version__",
     "choose_settings",
     "comparison_tables",

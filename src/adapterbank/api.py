@@ -32,7 +32,7 @@ from adapterbank.tasks.examples import labelled_as, read_examples
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.tasks.tables import table_from
 from adapterbank.training.callbacks import Callbacks
-from adapterbank.training.dataset import DatasetReader, defaults, scored_table
+from adapterbank.training.dataset import DatasetReader, canonical, defaults, scored_table
 from adapterbank.training.loop import AT_ONCE
 from adapterbank.training.run import Result, run
 
@@ -157,7 +157,7 @@ class OpenBank:
         result = train_run(config, self.backbone, self.path, reader=reader, callbacks=callbacks, resuming=resume)
         if not prune:
             return result
-        data, note = reader.read(config), callbacks.note
+        data, note = reader.read(canonical(config, reader.splits)), callbacks.note
         return pruning.prune_result(self._separate_engine(), result, data, tolerance=tolerance, note=note)
 
     def ablate(

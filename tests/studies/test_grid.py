@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from adapterbank.config import parse, resolve
+from adapterbank.config import parse
 from adapterbank.errors import ConfigError, InputError
 from adapterbank.studies import grid
-from adapterbank.training.dataset import named
+from adapterbank.training.dataset import canonical
 
 
 def values(runs, *names):
@@ -24,7 +24,7 @@ def test_lists_multiply_and_single_values_are_common():
 
 def test_a_run_has_the_config_of_a_single_run_with_the_same_options():
     (run,) = grid.make({"task": "glue/cola", "method": "full"}).runs
-    assert run == resolve(named(parse({"task": "glue/cola", "method": "full"})))
+    assert run == canonical(parse({"task": "glue/cola", "method": "full"}))
 
 
 def test_seeds_are_a_number_or_a_list():

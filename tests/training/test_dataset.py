@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from adapterbank.config import parse
+from adapterbank.config import parse, resolve
 from adapterbank.errors import ConfigError, InputError, UnknownName
-from adapterbank.training.dataset import catalog_name, defaults, named, read_data, scored_table
+from adapterbank.training.dataset import canonical, catalog_name, defaults, read_data, scored_table
 from small_data import reviews, write
 
 SENTENCES = [(text, int(label == "positive")) for text, label in reviews(20)]
@@ -61,15 +61,15 @@ def test_all_options_that_the_catalog_decides_are_refused_in_one_error(root):
 
 
 def test_named_fills_in_the_bank_name_and_the_data_of_a_catalog_task():
-    config = named(parse({"task": "glue/sst2"}))
+    config = canonical(parse({"task": "glue/sst2"}))
     assert (config.task, config.train) == ("glue-sst2", "glue/sst2")
-    config = named(parse({"task": "glue/sst2", "train": "mine.csv"}))
+    config = canonical(parse({"task": "glue/sst2", "train": "mine.csv"}))
     assert (config.task, config.train) == ("glue-sst2", "mine.csv")
-    assert named(parse({"task": "s", "train": "a.csv"})) == parse({"task": "s", "train": "a.csv"})
+    assert canonical(parse({"task": "s", "train": "a.csv"})) == resolve(parse({"task": "s", "train": "a.csv"}))
 
 
 def test_python_data_replaces_the_data_of_the_catalog():
-    config = named(parse({"task": "glue/sst2"}), {"train": SENTENCES})
+    config = canonical(parse({"task": "glue/sst2"}), {"train": SENTENCES})
     assert (config.task, config.train) == ("glue-sst2", "")
 
 

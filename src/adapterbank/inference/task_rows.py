@@ -41,8 +41,9 @@ def by_task(
     if isinstance(texts, str):
         raise InputError("texts is one string; pass a list of texts, such as [text].")
     tasks = [task] * len(texts) if task is None or isinstance(task, str) else list(task)
-    if len(tasks) != len(texts) or (pairs is not None and len(pairs) != len(texts)):
-        raise InputError(f"There are {len(texts)} texts; pass as many tasks and pairs.")
+    for what, count in (("tasks", len(tasks)), ("pairs", len(texts) if pairs is None else len(pairs))):
+        if count != len(texts):
+            raise InputError(f"There are {len(texts)} texts but {count} {what}; pass one for each text.")
     groups: dict[str | None, TaskRows] = {}
     for place, (name, text) in enumerate(zip(tasks, texts, strict=True)):
         group = groups.setdefault(name, TaskRows(name, [], []))

@@ -21,7 +21,7 @@ def check_metric(name: str, kind: Kind, labels: Sequence[str]) -> Metric:
         raise InputError(f"Metric {name!r} cannot score a {kind.name} task; choose one of: {', '.join(kind.metrics)}.")
     if metric.label_count not in (None, len(labels)):
         raise InputError(
-            f"Metric {name!r} needs exactly {metric.label_count} labels, and there are {len(labels)}; "
+            f"Metric {name!r} requires exactly {metric.label_count} labels, but the task has {len(labels)}; "
             f"choose another, such as {kind.metrics[0]!r}."
         )
     return metric

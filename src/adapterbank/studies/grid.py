@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from adapterbank import config as configs
-from adapterbank.config import Config, resolve, unused_options
+from adapterbank.config import Config, unused_options
 from adapterbank.errors import ConfigError, InputError
 from adapterbank.methods import METHODS
 from adapterbank.studies.selection import find_rule
 from adapterbank.tasks.catalog import CATALOG
-from adapterbank.training.dataset import defaults, named
+from adapterbank.training.dataset import canonical, defaults
 
 _FIELDS = tuple(f.name for f in fields(Config))
 
@@ -173,7 +173,7 @@ def _block(name: str, values: dict[str, Any], overrides: Mapping[str, Any], base
         given = {**chosen, **overrides}
         own = defaults(str(given.get("task", "")), given.get("train"))
         try:
-            runs[resolve(named(configs.parse({**base, **own, **given})))] = None
+            runs[canonical(configs.parse({**base, **own, **given}))] = None
         except ConfigError as error:
             mistakes |= dict.fromkeys(error.mistakes)
     if any(not run.task for run in runs):

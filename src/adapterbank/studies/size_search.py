@@ -21,7 +21,7 @@ from adapterbank.errors import ConfigError, TrainingError
 from adapterbank.methods import METHODS
 from adapterbank.training.builder import RunBuilder, initial_tensors, make_run_plan
 from adapterbank.training.callbacks import Callbacks
-from adapterbank.training.dataset import DatasetReader
+from adapterbank.training.dataset import DatasetReader, canonical
 from adapterbank.training.job import Progress, RunState, TrainingJob
 from adapterbank.training.loop import train
 from adapterbank.training.run import Result, run
@@ -100,7 +100,7 @@ def run_auto(
     rates = (config.lr,) if config.lr is not None else RATES
     reader = reader or DatasetReader()
     builder = RunBuilder(backbone, reader=reader)
-    config = builder.resolve(config).config
+    config = builder.resolve(canonical(config, reader.splits)).config
     trials, state = _halve(config, builder, rates, tolerance, callbacks.note, callbacks.stage)
     last = [trial for trial in trials if trial.rung == RUNGS]
     chosen = choose(last, tolerance)

@@ -35,7 +35,7 @@ class Task:
     def __post_init__(self) -> None:
         kind = find_kind(self.kind)
         if len(self.text) not in kind.text_counts:
-            raise InputError(f"Task {self.name!r} needs {_text_columns(kind)}, and has {list(self.text)}.")
+            raise InputError(f"Task {self.name!r} needs {_text_columns(kind)}, but has {list(self.text)}.")
         self._check_labels(kind)
         check_metric(self.metric, kind, self.labels)
 

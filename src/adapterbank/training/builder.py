@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapterbank.config import Config, resolve
+from adapterbank.config import Config
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.errors import ConfigError
 from adapterbank.inference.predictions import decide
@@ -29,7 +29,7 @@ from adapterbank.slots import tensors
 from adapterbank.slots.plan import Head, Plan, make_plan, trained
 from adapterbank.storage import records
 from adapterbank.tasks.spec import Task
-from adapterbank.training.dataset import Dataset, DatasetReader, named
+from adapterbank.training.dataset import Dataset, DatasetReader
 from adapterbank.training.job import TrainingJob
 from adapterbank.training.optimizer import AdamSettings
 
@@ -84,8 +84,7 @@ class RunBuilder:
         return self._reader.read(config)
 
     def resolve(self, config: Config) -> ResolvedRun:
-        """Read a run's data and check the config against it and against the backbone."""
-        config = resolve(named(config, self._reader.splits))
+        """Read a run's data and check a canonical config against it and against the backbone."""
         if not find_method(config.method).slot:
             raise ConfigError([f"method is {config.method!r}, which trains no slot; run it on its own with train."])
         data = self.read(config)

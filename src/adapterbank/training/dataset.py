@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from adapterbank.config import Config
+from adapterbank.config import Config, resolve
 from adapterbank.errors import ConfigError, DataError, InputError, UnknownName
 from adapterbank.kinds.table import KINDS
 from adapterbank.storage.package import check_name
@@ -42,17 +42,20 @@ class Dataset:
         return {name: (len(e), e.fingerprint()) for name, e in self.splits.items()}
 
 
-def named(config: Config, splits: Mapping[str, Any] | None = None) -> Config:
-    """Return the config with a catalog task's name in a bank, and with its data unless other data is named."""
-    if config.task not in catalog.CATALOG:
-        return config
-    own = config.train or ("" if "train" in (splits or {}) else config.task)
-    return replace(config, task=catalog.bank_name(config.task), train=own)
+def canonical(config: Config, splits: Mapping[str, Any] | None = None) -> Config:
+    """Return the config as runs compare and record it; whoever accepts options calls this, and nothing below does.
+
+    A catalog task gets its name in a bank, and its data unless other data is named; defaults are filled in.
+    """
+    if config.task in catalog.CATALOG:
+        own = config.train or ("" if "train" in (splits or {}) else config.task)
+        config = replace(config, task=catalog.bank_name(config.task), train=own)
+    return resolve(config)
 
 
 def read_data(config: Config, splits: Mapping[str, Any] | None = None) -> Dataset:
     """Read the splits that a config names; `splits` has them as Python data instead of files."""
-    return DatasetReader(splits).read(config)
+    return DatasetReader(splits).read(canonical(config, splits))
 
 
 class DatasetReader:
@@ -65,8 +68,7 @@ class DatasetReader:
         self._cut: dict[tuple[Any, ...], Dataset] = {}
 
     def read(self, config: Config) -> Dataset:
-        """Read the splits that a config names."""
-        config = named(config, self.splits)
+        """Read the splits that a canonical config names."""
         check_name(config.task)
         source = tuple(getattr(config, name) for name in SOURCE)
         if source not in self._whole:
@@ -171,8 +173,8 @@ def scored_table(ref: str, source: Any, split_name: str, root: str | None) -> Ta
         if source is not None:
             raise
         raise InputError(
-            f"No data was given, and {name!r}, the data of the catalog for {ref!r}, cannot be read: {error} "
-            f"Name other data with --data."
+            f"No data was given, and the catalog's data for {ref!r} ({name!r}) cannot be read: {error} "
+            f"Choose other data with --data."
         ) from None
     tables = loaded.labelled()
     if split_name not in tables:

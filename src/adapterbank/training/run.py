@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from adapterbank import __version__
-from adapterbank.config import Config, resolve
+from adapterbank.config import Config
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.placed import place
 from adapterbank.errors import TrainingError
@@ -36,7 +36,7 @@ from adapterbank.tasks.spec import Examples, Task
 from adapterbank.training import run_state
 from adapterbank.training.builder import PreparedRun, RunBuilder, identity
 from adapterbank.training.callbacks import Callbacks
-from adapterbank.training.dataset import Dataset, DatasetReader, named
+from adapterbank.training.dataset import Dataset, DatasetReader, canonical
 from adapterbank.training.job import Progress, RunState
 from adapterbank.training.loop import AT_ONCE, train
 
@@ -82,9 +82,10 @@ def run(
     `reader` reads the data, by default the files that the config names. `reached` is a state from which this run
     continues; `about` is added to its record.
     """
-    callbacks = callbacks or Callbacks()
+    callbacks, reader = callbacks or Callbacks(), reader or DatasetReader()
+    config = canonical(config, reader.splits)
     if not find_method(config.method).slot:
-        return _run_search(config, backbone, bank_path, reader or DatasetReader(), callbacks)
+        return _run_search(config, backbone, bank_path, reader, callbacks)
     builder = RunBuilder(backbone, callbacks.stage, reader)
     resolved = builder.resolve(config)
     prepared = builder.prepare(resolved)
@@ -131,7 +132,6 @@ def _run_search(
     """Search for the best model without the encoder, which writes a record and no package."""
     from adapterbank.automl.search import check
 
-    config = resolve(named(config, reader.splits))
     data = reader.read(config)
     check(data.task)
     bank = _open(bank_path, backbone)

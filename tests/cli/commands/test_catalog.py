@@ -87,7 +87,7 @@ def test_a_users_task_may_have_a_name_of_the_catalog(tmp_path, checkpoint):
     (tmp_path / "data").mkdir()
     refused = shell("evaluate", *words, "--data-root", tmp_path / "data", "--device", "cpu")
     assert refused.code == 2
-    assert "No data was given, and 'mr', the data of the catalog for 'mr', cannot be read:" in refused.err
+    assert "No data was given, and the catalog's data for 'mr' ('mr') cannot be read:" in refused.err
     (tmp_path / "data" / "rt-polarity.neg").write_text("the cat was bad\n" * 20)
     (tmp_path / "data" / "rt-polarity.pos").write_text("the cat was good\n" * 20)
     found = shell("evaluate", *words, "--data-root", tmp_path / "data", "--device", "cpu")

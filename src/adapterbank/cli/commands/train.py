@@ -20,7 +20,7 @@ from adapterbank.config import Config
 from adapterbank.errors import ConfigError
 from adapterbank.methods import METHODS
 from adapterbank.tasks.catalog import CATALOG
-from adapterbank.training.dataset import DatasetReader, defaults
+from adapterbank.training.dataset import DatasetReader, canonical, defaults
 
 _TOLERANCE = 0.5
 
@@ -59,7 +59,7 @@ def _run(
     from adapterbank.training.run import run
 
     reader = DatasetReader()
-    data = reader.read(parsed)  # most mistakes are in the data: report them before the encoder is loaded
+    data = reader.read(canonical(parsed))  # most mistakes are in the data: report them before the encoder is loaded
     display = Display(quiet=json)
     try:
         with display:
@@ -175,10 +175,10 @@ def _option(name: str, hint: Any, help: str, panel: str, default: Any) -> inspec
 def _help(f: dataclasses.Field[Any]) -> str:
     """Return a field's help with its choices and its default, or its default for each method if they differ."""
     choices = f" One of: {', '.join(f.metadata['choices'])}." if f.metadata["choices"] else ""
-    if f.default is None and f.name in METHODS["adapter"].defaults:
+    if f.default is None and f.name in METHODS[Config().method].defaults:
         values = {name: row.defaults[f.name].value for name, row in METHODS.items() if f.name in row.defaults}
         same = len(set(values.values())) == 1
-        shown = str(values["adapter"]) if same else ", ".join(f"{name} {value}" for name, value in values.items())
+        shown = str(values[Config().method]) if same else ", ".join(f"{name} {value}" for name, value in values.items())
         return f"{f.metadata['help']}{choices} (default: {shown})"
     stated = f.default in (None, "") or "(default:" in f.metadata["help"]
     return f"{f.metadata['help']}{choices}{'' if stated else f' (default: {f.default})'}"

@@ -27,7 +27,7 @@ from adapterbank.storage.bank import Bank
 from adapterbank.training import run_state
 from adapterbank.training.builder import ResolvedRun, RunBuilder
 from adapterbank.training.callbacks import Callbacks
-from adapterbank.training.dataset import DatasetReader
+from adapterbank.training.dataset import DatasetReader, canonical
 from adapterbank.training.job import Progress
 from adapterbank.training.run import run
 
@@ -78,7 +78,7 @@ def train(job: Mapping[str, Any], send: Send) -> dict[str, Any]:
                             "backbone": backbone.name})  # fmt: skip
     bank = Bank.open(job["bank"], backbone.reference)
     reader = DatasetReader()  # the data is read once
-    resolved = RunBuilder(backbone, reader=reader).resolve(config)
+    resolved = RunBuilder(backbone, reader=reader).resolve(canonical(config))
     send({"kept": resolved.hash})
     resuming = job["resuming"]
     if resuming and (made := _finished_before(bank, resolved, job["newest"])):
