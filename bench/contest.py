@@ -1,7 +1,7 @@
-"""Contestants: worker processes that take turns on one machine, and what is made of their times. Knows no library.
+"""Comparison of worker processes that take turns on one machine, and the statistics of their times.
 
-A worker reads JSON lines and answers each with one: first a setup, then any number of orders. What it writes to
-standard error is kept in a file; a worker that dies or falls silent is reported and left out, the others go on.
+A worker reads JSON lines and answers each with one: first a setup, then any number of orders. Its standard error is
+kept in a file. A worker that dies or stops responding is reported and left out, and the others continue.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any
 
 HERE = Path(__file__).parent
 PATIENCE = 240
-"""Seconds that a worker may take for one answer; a compiled step's first call is the longest."""
+"""Longest time in seconds for one answer of a worker; the first call of a compiled step takes longest."""
 
 SURROUNDINGS = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
-"""Environment of every worker; several compile at once, so none takes all cores for it."""
+"""Environment of every worker; several compile at the same time, so none may use all cores for it."""
 
 
 _KEPT = ("peak_mb", "reserved_mb", "resident_mb", "first_step_s")
@@ -35,7 +35,7 @@ class Contestant:
     """One worker process."""
 
     def __init__(self, name: str, command: list[str], setup: dict[str, Any], extra: dict[str, str]) -> None:
-        """Start it; it is ready when it has answered (`receive`).
+        """Start the process; it is ready when it has answered (`receive`).
 
         `setup["always"]` goes with every order; `extra` are environment variables of its own.
         """
@@ -60,7 +60,7 @@ class Contestant:
         self.send({"setup": setup})
 
     def _speak(self) -> None:
-        """Write orders; a setup with many rows fills the pipe, and nobody must wait until the worker has imported."""
+        """Write orders in a thread: a large setup fills the pipe, and the caller must not wait for the imports."""
         assert self._process.stdin is not None
         try:
             while True:
@@ -77,11 +77,11 @@ class Contestant:
         self._answers.put("")
 
     def send(self, order: dict[str, Any]) -> None:
-        """Give an order; if the worker is gone, `receive` will say so."""
+        """Send an order; if the worker has ended, `receive` reports it."""
         self._orders.put(json.dumps({**order, **self.setup.get("always", {})}))
 
     def receive(self) -> dict[str, Any]:
-        """Wait for the answer; empty, and the contestant out of the race, where there is none."""
+        """Wait for the answer; if there is none, return an empty one and drop the contestant."""
         try:
             line = self._answers.get(timeout=PATIENCE)
         except queue.Empty:
@@ -114,7 +114,7 @@ class Field:
     """All contestants of one comparison."""
 
     def __init__(self, contestants: Iterable[Contestant]) -> None:
-        """Wait until each is ready; they get ready side by side."""
+        """Wait until all are ready; they prepare in parallel."""
         self.all = list(contestants)
         for contestant in self.all:
             contestant.receive()
@@ -128,11 +128,11 @@ class Field:
 
     @property
     def racing(self) -> list[Contestant]:
-        """Those still in it."""
+        """The contestants that were not dropped."""
         return [contestant for contestant in self.all if not contestant.failure]
 
     def warm_up(self, order: dict[str, Any], *, one_by_one: bool = False) -> None:
-        """Let each take an order whose times are not kept; side by side, as most of it is compilation on the CPU."""
+        """Run an order whose times are discarded, in parallel, because most of it is compilation on the CPU."""
         racing = self.racing
         for group in [[contestant] for contestant in racing] if one_by_one else [racing]:
             for contestant in group:
@@ -141,14 +141,14 @@ class Field:
                 contestant.receive()
 
     def take_turns(self, order: dict[str, Any], rounds: int) -> None:
-        """Let one after the other take an order, several times round."""
+        """Run an order on one contestant after the other, several rounds."""
         for _ in range(rounds):
             for contestant in self.racing:
                 contestant.send(order)
                 contestant.seconds += contestant.receive().get("seconds", [])
 
     def results(self, own: str) -> dict[str, Any]:
-        """Give each contestant's figures, and its time as a multiple of `own`'s; and who was left out, and why."""
+        """Return each contestant's figures, its time as a multiple of `own`'s, and the reasons of those left out."""
         timed = {c.name: c for c in self.racing if c.seconds}
         base = statistics.median(timed[own].seconds) if own in timed else None
         found = {
@@ -164,7 +164,7 @@ class Field:
 
 
 def spread(seconds: list[float]) -> dict[str, Any]:
-    """Give median, quartiles and count, in milliseconds."""
+    """Return median, quartiles and count, in milliseconds."""
     several = len(seconds) > 1
     quartiles = statistics.quantiles(seconds, n=4, method="inclusive")[::2] if several else [seconds[0], seconds[0]]
     return {
@@ -185,24 +185,24 @@ def print_table(title: str, found: dict[str, Any]) -> None:
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
-    """Write JSON; called after each part, so that what was measured is not lost to what comes after."""
+    """Write JSON; called after each part, so that no measurement is lost if a later part fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 class Peers:
-    """How the peers' workers are started: a python of an environment of their own, or this one with a folder first."""
+    """How the peers' workers are started: with their own environment's Python, or this one and a folder of packages."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        """Take what `add_arguments` asked for."""
+        """Read the options of `add_arguments`."""
         self.python, self.path = options.peers, options.peers_path
         self.there = bool(self.python or self.path)
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Ask where the peers are."""
-        parser.add_argument("--peers", help="python of an environment with bench/requirements.txt")
-        parser.add_argument("--peers-path", help="folder with the peers' packages (pack_peers.py), for this python")
+        """Add the options that locate the peers."""
+        parser.add_argument("--peers", help="Python of an environment with bench/requirements.txt")
+        parser.add_argument("--peers-path", help="folder with the peers' packages (pack_peers.py), for this Python")
 
     def start(self, name: str, setup: dict[str, Any]) -> Contestant:
         """Start a peer's worker."""
@@ -211,7 +211,7 @@ class Peers:
 
 
 def start_own(name: str, setup: dict[str, Any]) -> Contestant:
-    """Start adapterbank's worker, from the source tree where it is not installed."""
+    """Start adapterbank's worker, from the source tree if it is not installed."""
     source = str(HERE.parent / "src")
     path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
     return Contestant(name, [sys.executable, str(HERE / "worker_own.py")], setup, {"PYTHONPATH": path})

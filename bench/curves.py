@@ -1,8 +1,8 @@
-"""Cost against number of tasks, runs at once, sequence length and batch size, on one device; JSON for `plots.py`.
+"""Cost over number of tasks, concurrent runs, sequence length and batch size, on one device; JSON for `plots.py`.
 
     PYTHONPATH=src python bench/curves.py --device cpu --out bench/results/curves_cpu.json
 
-A GPU gets the BERT-base shape, a CPU the MiniLM-L6 shape and fewer tokens. `adapters` stands beside where it is given.
+A GPU gets the BERT-base shape, a CPU the MiniLM-L6 shape and fewer tokens. `adapters` is measured too if it is given.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ class Range:
 
     shape: str
     slots: tuple[int, ...]
-    """Tasks resident."""
+    """Numbers of resident tasks."""
     sizes: tuple[int, ...]
-    """Adapter sizes of the curve over tasks; the first is every other curve's."""
+    """Adapter sizes of the curve over tasks; the other curves use the first."""
     runs: tuple[int, ...]
-    """Runs at once."""
+    """Numbers of concurrent runs."""
     lengths: tuple[int, ...]
     batches: tuple[int, ...]
     rows: int
-    """Rows where they are not what varies."""
+    """Rows, where they do not vary."""
     length_rows: int
     """Rows of the curve over lengths."""
     length: int
-    """Tokens a row where they are not what varies."""
+    """Tokens per row, where they do not vary."""
     task_lengths: tuple[int, ...]
-    """Tokens a row of the curve over tasks."""
+    """Tokens per row of the curve over tasks."""
     seconds: float
-    """How long a point is measured, at least."""
+    """Least seconds to measure a point."""
     warm: int
-    """Blocks of a point that do not count."""
+    """Warm-up blocks of a point."""
     block: int
-    """Training steps of a block."""
+    """Training steps per block."""
 
 
 RANGES = {
@@ -123,14 +123,14 @@ class Curves:
         return start_own(f"adapterbank {size}", setup)
 
     def peer(self) -> Contestant:
-        """Start `adapters`, on a GPU with the whole model in bf16, its faster way."""
+        """Start `adapters`; on a GPU with the whole model in bf16, which is its faster setting."""
         precision = "bf16" if self.device.type == "cuda" else "fp32"
         setup = {"backbone": self.backbone, "device": self.device.type, "cases": self.cases, "peer": "adapters"}
         return self.peers.start("adapters", {**setup, "size": self.span.sizes[0], "precision": precision, "tasks": 1})
 
     @contextmanager
     def field(self, *contestants: Contestant) -> Iterator[Field]:
-        """Let contestants race; who drops out is noted."""
+        """Run a comparison, and record which contestants dropped out."""
         with Field(contestants) as field:
             yield field
             self.skipped += [
@@ -138,7 +138,7 @@ class Curves:
             ]
 
     def point(self, field: Field, curve: str, series: str, x: int, order: dict[str, Any]) -> None:
-        """Measure one point for everyone in the field; a first order of a kind may compile."""
+        """Measure one point for every contestant; the first order of a kind may compile."""
         field.warm_up({**order, "blocks": self.span.warm}, one_by_one=True)
         for contestant in field.racing:
             contestant.seconds = []
@@ -147,7 +147,7 @@ class Curves:
             self.keep(contestant, curve, f"{contestant.name}, {series}", x, order)
 
     def keep(self, contestant: Contestant, curve: str, series: str, x: int, order: dict[str, Any]) -> None:
-        """Note what a contestant took; per run where there are several at once."""
+        """Record a contestant's time; per run if there are several."""
         seconds = [s / order.get("runs", 1) for s in contestant.seconds]
         extra = {key: contestant.last[key] for key in ("put_ms", "resident", "peak_mb") if key in contestant.last}
         point = {"curve": curve, "series": series, "x": x, "case": order["case"], **spread(seconds), **extra}
@@ -185,7 +185,7 @@ class Curves:
                 self.keep(contestant, "tasks", f"{length} tokens, size {size}, {LABELS[tasks]}", slots, order)
 
     def over_runs(self) -> None:
-        """Measure a training step per run, of several runs at once."""
+        """Measure a training step of several concurrent runs, per run."""
         with self.field(self.own(self.span.sizes[0])) as field:
             for runs in self.span.runs:
                 case = f"{self.span.rows} x {self.span.length}"
@@ -193,7 +193,7 @@ class Curves:
                 self.point(field, "runs", "training, per run", runs, order)
 
     def over_shapes(self) -> None:
-        """Measure training and inference against length, then against batch size."""
+        """Measure training and inference over length, then over batch size."""
         everyone = [self.own(self.span.sizes[0])] + ([self.peer()] if self.peers.there else [])
         points = [("length", length, f"{self.span.length_rows} x {length}") for length in self.span.lengths]
         points += [("batch", rows, f"{rows} x {self.span.length}") for rows in self.span.batches]
@@ -220,13 +220,13 @@ def measure(
 
 
 def main() -> None:
-    """Measure on the device asked for."""
+    """Measure on the device given on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     Peers.add_arguments(parser)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--tiny", action="store_true", help="a rehearsal in small")
+    parser.add_argument("--tiny", action="store_true", help="a small test run")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", choices=PARTS, action="append", help="this part; may be given again")
+    parser.add_argument("--only", choices=PARTS, action="append", help="measure only this part; can be repeated")
     options = parser.parse_args()
     device = torch.device(options.device)
     with tempfile.TemporaryDirectory() as work:

@@ -1,10 +1,10 @@
-"""Training steps and mixed-task inference against the peers on one GPU: same weights, same rows, in turns, in one run.
+"""Training steps and mixed-task inference compared with the peers on one GPU: same weights and rows, taking turns.
 
     PYTHONPATH=src python bench/gpu.py --peers-path FOLDER --out bench/results/gpu.json
-    PYTHONPATH=src python bench/gpu.py --peers .venv-bench/bin/python --out /tmp/rehearsal.json --tiny
+    PYTHONPATH=src python bench/gpu.py --peers .venv-bench/bin/python --out rehearsal.json --tiny
 
-Every row has 128 tokens, so that padding plays no part. A training step has dropout 0.1, clipping at 1 and AdamW.
-Peers run under autocast and with the whole model in bf16; the faster one is what counts as theirs.
+Every row has 128 tokens, so that padding does not matter. A training step has dropout 0.1, clipping at 1 and AdamW.
+Peers run under autocast and with the whole model in bf16; the faster one counts.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ PARTS = ("training", "inference", "curves")
 
 
 def precisions(device: torch.device) -> tuple[str, ...]:
-    """Say what peers compute in: both ways on a GPU, fp32 on a CPU."""
+    """Return the peers' precisions: autocast and bf16 on a GPU, fp32 on a CPU."""
     return ("autocast", "bf16") if device.type == "cuda" else ("fp32",)
 
 
 def training_field(setup: dict[str, Any], peers: Peers, device: torch.device) -> Field:
-    """Start everyone who trains, a process each; they get ready side by side."""
+    """Start all contestants of training, one process each; they prepare in parallel."""
     own = {**setup, "options": {"size": setup["size"]}}
     found: list[Contestant] = [start_own(OWN, own), start_own(EIGHT, {**own, "always": {"runs": 8}})]
     kinds = {
@@ -49,7 +49,7 @@ def training_field(setup: dict[str, Any], peers: Peers, device: torch.device) ->
 
 
 def fastest(found: dict[str, Any]) -> dict[str, Any]:
-    """Give, for each peer, the figures of its faster precision: what counts as its time."""
+    """Return each peer's figures in its faster precision, which counts as its time."""
     best: dict[str, Any] = {}
     for name, result in found["contestants"].items():
         kind = name.partition(" [")[0]
@@ -59,7 +59,7 @@ def fastest(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def full_rows(folder: str, shape: Shape, device: torch.device, options: Any) -> dict[str, Any]:
-    """Say what every contestant of either comparison is set up with."""
+    """Return the setup that all contestants of both comparisons share."""
     cases = {"full rows": batches(options.rows, options.length, shape.vocabulary)}
     return {"backbone": folder, "device": device.type, "size": options.size, "cases": cases}
 
@@ -80,7 +80,7 @@ def training(folder: str, shape: Shape, peers: Peers, device: torch.device, opti
 
 
 def compare(found: dict[str, Any]) -> None:
-    """Work out what the goals are stated in: times the floor, per run of eight, and shares of the peers' memory."""
+    """Compute the quantities that the goals name: multiples of the lower bound, time per run, memory ratios."""
     everyone, ratios = found["contestants"], {}
     if OWN in everyone:
         own = everyone[OWN]
@@ -94,7 +94,7 @@ def compare(found: dict[str, Any]) -> None:
 
 
 def inference_field(setup: dict[str, Any], peers: Peers, device: torch.device, rows: int) -> Field:
-    """Start everyone who infers; each holds as many tasks as there are rows."""
+    """Start all contestants of inference; each holds as many tasks as there are rows."""
     own = {**setup, "options": {"size": setup["size"]}, "always": {"slots": rows}}
     found = [start_own(f"{OWN}: {tasks}", {**own, "always": {"slots": rows, "tasks": tasks}}) for tasks in TASKS[:2]]
     if peers.there:
@@ -130,13 +130,13 @@ def parse() -> Any:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     Peers.add_arguments(parser)
-    parser.add_argument("--out", type=Path, required=True, help="JSON; the curves go beside it")
-    parser.add_argument("--only", choices=PARTS, action="append", help="this part; may be given again")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file; the curves are written next to it")
+    parser.add_argument("--only", choices=PARTS, action="append", help="measure only this part; can be repeated")
     parser.add_argument("--shape", choices=list(SHAPES), action="append", help="default: base and minilm")
-    parser.add_argument("--tiny", action="store_true", help="a rehearsal of everything on the CPU, in small")
-    parser.add_argument("--one-by-one", action="store_true", help="warm up one after the other; slower to begin")
+    parser.add_argument("--tiny", action="store_true", help="a small test run of everything on the CPU")
+    parser.add_argument("--one-by-one", action="store_true", help="warm up one after the other; slower to start")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.4, help="a contestant's turn, at least")
+    parser.add_argument("--seconds", type=float, default=0.4, help="least duration of a contestant's turn")
     options = parser.parse_args()
     options.rows, options.length, options.block, options.size = 32, 128, 10, 64
     if options.tiny:

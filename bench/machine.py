@@ -1,4 +1,4 @@
-"""The machine a figure was measured on: versions, driver, matrix rate."""
+"""Description of the machine that a figure was measured on: versions, driver, matrix rate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from adapterbank.runtime import find_dtype, stamp, total_memory
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Say on what this was measured."""
+    """Return a description of the machine."""
     found = {"stamp": stamp(device, find_dtype("auto", device)), "cuda": torch.version.cuda}
     found["clock"] = os.environ.get("BENCH_CLOCK", "wall")
     if device.type == "cuda":
@@ -43,7 +43,7 @@ def matrix_rate(device: torch.device) -> float:
 
 
 def free_memory(device: torch.device) -> int:
-    """Give the bytes that a process could still take."""
+    """Return the bytes of memory that are still available to a process."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     total, known = total_memory(device), Path("/proc/meminfo")

@@ -1,4 +1,4 @@
-"""A worker's side of a contest: orders in, blocks of steps timed, answers out. Knows no library that is measured."""
+"""A worker's side of a comparison: reads orders, times blocks of steps, writes answers. Imports no measured library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 BUSY = os.environ.get("BENCH_CLOCK") == "processor"
-"""Count the process's own processor time instead: on a busy machine, with one thread, that is what can be compared."""
+"""Measure the process's own processor time instead: with one thread, it is comparable even on a busy machine."""
 
 
 class Blocks:
@@ -22,7 +22,7 @@ class Blocks:
     """
 
     def __init__(self, order: dict[str, Any], synchronize: Callable[[], None]) -> None:
-        """Begin now; `synchronize` waits for the device, at the beginning and the end of a block."""
+        """Start the clock; `synchronize` waits for the device, at the start and the end of a block."""
         self.block, self.blocks = order.get("block", 1), order.get("blocks", 1)
         self.until = time.perf_counter() + order.get("seconds", 0)
         self.synchronize, self.found, self.steps = synchronize, [], 0
@@ -34,12 +34,12 @@ class Blocks:
         return time.process_time() if BUSY else time.perf_counter()
 
     def restart(self) -> None:
-        """Begin the block anew."""
+        """Restart the block."""
         self.synchronize()
         self.steps, self.began = 0, self.now()
 
     def add(self, steps: int) -> bool:
-        """Count steps taken; say whether the order is done."""
+        """Count steps; return whether the order is complete."""
         self.steps += steps
         if self.steps < self.block:
             return False
@@ -50,7 +50,7 @@ class Blocks:
 
 
 def memory(device: str) -> dict[str, float]:
-    """Give the process's peak: what the allocator gave out and what it held on a GPU, resident memory on a CPU."""
+    """Return the process's peak memory: allocated and reserved on a GPU, resident on a CPU."""
     if device == "cpu":
         import resource  # not on every system
 
@@ -76,5 +76,5 @@ def next_order() -> dict[str, Any]:
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:
-    """Give what waits for the device."""
+    """Return a function that waits for the device."""
     return torch.cuda.synchronize if device.type == "cuda" else lambda: None

@@ -1,10 +1,10 @@
-"""Pack the peers into one file, for a machine where nothing can be installed; unpacked, `--peers-path` takes it.
+"""Pack the peers into one file, for a machine where nothing can be installed; `--peers-path` takes the unpacked folder.
 
     python bench/pack_peers.py --python .venv-bench/bin/python --out peers.tar.xz
     mkdir peers && tar -xf peers.tar.xz -C peers
 
-Packed is what the peers' worker imports, but torch and what comes with it, and compiled packages that fit one version
-of Python alone (regex, numpy, yaml): the machine needs those itself.
+The archive contains what the peers' worker imports, except torch and its dependencies, and compiled packages that fit
+only one version of Python (regex, numpy, yaml). The machine must have those.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ print(json.dumps({"folder": folder, "packages": {p: distributions.get(p, []) for
 
 
 def bound(package: Path) -> bool:
-    """Say whether a package has compiled parts for one version of Python."""
+    """Return whether a package has compiled parts for one version of Python."""
     return any(".abi3." not in path.name for path in package.rglob("*.so"))
 
 
@@ -54,9 +54,9 @@ def chosen(python: str) -> list[Path]:
 
 
 def main() -> None:
-    """Write the archive and say what is in it."""
+    """Write the archive and print its contents."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", required=True, help="python of an environment with bench/requirements.txt")
+    parser.add_argument("--python", required=True, help="Python of an environment with bench/requirements.txt")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)

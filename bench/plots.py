@@ -1,4 +1,4 @@
-"""Draw the curves of `curves.py` from its JSON alone: one PNG and one CSV beside each file. Needs only matplotlib.
+"""Draw the curves of `curves.py` from its JSON: one PNG and one CSV next to each file. Requires only matplotlib.
 
 Usage: python bench/plots.py bench/results/curves_cpu.json bench/results/curves_cuda.json
 """
@@ -18,7 +18,7 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00")
-"""Okabe and Ito's, told apart by colour-blind readers; markers and dashes tell them apart in grey."""
+"""Okabe and Ito's palette, which colour-blind readers can distinguish; markers and dashes distinguish lines in grey."""
 STYLES = (("o", "-"), ("s", "--"), ("^", "-."), ("D", ":"), ("v", "-"), ("P", "--"))
 PANELS = {
     "tasks": ("Inference against tasks resident", "tasks resident"),
@@ -30,12 +30,12 @@ COLUMNS = ("curve", "series", "x", "case", "median_ms", "low_ms", "high_ms", "sa
 
 
 def plain(value: float, _: int = 0) -> str:
-    """Write a number as people do: 4,096 and 0.5."""
+    """Format a number: 4,096 and 0.5."""
     return f"{value:,.0f}" if value >= 1 else f"{value:g}"
 
 
 def fixed(points: list[dict[str, Any]], curve: str) -> str:
-    """Say what does not vary in a panel."""
+    """Return a description of what does not vary in a panel."""
     rows, _, length = points[0]["case"].partition(" x ")
     if curve == "length":
         return f"{rows} rows"
@@ -65,7 +65,7 @@ def panel(axes: Any, points: list[dict[str, Any]], curve: str) -> None:
 
 
 def scale(axes: Any, points: list[dict[str, Any]]) -> None:
-    """Use a logarithmic axis where the times span more than a factor of four, else one that begins at 0."""
+    """Use a logarithmic axis if the times span more than a factor of four, else one that starts at 0."""
     times = [point["median_ms"] for point in points]
     if max(times) <= 4 * min(times):
         axes.set_ylim(0, 1.45 * max(times))  # room for the legend
@@ -114,7 +114,7 @@ def tabulate(found: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    """Draw every file given, beside it."""
+    """Draw every file given, next to it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+")
     for path in parser.parse_args().files:

@@ -1,4 +1,4 @@
-"""An engine that does what the host does for a GPU, without one: what a service makes of that can be seen anywhere."""
+"""A simulated GPU engine: does the host's work for a GPU without one, so that a service can be measured anywhere."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from adapterbank.inference.runner import tokens_at_once
 from adapterbank.inference.slot_cache import TaskHandle
 
 CALLS = 6
-"""That a batch makes of a GPU: copies there and back, a program's run, what lies around them."""
+"""Calls that a batch makes to a GPU: copies in both directions, the graph's run, and what surrounds them."""
 
 
 class Pretended(Engine):
-    """The host's side of a GPU: for every batch a few calls, and later the outputs; they are made up."""
+    """The host's side of a GPU: a few calls for every batch, and made-up outputs later."""
 
     def __init__(self, backbone: Backbone, milliseconds: float, **options: Any) -> None:
-        """Take so long for a whole batch."""
+        """Set the time of a full batch."""
         super().__init__(backbone, **options)
         self._milliseconds = milliseconds
         self._busy = 0.0  # until then
 
     @property
     def tokens_at_once(self) -> int:
-        """As of a GPU."""
+        """Same as for a GPU."""
         return tokens_at_once(torch.device("cuda"))
 
     @property
     def lanes(self) -> int:
-        """As of a GPU."""
+        """Same as for a GPU."""
         return 1
 
     @property
     def ahead(self) -> int:
-        """As of a GPU."""
+        """Same as for a GPU."""
         return AHEAD
 
     def launch(self, tokens: Sequence[Tokens], tasks: Sequence[TaskHandle | None]) -> Wait:
-        """Compute nothing, in the time that is said."""
+        """Return made-up outputs after the given time."""
         source, target = torch.ones(64), torch.zeros(64)
         with self.slots.using([known for known in dict.fromkeys(tasks) if known]):
             for start in range(0, len(tokens), ROWS):

@@ -1,4 +1,4 @@
-"""A bank of random tasks on a real encoder, and texts of an exact length: what serving is measured on."""
+"""A bank of random tasks on a real encoder, and texts of an exact length, for the measurements of serving."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from adapterbank.encoder.backbone import Backbone
-from adapterbank.methods import Head, Options, Plan, make_plan
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, Plan, make_plan
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import FORMAT, Manifest, count_params
 from adapterbank.tasks.spec import Task
@@ -21,18 +22,18 @@ WORDS = [
     *("for", "work", "which", "no", "man", "could", "like", "very", "much", "good", "bad", "best", "worst", "great"),
     *("poor", "warm", "cold", "dark", "light", "first", "last", "next", "right", "left", "high", "low", "open"),
 ]
-"""Words that the vocabularies of BERT and its kin hold whole."""
+"""Words that are single tokens in the vocabularies of BERT and its relatives."""
 SPREAD = 0.05
-"""Standard deviation of the tasks' numbers: answers differ from task to task and from text to text."""
+"""Standard deviation of the tasks' weights: predictions differ by task and by text."""
 
 
 def name(number: int) -> str:
-    """Give a task's name by its number."""
+    """Return a task's name from its number."""
     return f"task{number:04d}"
 
 
 def texts(backbone: Backbone, count: int, tokens: int, seed: int = 0) -> list[str]:
-    """Draw texts of exactly so many tokens, the marks at both ends counted."""
+    """Draw texts of exactly `tokens` tokens, including the special tokens at both ends."""
     draw = random.Random(seed)
     found = [" ".join(draw.choices(WORDS, k=tokens - 2)) for _ in range(count)]
     wrong = {len(row) for row in backbone.tokenize(found)} - {tokens}
@@ -42,12 +43,12 @@ def texts(backbone: Backbone, count: int, tokens: int, seed: int = 0) -> list[st
 
 
 def plan(backbone: Backbone, size: int) -> Plan:
-    """Give the plan of all tasks: two labels, adapters of one size."""
+    """Return the plan of all tasks: two labels, adapters of one size."""
     return make_plan(Options(size=size), depth=backbone.config.layers, head=Head("classification", 2))
 
 
 def tensors(backbone: Backbone, size: int, number: int) -> dict[str, np.ndarray]:
-    """Draw a task's numbers."""
+    """Draw a task's weights."""
     first = initial_tensors(plan(backbone, size), backbone, sigma=SPREAD, seed=number)
     draw = np.random.default_rng(number)
     noise = {key: draw.standard_normal(t.shape, dtype=np.float32) * np.float32(SPREAD) for key, t in first.items()}
@@ -55,7 +56,7 @@ def tensors(backbone: Backbone, size: int, number: int) -> dict[str, np.ndarray]
 
 
 def make(folder: Path, backbone: Backbone, count: int, size: int, first: int = 0) -> Bank:
-    """Make a bank of so many tasks, numbered from `first`; those that are there stay."""
+    """Create a bank of random tasks, numbered from `first`; existing tasks are kept."""
     about = {"name": backbone.name, "sha256": backbone.sha256}
     bank = Bank.open(folder, about, create=True)
     there = set(bank.names())

@@ -1,12 +1,12 @@
-"""The studies of docs/results.md side by side on one machine: a process takes one task and one kind of method.
+"""Run the studies of docs/results.md in parallel on one machine: one process per task and kind of method.
 
     python bench/reproduce.py --records results/records --data-root data --at-once 7 --dry-run
     python bench/reproduce.py --records results/records --data-root data --at-once 7
 
 A small encoder leaves much of a large GPU idle, so several processes share it (with `nvidia-cuda-mps-control -d` their
-kernels run at the same time). Encoders are looked for as folders or short names, as always. Runs that have a record are
-not run again: what was stopped goes on. The grid whose time is told (`glue-grid-minilm`) is the first process; AutoML
-runs on CPUs alone, `--searches` at a time, and wants Optuna.
+kernels run at the same time). Encoders are folders or short names, as elsewhere. Runs that have a record are not
+repeated, so a stopped run continues. The grid whose time is reported (`glue-grid-minilm`) is the first process; AutoML
+runs on CPUs only, `--searches` at a time, and requires Optuna.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Job:
     search: bool
 
     def command(self, options: argparse.Namespace) -> list[str]:
-        """Give the command line."""
+        """Return the command line."""
         start = [sys.executable, "-c", "from adapterbank.cli.entry import main; main()", "sweep", str(self.path)]
         words = [
             "--records",
@@ -58,7 +58,7 @@ class Job:
 
 
 def parts(study: str, folder: Path) -> list[Job]:
-    """Cut a study into processes: the grid is one, of others each task of each kind of method."""
+    """Split a study into processes: the grid is one; other studies have one per task and kind of method."""
     whole = yaml.safe_load((CONFIGS / f"{study}.yaml").read_text(encoding="utf-8"))
     if study.startswith("glue-grid"):
         return [_job(study, "all", whole, folder)]
@@ -84,7 +84,7 @@ _KINDS = {
     "small": {"layernorm", "lora", "bitfit", "feature"},
     "automl": {"automl"},
 }
-"""Kind of process -> the methods that it runs; what takes longest starts first."""
+"""Kind of process -> the methods that it runs; the longest starts first."""
 
 
 def _listed(value: Any) -> list[Any]:
@@ -115,7 +115,7 @@ def _job(study: str, label: str, values: Mapping[str, Any], folder: Path) -> Job
 
 
 def run(jobs: list[Job], options: argparse.Namespace, logs: Path) -> None:
-    """Keep as many processes going as are wanted, in the order of the jobs."""
+    """Keep a fixed number of processes running, in the order of the jobs."""
     began, going = time.monotonic(), dict[Job, subprocess.Popen[bytes]]()
     left = list(jobs)
     searches = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -140,14 +140,14 @@ def run(jobs: list[Job], options: argparse.Namespace, logs: Path) -> None:
 
 
 def main() -> None:
-    """Cut the studies, then run their parts."""
+    """Split the studies, then run their parts."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--records", default="results/records")
     options.add_argument("--data-root", default="data")
     options.add_argument("--only", nargs="*", choices=list(STUDIES), default=list(STUDIES))
     options.add_argument("--at-once", type=int, default=7)
     options.add_argument("--searches", type=int, default=max(1, (os.cpu_count() or 2) // 2))
-    options.add_argument("--folder", default="reproduce", help="for the parts of the studies, and logs")
+    options.add_argument("--folder", default="reproduce", help="folder for the parts of the studies and the logs")
     options.add_argument("--dry-run", action="store_true")
     chosen = options.parse_args()
     folder = Path(chosen.folder)

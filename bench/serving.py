@@ -1,4 +1,4 @@
-"""The service under load, beside the engine called directly and `adapters` switching tasks, in turns on one machine.
+"""The service under load, compared with direct calls of the engine and with `adapters` switching tasks, taking turns.
 
     python bench/serving.py load --peers .venv-bench/bin/python --out bench/results/serving_cpu.json
     python bench/serving.py start --tasks 1000 --out bench/results/serving_start.json
@@ -6,11 +6,11 @@
     python bench/serving.py inside --device cuda --shape base --tasks 1000 --texts 32 --clients 64
     python bench/serving.py inside --pretend 4 --shape tiny --tasks 1000 --texts 32 --clients 64
 
-`load`: clients over HTTP, as fast as they are answered, with 8 texts a request and with one; then at half of that rate.
-`start`: time from the start of the process to ready, and memory with every task resident. `soak`: 80 % load for long,
-every answer compared with the engine's own. `inside`: batching and engine without HTTP, beside the engine that is given
-texts and beside its computing alone; with --pretend and a tiny shape, what the host makes of a GPU that is not there.
-Banks of random tasks are made in --folder and kept for the next time.
+`load`: HTTP clients at full speed, with 8 texts per request and with one; then at half of that rate. `start`: time from
+the start of the process to ready, and memory with every task resident. `soak`: 80 % load for a long time, every answer
+compared with the engine's own. `inside`: batching and engine without HTTP, compared with the engine given texts and
+with computing only; with --pretend and a tiny shape, with a simulated GPU. Banks of random tasks are created in
+--folder and kept for later runs.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from adapterbank.serving.service.service import BankService
 from adapterbank.tasks.spec import Examples, Task
 
 TOKENS = 16
-"""Of each text."""
+"""Tokens of each text."""
 POOL = 512
-"""Different texts."""
+"""Number of different texts."""
 DIFFERENT = 16
-"""Tasks that are drawn for `inside`: to draw a thousand takes longer than to measure. Each has memory of its own."""
+"""Random tasks for `inside`: drawing a thousand takes longer than measuring. Each task has its own memory."""
 
 
 def parse() -> argparse.Namespace:
@@ -59,18 +59,18 @@ def parse() -> argparse.Namespace:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("what", choices=["load", "start", "soak", "inside"])
     options.add_argument("--backbone", default="minilm")
-    options.add_argument("--shape", default="", help="inside: a random encoder of this shape (base) instead")
+    options.add_argument("--shape", default="", help="inside: use a random encoder of this shape (base)")
     options.add_argument("--device", default="cpu")
-    options.add_argument("--pretend", type=float, default=0, help="inside: ms of a pretended GPU for 256 rows")
+    options.add_argument("--pretend", type=float, default=0, help="inside: ms that a simulated GPU takes for 256 rows")
     options.add_argument("--tasks", type=int, default=50)
     options.add_argument("--size", type=int, default=64)
     options.add_argument("--clients", type=int, default=64)
-    options.add_argument("--texts", type=int, default=8, help="texts of one request")
-    options.add_argument("--seconds", type=float, default=15, help="of each measurement")
+    options.add_argument("--texts", type=int, default=8, help="texts per request")
+    options.add_argument("--seconds", type=float, default=15, help="duration of each measurement")
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--minutes", type=float, default=60)
-    options.add_argument("--share", type=float, default=0.8, help="soak: of the highest rate")
-    options.add_argument("--peers", default="", help="the Python of an environment with `adapters`")
+    options.add_argument("--share", type=float, default=0.8, help="soak: share of the highest rate")
+    options.add_argument("--peers", default="", help="Python of an environment with `adapters`")
     options.add_argument("--folder", default=str(Path(tempfile.gettempdir(), "adapterbank-bench")))
     options.add_argument("--out", default="")
     return options.parse_args()
@@ -78,7 +78,7 @@ def parse() -> argparse.Namespace:
 
 @contextlib.contextmanager
 def serving(bank: Path) -> Iterator[tuple[str, int, subprocess.Popen[str], float]]:
-    """Start a server; gives host, port, process and the seconds until it was ready."""
+    """Start a server; yields host, port, process and the seconds until it was ready."""
     started = ["-c", "from adapterbank.cli.entry import main; main()"]
     command = [sys.executable, *started, "serve", "--bank", str(bank), "--port", "0"]
     began = time.perf_counter()
@@ -123,7 +123,7 @@ def asks(texts: list[str], tasks: int, each: int, seed: int = 0) -> Callable[[in
 
 
 def full_batches(engine: Engine, texts: list[str], tasks: int, each: int = 1) -> list[list[tuple[str, Examples]]]:
-    """Draw calls that fill a batch, so many texts of each of their tasks at least."""
+    """Draw calls that fill a batch, with a minimum number of texts per task."""
     rows = engine.tokens_at_once // TOKENS
     drawn = random.Random(1)
     calls = []
@@ -137,7 +137,7 @@ def full_batches(engine: Engine, texts: list[str], tasks: int, each: int = 1) ->
 
 
 def paced(call: Callable[[Any], object], given: Sequence[Any], rows: int, seconds: float) -> float:
-    """Call again and again with so many rows each time; gives rows a second."""
+    """Call repeatedly with a fixed number of rows; return rows per second."""
     for one in given[:2]:
         call(one)
     began, done = time.perf_counter(), 0
@@ -150,23 +150,23 @@ def paced(call: Callable[[Any], object], given: Sequence[Any], rows: int, second
 
 
 def direct(engine: Engine, texts: list[str], tasks: int, seconds: float, each: int = 1) -> float:
-    """Call the engine with full batches of texts; gives texts a second."""
+    """Call the engine with full batches of texts; return texts per second."""
     calls = full_batches(engine, texts, tasks, each)
     return paced(engine.predict, calls, engine.tokens_at_once // TOKENS, seconds)
 
 
 def computing(engine: Engine, texts: list[str], tasks: int, seconds: float, each: int = 1) -> float:
-    """Call the engine with full batches of tokens, and leave its outputs as they are; gives texts a second."""
+    """Call the engine with full batches of tokens, without decoding outputs; return texts per second."""
     given = []
     for call in full_batches(engine, texts, tasks, each):
         prepared = engine.prepare(call)
-        rows = [(row, one.known) for one in prepared for row in one.rows.tokens]
+        rows = [(row, one.handle) for one in prepared for row in one.rows.tokens]
         given.append(([row for row, _ in rows], [known for _, known in rows]))
     return paced(lambda one: engine.compute(*one), given, engine.tokens_at_once // TOKENS, seconds)
 
 
 def filled(backbone: Backbone, options: argparse.Namespace, different: int = sys.maxsize) -> Engine:
-    """Give an engine that holds all tasks; beyond so many `different` ones they have the numbers of others."""
+    """Return an engine that holds all tasks; beyond the first `different` ones, tasks reuse the weights of others."""
     make = partial(Pretended, milliseconds=options.pretend) if options.pretend else Engine
     engine = make(backbone, device=options.device)
     spec = random_bank.plan(backbone, options.size)
@@ -178,7 +178,7 @@ def filled(backbone: Backbone, options: argparse.Namespace, different: int = sys
 
 
 def made(options: argparse.Namespace) -> tuple[Backbone, Path]:
-    """Give the encoder and a bank of random tasks on it."""
+    """Return the encoder and a bank of random tasks on it."""
     backbone = load(options.backbone)
     bank = Path(options.folder, f"{backbone.sha256[:8]}-{options.size}-{options.tasks}")
     random_bank.make(bank, backbone, options.tasks, options.size)
@@ -302,9 +302,9 @@ def measure_soak(options: argparse.Namespace) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def inside(options: argparse.Namespace) -> Iterator[tuple[BankService, list[str]]]:
-    """Give a service of so many tasks without HTTP, and texts.
+    """Yield a service of many tasks without HTTP, and texts.
 
-    A bank of them all would be gigabytes: they are put into the engine and on the shelf by hand.
+    A bank of them all would be gigabytes: they are put into the engine and the registry by hand.
     """
     from shapes import SHAPES, save
 
@@ -313,7 +313,7 @@ def inside(options: argparse.Namespace) -> Iterator[tuple[BankService, list[str]
         backbone = load(shape or options.backbone)
         bank = random_bank.make(Path(folder, "bank"), backbone, 1, options.size, first=options.tasks)
         engine = filled(backbone, options, different=DIFFERENT)
-        engine.run_programs()
+        engine.use_graphs()
         if engine.ahead:
             use_few_threads_for_texts()  # as a server does
         service = BankService(bank, engine)
@@ -321,12 +321,12 @@ def inside(options: argparse.Namespace) -> Iterator[tuple[BankService, list[str]
         for name in engine.residents:
             known = engine.slots.find(name)
             assert known is not None
-            service.shelf._held[name] = ServedTask(package, known, name)
+            service.registry._served[name] = ServedTask(package, known, name)
         yield service, random_bank.texts(backbone, POOL, TOKENS)
 
 
 async def press(service: BankService, texts: list[str], options: argparse.Namespace) -> float:
-    """Ask as fast as is answered; gives texts a second."""
+    """Send requests at full speed; return texts per second."""
     drawn = random.Random(3)
     names = [random_bank.name(drawn.randrange(options.tasks)) for _ in range(2048)]
     asks = itertools.cycle([Ask(name, drawn.choices(texts, k=options.texts), None) for name in names])
@@ -349,7 +349,7 @@ def measure_inside(options: argparse.Namespace) -> dict[str, Any]:
     async def whole(service: BankService, texts: list[str]) -> list[dict[str, float]]:
         await service.start()
         rounds: list[dict[str, float]] = []
-        for _ in range(1 + options.rounds):  # in the first all is compiled that is to be
+        for _ in range(1 + options.rounds):  # the first round compiles
             mine = service.engine, texts, options.tasks, options.seconds, options.texts
             rounds.append(
                 {
@@ -368,7 +368,7 @@ def measure_inside(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, and write what was found."""
+    """Measure, and write the results."""
     from machine import machine
 
     options = parse()

@@ -1,7 +1,7 @@
-"""Encoders of a given shape with random weights, and rows for them. Knows neither adapterbank nor the peers.
+"""Encoders of a given shape with random weights, and rows for them. Imports neither adapterbank nor the peers.
 
-Time does not depend on what the weights are, so a folder of random ones in the published layout stands for the real
-encoder; both sides load the same folder.
+Time does not depend on the values of the weights, so a folder of random weights in the published layout replaces the
+real encoder; both sides load the same folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 @dataclass(frozen=True)
 class Shape:
-    """The numbers that decide an encoder's cost."""
+    """The dimensions that determine an encoder's cost."""
 
     layers: int
     hidden: int
@@ -29,7 +29,7 @@ class Shape:
 
     @property
     def inner_parameters(self) -> int:
-        """Count the parameters of the layers, embeddings and pooler left out."""
+        """Count the parameters of the layers, without embeddings and pooler."""
         return sum(tensor.numel() for name, tensor in _tensors(self).items() if ".layer." in name)
 
 
@@ -41,7 +41,7 @@ SHAPES = {
 
 
 def save(shape: Shape, folder: Path) -> str:
-    """Write config.json, model.safetensors and vocab.txt, unless they are there; gives the folder."""
+    """Write config.json, model.safetensors and vocab.txt, unless they exist; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / "vocab.txt").exists():
         return str(folder)
@@ -74,7 +74,7 @@ def save(shape: Shape, folder: Path) -> str:
 
 
 def _tensors(shape: Shape) -> dict[str, torch.Tensor]:
-    """Name every tensor of a BERT checkpoint, without memory behind them."""
+    """Return every tensor of a BERT checkpoint by name, without allocating memory."""
     h, f = shape.hidden, shape.feedforward
     sizes: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (shape.vocabulary, h),

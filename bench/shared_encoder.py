@@ -1,9 +1,9 @@
-"""What a training run costs a server in memory: once with the server's encoder shared, once with a copy of its own.
+"""Memory that a training run costs a server: with the server's encoder shared, and with its own copy.
 
     python bench/shared_encoder.py --backbone minilm
 
-Prints JSON: megabytes of the run's process after its first epoch (all of it, and its share by the kernel's count of
-who uses a page), and of the mapping of the encoder alone. Linux only: the figures are those of /proc/PID/smaps.
+Prints JSON: megabytes of the run's process after its first epoch (in total, and its proportional share of pages that
+several processes use), and of the mapping of the encoder only. Linux only: the figures come from /proc/PID/smaps.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ ROWS = "text,label\n" + "\n".join(
 
 
 def megabytes(text: str, name: str) -> float:
-    """Add up a figure of smaps."""
+    """Sum up a figure of smaps."""
     return round(sum(map(int, re.findall(rf"^{name}: +(\d+) kB", text, re.MULTILINE))) * 1024 / 1e6, 1)
 
 
 def measure(bank: Path, weights: int | None) -> dict[str, float]:
-    """Train until the first epoch is done, and look at the process."""
+    """Train until the first epoch is complete, and measure the process."""
     jobs = JobQueue(bank, weights=weights)
     jobs.begin()
     with jobs.upload("csv") as upload:

@@ -1,4 +1,4 @@
-"""Do our SQuAD scores equal those of the official scripts? Random and mutilated prediction files over both dev sets.
+"""Compare our SQuAD scores with the official scripts' on random and corrupted prediction files over both dev sets.
 
 The official scripts are not bundled: fetch evaluate-v1.1.py and evaluate-v2.0.py from the SQuAD site.
 
@@ -31,11 +31,11 @@ _HARM = (
     lambda text: f"\u201c{text}\u201d",
     lambda text: text[::-1],
 )
-"""Ways to spell an answer otherwise: some are still right, some in part, some not at all."""
+"""Ways to alter an answer: some results are still right, some partly, some wrong."""
 
 
 def predictions(columns: dict[str, list[Any]], gold: dict[str, list[str]], draw: random.Random) -> dict[str, str]:
-    """Answer each question with a gold answer, a harmed one, a stretch of the text, "The", or nothing."""
+    """Answer each question with a gold answer, an altered one, a part of the text, "The", or nothing."""
     said = {}
     for key, context in zip(columns["id"], columns["context"], strict=True):
         right = draw.choice(gold[key] or [""])
@@ -46,7 +46,7 @@ def predictions(columns: dict[str, list[Any]], gold: dict[str, list[str]], draw:
 
 
 def official(script: str, *words: Any) -> dict[str, float]:
-    """Run an official script and give what it prints."""
+    """Run an official script and return what it prints."""
     done = subprocess.run([sys.executable, script, *map(str, words)], check=True, capture_output=True, text=True)
     return dict(json.loads(done.stdout))
 
@@ -59,7 +59,7 @@ def written(folder: Path, name: str, value: Any) -> Path:
 
 
 def data_file(columns: dict[str, list[Any]], version: str) -> dict[str, Any]:
-    """Give the rows in the official form, a paragraph each."""
+    """Return the rows in the official format, one paragraph each."""
     rows = zip(columns["id"], columns["context"], columns["label"], strict=True)
     paragraphs = [
         {"context": context, "qas": [{"id": key, "answers": [{"text": text} for text in cell["text"]]}]}
@@ -69,7 +69,7 @@ def data_file(columns: dict[str, list[Any]], version: str) -> dict[str, Any]:
 
 
 def differences(scripts: Sequence[str], name: str, root: str | None, files: int, folder: Path) -> list[float]:
-    """Score prediction files of one dev set both ways, and give the largest difference of each."""
+    """Score prediction files of one dev set with both, and return the largest difference of each."""
     table = load(name, root).tables["dev"]
     gold = squad.gold_answers(table, "label")
     first = name == "squad/v1"
@@ -98,7 +98,7 @@ def differences(scripts: Sequence[str], name: str, root: str | None, files: int,
 
 
 def main() -> None:
-    """Compare, and print how many scorings there were and how far they lie apart."""
+    """Compare, and print the number of scorings and the largest difference."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scripts", nargs=2, metavar="SCRIPT", help="evaluate-v1.1.py and evaluate-v2.0.py")
     parser.add_argument("--data-root")

@@ -1,6 +1,6 @@
-"""`adapters` answering rows of many tasks one at a time, in its own environment. Knows nothing of adapterbank.
+"""`adapters` predicting rows of many tasks one at a time, in its own environment. Does not import adapterbank.
 
-Reads JSON from standard input (backbone, tasks, size, seconds, rows of token ids) and prints rows a second.
+Reads JSON from standard input (backbone, tasks, size, seconds, rows of token ids) and prints rows per second.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
     with torch.inference_mode():
         ends = float("inf")
         while time.perf_counter() < ends:
-            if done == 20:  # warm by now
+            if done == 20:  # end of the warm-up
                 began = time.perf_counter()
                 ends = began + setup["seconds"]
             name = draw.choice(names)

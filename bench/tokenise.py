@@ -1,4 +1,4 @@
-"""How long a task of the catalog takes to tokenise and pack, and the most memory it takes: new, and from the cache.
+"""Time to tokenise and pack a catalog task, and peak memory: uncached and from the cache.
 
 Example: python bench/tokenise.py glue/sst2 --data-root data
 """
@@ -21,7 +21,7 @@ from adapterbank.tasks.examples import read_examples
 
 
 def main() -> None:
-    """Measure, and print a line for each way."""
+    """Measure, and print a line for each case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task")
     parser.add_argument("--data-root")
@@ -41,7 +41,7 @@ def main() -> None:
             whole = time.perf_counter() - began
             print(f"{way}: {len(rows):,} rows, {tokens:,} tokens: {tokenised:.2f} s, {whole:.2f} s with packing")
     unit = 1 if sys.platform == "darwin" else 1024
-    print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9:.2f} GB at most, the encoder included")
+    print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9:.2f} GB peak memory, with the encoder")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Training steps against the peers, side by side in one run on the CPU: same weights, same rows, same batch size.
+"""Training steps compared with the peers in one run on the CPU: same weights, same rows, same batch size.
 
     python bench/train_cpu.py --peers .venv-bench/bin/python --data FOLDER --out bench/results/train_cpu.json
 
-Each contestant is a process of its own; they take turns, a few steps at a time, so that noise hurts all alike.
+Each contestant is a separate process. They take turns, a few steps at a time, so that noise affects all equally.
 Peers get the rows in random order, padded to the longest of the batch; adapterbank draws its batches itself.
 """
 
@@ -34,7 +34,7 @@ def real_rows(backbone: str, file: Path) -> list[list[int]]:
 
 
 def cases(backbone: str, data: Path | None) -> dict[str, list[list[int]]]:
-    """Give the rows of each case: real lengths where there is data, and all rows of 64 tokens."""
+    """Return the rows of each case: real lengths if there is data, and all rows of 64 tokens."""
     random = np.random.RandomState(0)
     found = {"all rows 64 tokens": random.randint(1000, 20000, (ROWS, 64)).tolist()}
     if data:
@@ -47,7 +47,7 @@ def cases(backbone: str, data: Path | None) -> dict[str, list[list[int]]]:
 
 
 def measure(rows: list[list[int]], backbone: str, peers: Peers) -> dict[str, Any]:
-    """Let all contestants train on the same rows, in turns."""
+    """Train all contestants on the same rows, taking turns."""
     order = np.random.RandomState(1).permutation(len(rows))
     batches = [
         {"rows": [rows[i] for i in order[k : k + BATCH]], "labels": [int(i % 2) for i in order[k : k + BATCH]]}

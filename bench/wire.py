@@ -1,4 +1,4 @@
-"""Clients that cost little: HTTP/1.1 over kept connections by hand, as they share the cores with what they measure."""
+"""Cheap HTTP/1.1 clients with persistent connections, because they share the cores with what they measure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Check = Callable[[int, Any], bool]
 
 @dataclass
 class Tally:
-    """What clients saw."""
+    """What the clients measured."""
 
     seconds: float = 0.0
     times: list[float] = field(default_factory=list, repr=False)
@@ -27,11 +27,11 @@ class Tally:
 
     @property
     def requests_per_second(self) -> float:
-        """Answered requests a second."""
+        """Answered requests per second."""
         return len(self.times) / self.seconds
 
     def summary(self) -> dict[str, Any]:
-        """Give rates and percentiles, in milliseconds."""
+        """Return rates, and percentiles in milliseconds."""
         ordered = sorted(self.times)
         at = {
             f"p{q}_ms": round(1000 * ordered[min(len(ordered) - 1, len(ordered) * q // 100)], 1) for q in (50, 90, 99)
@@ -44,13 +44,13 @@ class Connection:
     """One client."""
 
     def __init__(self, host: str, port: int) -> None:
-        """Not connected yet; `ask` does that, and again where the server closed."""
+        """Prepare a client; `ask` connects, and reconnects if the server closed the connection."""
         self.host, self.port = host, port
         self.reader: asyncio.StreamReader | None = None
         self.writer: asyncio.StreamWriter | None = None
 
     async def ask(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """Send a request and give status and body."""
+        """Send a request and return status and body."""
         if self.writer is None or self.writer.is_closing():
             self.reader, self.writer = await asyncio.open_connection(self.host, self.port)
         assert self.reader is not None
@@ -65,7 +65,7 @@ class Connection:
         return int(lines[0].split()[1]), found
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self.writer is not None:
             self.writer.close()
 
@@ -73,7 +73,7 @@ class Connection:
 async def press(
     host: str, port: int, make: Callable[[int], Request], *, clients: int, seconds: float, check: Check | None = None
 ) -> Tally:
-    """Have clients ask again as soon as they are answered."""
+    """Let clients send the next request as soon as they get an answer."""
     ends = time.perf_counter() + seconds
 
     async def work(k: int, tally: Tally) -> None:

@@ -1,7 +1,7 @@
-"""adapterbank's side: the product's own `train` and `Engine`, held up between orders of the driver.
+"""adapterbank's worker: the product's own `train` and `Engine`, paused between orders of the driver.
 
-Training is one call of `train` as a user makes it; `watch` counts its steps, waits for the next order when the one at
-hand is done, and leaves by an exception when the next order is of another kind.
+Training is one call of `train`, as by a user. `watch` counts its steps, waits for the next order when the current one
+is complete, and raises an exception if the next order is of another kind.
 """
 
 from __future__ import annotations
@@ -17,35 +17,37 @@ from pace import Blocks, answer, memory, next_order, synchronizer
 
 from adapterbank.encoder.backbone import Backbone, load
 from adapterbank.encoder.batch import Tokens
+from adapterbank.encoder.placed import place
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.rows import Rows
-from adapterbank.methods import Head, Options, Plan, make_plan
+from adapterbank.methods import Options
 from adapterbank.runtime import find_dtype
+from adapterbank.slots.plan import Head, Plan, make_plan
 from adapterbank.tasks.spec import Task
 from adapterbank.training.builder import initial_tensors
 from adapterbank.training.job import Progress, TrainingJob
 from adapterbank.training.loop import train
 
 EPOCH = 400
-"""Steps of an epoch at least, by repeating the rows: what ends an epoch is no part of a step, and peers have none."""
+"""Least steps per epoch, by repeating rows: the end of an epoch is not part of a step, and peers have none."""
 
 
 class _OtherOrderError(Exception):
-    """The driver wants something that this call of `train` does not do."""
+    """The driver's next order is not for this call of `train`."""
 
 
 class Pace:
-    """Lets training take as many steps as the driver asked for."""
+    """Lets training run the number of steps that the driver requests."""
 
     def __init__(self, order: dict[str, Any], device: torch.device) -> None:
-        """Begin the first order."""
+        """Start the first order."""
         self.order, self.device = order, device
         self.seen = 0
         self.began, self.first_step = time.perf_counter(), 0.0
         self.blocks = Blocks(order, synchronizer(device))
 
     def watch(self, progress: Progress) -> None:
-        """Count the steps since the last call; runs go at one pace, so the first one's are counted."""
+        """Count the steps since the last call; all runs advance together, so the first one is counted."""
         self.first_step = self.first_step or time.perf_counter() - self.began
         if progress.score is not None:  # an epoch's end
             self.blocks.restart()
@@ -61,10 +63,10 @@ class Pace:
 
 
 class Worker:
-    """One backbone, and what the driver set up."""
+    """One backbone with the driver's setup."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
-        """Load the backbone and draw a task's first tensors."""
+        """Load the backbone and draw a task's initial tensors."""
         self.cases, self.device = setup["cases"], torch.device(setup["device"])
         self.backbone: Backbone = load(setup["backbone"])
         head = Head("classification", 2, "first")
@@ -75,7 +77,7 @@ class Worker:
         self.put_seconds: list[float] = []
 
     def train(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Train until the driver wants something else; gives that order."""
+        """Train until an order of another kind arrives; return it."""
         batches = self.cases[order["case"]]
         rows = [tokens(row) for batch in batches for row in batch["rows"]]
         labels = [label for batch in batches for label in batch["labels"]]
@@ -89,10 +91,8 @@ class Worker:
         pace = Pace(order, self.device)
         try:
             train(
-                self.backbone,
+                place(self.backbone, self.device, find_dtype("auto", self.device)),
                 jobs,
-                device=self.device,
-                dtype=find_dtype("auto", self.device),
                 watch=pace.watch,
                 at_once=len(jobs),
             )
@@ -101,7 +101,7 @@ class Worker:
         raise RuntimeError("training ended before the driver was done")
 
     def infer(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Send one batch after the other through the engine, head outputs back on the host; gives the next order."""
+        """Send batches through the engine, head outputs back to the host, until another order arrives; return it."""
         engine = self._engine(order["slots"])
         batches = [[tokens(row) for row in batch["rows"]] for batch in self.cases[order["case"]]]
         blocks = Blocks(order, synchronizer(self.device))
@@ -123,7 +123,7 @@ class Worker:
         return next_order()
 
     def _names(self, order: dict[str, Any], rows: int) -> list[str]:
-        """Name the rows' tasks: one, or as many as there are, spread over all slots; others with every call."""
+        """Return the rows' tasks: one, or as many as there are rows, spread over all slots; others in every call."""
         slots = order["slots"]
         if order["tasks"] == "one":
             return [f"task{self.calls % slots}"] * rows
@@ -131,11 +131,11 @@ class Worker:
         return [f"task{(i * apart + self.calls) % slots}" for i in range(rows)]
 
     def _engine(self, slots: int) -> Engine:
-        """Have that many tasks resident. A few sets of random tensors stand for all: their places differ."""
+        """Make that many tasks resident. They reuse a few sets of random tensors in different places."""
         if self.engine is None or len(self.engine.residents) > slots:
-            self.engine = None  # before the next one is made: both might not fit
+            self.engine = None  # before the next one is created: both might not fit
             self.engine = Engine(self.backbone, device=str(self.device))
-            self.engine.run_programs()
+            self.engine.use_graphs()
         task = Task("bench", "classification", ("text",), "label", ("no", "yes"), "accuracy")
         random = np.random.RandomState(0)
         sets = [
@@ -150,7 +150,7 @@ class Worker:
 
 
 def tokens(row: list[int]) -> Tokens:
-    """Make a row as the tokenizer would give it."""
+    """Return a row as the tokenizer would."""
     return Tokens(np.array(row, dtype=np.int64), np.zeros(len(row), dtype=np.int64))
 
 

@@ -1,7 +1,7 @@
-"""A peer in an environment of its own: trains and infers when told to. Knows nothing of adapterbank.
+"""A peer's worker in its own environment: trains and infers on order. Does not import adapterbank.
 
-Each peer is given its best: batches are collated and pinned ahead, AdamW is fused on a GPU, nothing waits for the
-device within a block of steps, and the driver runs autocast and whole-model bf16 and counts the faster one.
+Each peer runs at its best: batches are collated and pinned ahead, AdamW is fused on a GPU, nothing waits for the device
+within a block of steps, and the driver runs autocast and whole-model bf16 and counts the faster one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def build(setup: dict[str, Any]) -> Any:
-    """Make the peer's model on the given weights, with what it trains by its own rules, for `tasks` tasks."""
+    """Build the peer's model on the given weights for `tasks` tasks; it trains what the peer trains by default."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -50,7 +50,7 @@ def build(setup: dict[str, Any]) -> Any:
 
 
 def collate(batch: dict[str, Any], device: torch.device) -> Batch:
-    """Pad a batch to its longest row, as a data collator does, and pin it where it will be copied to a GPU."""
+    """Pad a batch to its longest row, as a data collator does, and pin it if it will be copied to a GPU."""
     rows = batch["rows"]
     longest = max(map(len, rows))
     ids = np.zeros((len(rows), longest), dtype=np.int64)
@@ -62,10 +62,10 @@ def collate(batch: dict[str, Any], device: torch.device) -> Batch:
 
 
 class Worker:
-    """One peer's model, and what the driver set up."""
+    """One peer's model with the driver's setup."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
-        """Build the model on the device, in the precision asked for."""
+        """Build the model on the device, in the requested precision."""
         self.setup, self.device = setup, torch.device(setup["device"])
         self.model = build(setup).to(self.device)
         if setup["precision"] == "bf16":
@@ -83,7 +83,7 @@ class Worker:
         self.split: list[str] = []  # adapters: the tasks that are set active
 
     def precision(self) -> Any:
-        """Give the context the pass runs in."""
+        """Return the context that the pass runs in."""
         if self.setup["precision"] == "autocast":
             return torch.autocast(self.device.type, torch.bfloat16)
         return nullcontext()
@@ -107,10 +107,10 @@ class Worker:
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.loss = loss.detach()  # looked at when the order is done
+        self.loss = loss.detach()  # read when the order is complete
 
     def infer_step(self, order: dict[str, Any]) -> None:
-        """Answer one batch, logits back on the host: rows of one task, of all tasks, or of all tasks one by one."""
+        """Predict one batch, logits back on the host: rows of one task, of all tasks, or of all tasks one by one."""
         self.model.eval()
         ids, mask, _ = self.batch(order["case"])
         with torch.inference_mode(), self.precision():
@@ -150,7 +150,7 @@ class Worker:
         return self.model(input_ids=ids, attention_mask=mask, adapter_names=self._names(len(ids))).logits
 
     def obey(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Carry out one order."""
+        """Execute one order."""
         step: Callable[[dict[str, Any]], None] = {"train": self.train_step, "infer": self.infer_step}[order["do"]]
         blocks = Blocks(order, synchronizer(self.device))
         done = False

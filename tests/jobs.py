@@ -1,4 +1,4 @@
-"""Small lessons for the tiny encoders, ways to train on them, and how two runs are compared."""
+"""Small training jobs for the tiny encoders, ways to run them, and ways to compare two runs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from adapterbank.encoder.placed import place
+from adapterbank.inference import graphs
 from adapterbank.inference.rows import make_rows
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.tasks.spec import Examples
 from adapterbank.training import graph_step
-from adapterbank.training import loop as training
 from adapterbank.training import trainer as trainers
+from adapterbank.training.eager_step import EagerStep
 from adapterbank.training.job import TrainingJob
 from adapterbank.training.loop import train
 from adapterbank.training.optimizer import AdamSettings
@@ -24,7 +27,7 @@ ENDS = ("", ".", " on the mat", " in a house!", " over it", " why")
 
 
 def reviews(count, seed):
-    """Give texts of any length that say `good` or `bad`, and which of the two."""
+    """Return texts of various lengths that contain `good` or `bad`; the target says which of the two."""
     random = np.random.default_rng(seed)
     targets = [int(t) for t in random.integers(0, 2, count)]
     texts = [f"{random.choice(SUBJECTS)} was {('bad', 'good')[t]}{random.choice(ENDS)}" for t in targets]
@@ -32,12 +35,12 @@ def reviews(count, seed):
 
 
 def accuracy(targets):
-    """Give the score that says how many dev rows are right."""
-    return lambda given: float(np.mean([int(out.argmax()) == t for out, t in zip(given, targets, strict=True)]))
+    """Return a score function: the share of dev rows whose largest output is the target."""
+    return lambda outputs: float(np.mean([int(out.argmax()) == t for out, t in zip(outputs, targets, strict=True)]))
 
 
 def job_on(backbone, new_slot, options=None, *, head=None, rows=20, seed=0, rate=1e-3, epochs=2, **changes):
-    """Give a small classification lesson; `changes` are fields of `TrainingJob`."""
+    """Return a small classification job; `changes` are fields of `TrainingJob`."""
     head = head or Head("classification", 2)
     config = backbone.config
     plan = make_plan(options or Options(size=4), depth=config.layers, head=head, shared_layers=config.shared_layers)
@@ -58,13 +61,14 @@ def job_on(backbone, new_slot, options=None, *, head=None, rows=20, seed=0, rate
     )
 
 
-def learn(backbone, *jobs, **options):
-    """Train on the CPU in float32; give the states."""
-    return train(backbone, jobs, device=CPU, **{"dtype": torch.float32, **options})
+def train_jobs(backbone, *jobs, **options):
+    """Train on the CPU in float32; return the states."""
+    dtype = options.pop("dtype", torch.float32)
+    return train(place(backbone, CPU, dtype), jobs, **options)
 
 
 def assert_same_bits(found, expected):
-    """Ask for equal bits of all that two states hold."""
+    """Check that all tensors, scores and counters of two states are equal to the bit."""
     assert found.tensors.keys() == expected.tensors.keys() == {"weights", "best", "first", "second"}
     for part, tensors in expected.tensors.items():
         assert found.tensors[part].keys() == tensors.keys()
@@ -75,7 +79,7 @@ def assert_same_bits(found, expected):
 
 
 def assert_close(found, expected, tolerance=1e-5):
-    """Ask for equal weights, moments and losses, but for rounding."""
+    """Check that weights, moments and losses of two states are equal up to rounding."""
     for part in ("weights", "first", "second"):
         for name, tensor in expected.tensors[part].items():
             close = {"atol": tolerance, "rtol": tolerance}
@@ -85,17 +89,17 @@ def assert_close(found, expected, tolerance=1e-5):
 
 
 def scores(state):
-    """Give loss and score of each epoch."""
+    """Return loss and score of each epoch."""
     return [(epoch["loss"], epoch["score"]) for epoch in state.history]
 
 
 def moved(state, job):
-    """Say how far the furthest number has moved from where it began."""
+    """Return the largest change of any weight since the start."""
     return max(float((t - job.initial[name]).abs().max()) for name, t in state.tensors["weights"].items())
 
 
 def through_numpy(state):
-    """Give a state as it comes back from a file."""
+    """Return a state as it comes back from a file."""
     kept = copy.deepcopy(state)
     for part, tensors in kept.tensors.items():
         kept.tensors[part] = {name: torch.from_numpy(t.numpy().copy()) for name, t in tensors.items()}
@@ -103,61 +107,58 @@ def through_numpy(state):
 
 
 def kept_after(backbone, job, **options):
-    """Run to the end and give each epoch's kept state."""
+    """Train to the end; return the end state and the state kept after each epoch."""
     kept = []
-    (end,) = learn(backbone, job, keep=lambda run, state: kept.append(through_numpy(state)), **options)
+    (end,) = train_jobs(backbone, job, keep=lambda run, state: kept.append(through_numpy(state)), **options)
     return end, kept
 
 
 def three_runs(backbone, new_slot):
-    """Give runs of one form that differ in all that such runs may differ in."""
+    """Return three jobs of one form that differ in everything in which such jobs may differ."""
     settings = [
         AdamSettings(),
         AdamSettings(bias_correction=True, clip=0.1),
         AdamSettings(weight_decay=0.2, epsilon=1e-4, clip=0),
     ]
     return [
-        job_on(backbone, new_slot, Options(size=size), seed=seed, rate=rate, epochs=epochs, rows=rows, settings=mine)
-        for size, seed, rate, epochs, rows, mine in zip(
+        job_on(backbone, new_slot, Options(size=size), seed=seed, rate=rate, epochs=epochs, rows=rows, settings=adam)
+        for size, seed, rate, epochs, rows, adam in zip(
             (5, 6, 8), (0, 3, 2**33 + 5), (1e-3, 3e-3, 5e-4), (2, 1, 3), (20, 13, 9), settings, strict=True
         )
     ]
 
 
-class Steadily:
-    """Trains on the CPU as a GPU would be trained on: every step a program, none of them eager."""
+class GraphTraining:
+    """Trains on the CPU as on a GPU: every step is a graph, none of them eager."""
 
     def __init__(self, monkeypatch):
-        self.monkeypatch, self.steps, self.moves, self.changes = monkeypatch, 0, 0, {}
+        self.monkeypatch, self.steps, self.made, self.changes = monkeypatch, 0, 0, {}
 
     def __call__(self, backbone, *jobs, **options):
-        """Train as `learn` does; `changes`, (owner, name) -> value, are in force meanwhile."""
+        """Train as `train_jobs` does; `changes`, (owner, name) -> value, are in force meanwhile.
 
-        def prepare(trainer, coming, places):
-            trainer.places = max(1, min(places, len(coming)))
-            if coming:
-                head = coming[0].job.plan.head
-                trainer.data = graph_step.DeviceRows.of([c.job.train for c in coming], head, trainer.stacks.device)
+        `steps` counts the steps of all calls; `made` counts the `GraphStep`s of the last one: one at the start, and
+        one whenever the remaining runs are compacted.
+        """
+        original, self.made = graph_step.GraphStep.step, 0
 
         def never(*_):
             raise AssertionError("an eager step")
 
-        groups, step, move = training._groups, graph_step.GraphStep.step, trainers.Trainer._move_together
-
-        def counted(*given):
+        def counted(*arguments):
             self.steps += 1
-            return step(*given)
+            return original(*arguments)
 
-        def seen(trainer):
-            self.moves += 1
-            return move(trainer)
+        def make(*arguments, **options):
+            self.made += 1
+            return graph_step.GraphStep(*arguments, **options)
 
         with self.monkeypatch.context() as patch:
-            patch.setattr(trainers.Trainer, "prepare", prepare)
-            patch.setattr(trainers.Trainer, "_eager_step", never)
-            patch.setattr(trainers.Trainer, "_move_together", seen)
-            patch.setattr(training, "_groups", lambda config, jobs, _: groups(config, jobs, GPU))
+            patch.setattr(graphs, "DEVICES", ("cpu",))
+            patch.setattr(trainers, "STEPS_WORTH_A_GRAPH", 0)
+            patch.setattr(trainers, "GraphStep", make)
+            patch.setattr(EagerStep, "step", never)
             patch.setattr(graph_step.GraphStep, "step", counted)
             for (owner, name), value in self.changes.items():
                 patch.setattr(owner, name, value)
-            return learn(backbone, *jobs, **options)
+            return train_jobs(backbone, *jobs, **options)

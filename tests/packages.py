@@ -1,4 +1,4 @@
-"""A small bank's worth of stand-ins: what a run hands to `put`, and what lies on disk afterwards."""
+"""Small packages for the tests of the bank: what a run passes to `put`, and what is on disk afterwards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from adapterbank.storage import files as storage
+from adapterbank.storage import files
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import FORMAT, Array, Manifest
 
@@ -16,11 +16,11 @@ TENSORS: dict[str, Array] = {
     "head.bias": np.zeros(2, np.float16),
 }
 STRANGE_NAMES = ["", ".", "..", "../x", "a/b", "/etc", "a\\b", ".tmp-x", "-x", "a b", "a\n", "a\0", "é", "x" * 101]
-"""Names that could lead out of a bank, or be taken for something else in it."""
+"""Names that could lead out of a bank, or be mistaken for something else in it."""
 
 
 def draft(name: str = "sst2", **changes: Any) -> Manifest:
-    """Return what a run hands to `put`."""
+    """Return the manifest that a run passes to `put`."""
     values: dict[str, Any] = {
         "format": FORMAT,
         "name": name,
@@ -48,7 +48,7 @@ def put(bank: Bank, *names: str) -> None:
         bank.put(draft(name), TENSORS)
 
 
-def files(bank: Bank) -> dict[str, bytes]:
+def contents(bank: Bank) -> dict[str, bytes]:
     """Return every file and folder of the bank but the lock, to compare before and after."""
     found = (path for path in bank.path.rglob("*") if path.name != ".lock")
     return {str(path.relative_to(bank.path)): path.read_bytes() if path.is_file() else b"" for path in found}
@@ -56,5 +56,5 @@ def files(bank: Bank) -> dict[str, bytes]:
 
 def pointers(bank: Bank, name: str = "sst2") -> dict[str, Any]:
     """Return task.json as it is on disk."""
-    value: dict[str, Any] = storage.read_json(bank.path / "tasks" / name / "task.json")
+    value: dict[str, Any] = files.read_json(bank.path / "tasks" / name / "task.json")
     return value

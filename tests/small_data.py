@@ -1,4 +1,4 @@
-"""Small labelled sets in the words of the tiny encoders, files of every format, and the shell in this process."""
+"""Small labelled data in the vocabulary of the tiny encoders, files of every format, and the command line."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ from adapterbank.cli.main import main
 
 NOUNS = ("cat", "dog", "house", "film", "fox", "mat")
 FAST: dict[str, Any] = {"epochs": 2, "size": 4, "lr": 0.01, "batch": 8, "max_length": 32}
-"""Options of a training that takes a tenth of a second on a tiny encoder; the positions of those end at 64."""
+"""Options of a training that takes a tenth of a second on a tiny encoder, which has 64 positions."""
 
 
 def reviews(count: int = 24) -> list[tuple[str, str]]:
-    """Give texts and their labels, both classes in turn."""
+    """Return texts and their labels, the two classes in turn."""
     places = itertools.cycle(itertools.product(("big", "small", "red", "lazy"), NOUNS))
     made = [f"the {first} {noun} was" for (first, noun), _ in zip(places, range(count), strict=False)]
     return [(f"{text} {('bad', 'good')[i % 2]}", ("negative", "positive")[i % 2]) for i, text in enumerate(made)]
 
 
 def scores(count: int = 24) -> list[tuple[str, float]]:
-    """Give texts with a number each."""
+    """Return texts with a number each."""
     return [(text, 0.5 + i % 4) for i, (text, _) in enumerate(reviews(count))]
 
 
 def pairs(count: int = 24) -> list[tuple[str, str, str]]:
-    """Give pairs of texts and their labels."""
+    """Return pairs of texts and their labels."""
     return [(text, f"it is a {NOUNS[i % 6]}", ("no", "yes")[i % 2]) for i, (text, _) in enumerate(reviews(count))]
 
 
 def tags(count: int = 24) -> list[dict[str, Any]]:
-    """Give texts with any number of labels each."""
+    """Return texts with any number of labels each."""
     names = (["red"], ["red", "big"], [], ["big"])
     return [{"text": text, "labels": names[i % 4]} for i, (text, _) in enumerate(reviews(count))]
 
 
 def answers(count: int = 24) -> list[dict[str, Any]]:
-    """Give questions, contexts and the answers in them."""
+    """Return questions, contexts and the answers in them."""
     rows = [("what was it", text, text.split()[2]) for text, _ in reviews(count)]
     return [dict(zip(("question", "context", "answer"), row, strict=True)) for row in rows]
 
 
 def write(path: Path, rows: Sequence[Sequence[Any]], columns: Sequence[str] = ("text", "label")) -> Path:
-    """Write rows in the format that the file's ending says."""
+    """Write rows in the format of the file's suffix."""
     records = [dict(zip(columns, row, strict=True)) for row in rows]
     ending = path.name.removesuffix(".gz").rsplit(".", 1)[1]
     if ending == "parquet":
@@ -78,13 +78,13 @@ def write(path: Path, rows: Sequence[Sequence[Any]], columns: Sequence[str] = ("
 
 
 def flags(options: dict[str, Any]) -> list[str]:
-    """Write options as the shell takes them."""
+    """Return options as words of a command line."""
     return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command left behind."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -102,7 +102,7 @@ class Outcome:
 
 
 def shell(*words: object, input: str | bytes | None = None, terminal: bool = False, **env: str) -> Outcome:
-    """Run `adapterbank` with these words in this process; what it does not catch itself is raised here."""
+    """Run `adapterbank` with these words in this process; exceptions that it does not handle are raised here."""
     arguments = [str(word) for word in words]
     runner = CliRunner()
     with (
@@ -121,16 +121,16 @@ def shell(*words: object, input: str | bytes | None = None, terminal: bool = Fal
 
 
 COMMAND = (sys.executable, "-c", "from adapterbank.cli.main import main; main()")
-"""The command in a process of its own."""
+"""The command line in its own process."""
 
 
 def process(*words: object, **options: Any) -> subprocess.Popen[str]:
-    """Start `adapterbank` in a process of its own, on one thread as the tests are."""
+    """Start `adapterbank` in its own process, with one thread as in the tests."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
 
     def ordinary() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a runner in the background may have it ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test runner in the background may ignore it
 
     return subprocess.Popen(
         [*COMMAND, *map(str, words)], text=True, env=environment, preexec_fn=ordinary, **{**pipes, **options}
@@ -138,7 +138,7 @@ def process(*words: object, **options: Any) -> subprocess.Popen[str]:
 
 
 def snapshot(folder: Path, without: Iterable[str] = ()) -> dict[str, str] | None:
-    """Give the sha256 of every file and the name of every folder below; None where there is nothing at all."""
+    """Return the sha256 of every file and the name of every folder below; None if the folder does not exist."""
     if not folder.exists():
         return None
     found = {}

@@ -1,4 +1,4 @@
-"""Claims about `adapterbank.api`: what a user does from Python, and what another process does meanwhile."""
+"""Tests of `adapterbank.api`: what users do from Python, also while another process uses the bank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TEXTS = [text for text, _ in reviews(8)] + ["why", "who is it, the lazy dog?", "
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, checkpoint):
-    """Make one bank of all sorts of tasks; tests work on copies."""
+    """Create one bank with tasks of every kind and method; tests work on copies."""
     folder = tmp_path_factory.mktemp("api") / "bank"
     bank = open_bank(folder, str(checkpoint("bert")[0]), device="cpu")
     three = [(text, f"class {i % 3}") for i, (text, _) in enumerate(ROWS)]
@@ -54,18 +54,18 @@ def bank(made, tmp_path):
 
 
 def numbers(prediction):
-    """Give a prediction's numbers."""
+    """Return the numbers of a prediction."""
     if prediction.embedding is not None:
         return prediction.embedding
-    given = prediction.to_json()
-    return np.array(list(given["probabilities"].values()) if "probabilities" in given else [given["value"]])
+    found = prediction.to_json()
+    return np.array(list(found["probabilities"].values()) if "probabilities" in found else [found["value"]])
 
 
 SINGLE = ("sentiment", "sentiment@1", "score", "three", "tags", "whole", "upper", "head", None)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rows_of_many_tasks_in_any_order_are_answered_as_each_task_alone(bank, seed):
+def test_rows_of_many_tasks_in_any_order_are_predicted_as_by_each_task_alone(bank, seed):
     alone = {(name, text): bank.predict(name, [text])[0] for name in SINGLE for text in TEXTS}
     rows = random.Random(seed).choices(list(alone), k=60)
     mixed = bank.predict([name for name, _ in rows], [text for _, text in rows])
@@ -75,7 +75,7 @@ def test_rows_of_many_tasks_in_any_order_are_answered_as_each_task_alone(bank, s
         np.testing.assert_allclose(numbers(found), numbers(alone[row]), atol=1e-5, err_msg=str(row))
 
 
-def test_pairs_of_many_tasks_are_answered_as_each_task_alone(bank):
+def test_pairs_of_many_tasks_are_predicted_as_by_each_task_alone(bank):
     firsts, seconds, names = ["what was it"] * 6, TEXTS[:6], ["pair", "span", None, "span", None, "pair"]
     mixed = bank.predict(names, firsts, seconds)
     for i, name in enumerate(names):
@@ -86,19 +86,19 @@ def test_pairs_of_many_tasks_are_answered_as_each_task_alone(bank):
             np.testing.assert_allclose(numbers(mixed[i]), numbers(alone), atol=1e-5)
 
 
-def test_none_is_the_mean_of_the_encoders_last_hidden_states(bank, bert):
+def test_predicting_with_none_returns_the_mean_of_the_last_hidden_states(bank, bert):
     (found,) = bank.predict(None, ["the cat sat"])
     np.testing.assert_allclose(found.embedding, bert.encode(["the cat sat"])[0].mean(0), atol=1e-5)
 
 
-def test_a_prediction_carries_a_label_and_probabilities_that_add_up(bank):
+def test_a_prediction_has_a_label_and_probabilities_that_sum_to_one(bank):
     for answer in bank.predict("three", TEXTS):
         assert answer.label == max(answer.probabilities, key=answer.probabilities.get)
         assert list(answer.probabilities) == ["class 0", "class 1", "class 2"]
         assert sum(answer.probabilities.values()) == pytest.approx(1)
 
 
-def test_no_texts_give_no_answers(bank):
+def test_no_texts_give_no_predictions(bank):
     assert bank.predict("sentiment", []) == []
 
 
@@ -117,28 +117,28 @@ def test_a_version_can_be_pinned_and_the_default_rolled_back(bank):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("sentiment", "one text"), "texts is one string; give a list of texts"),
-        ((["sentiment"], TEXTS), "There are 11 texts; give as many tasks and pairs"),
-        (("pair", TEXTS, TEXTS[:2]), "There are 11 texts; give as many tasks and pairs"),
-        (("pair", TEXTS), "'pair' reads text and text_pair: give it pairs too"),
-        (("sentiment", TEXTS, TEXTS), "'sentiment' reads text: give it no pairs"),
+        (("sentiment", "one text"), "texts is one string; pass a list of texts"),
+        ((["sentiment"], TEXTS), "There are 11 texts but 1 tasks; pass one for each text"),
+        (("pair", TEXTS, TEXTS[:2]), "There are 11 texts but 2 pairs; pass one for each text"),
+        (("pair", TEXTS), "'pair' reads text and text_pair; pass a second text for every row"),
+        (("sentiment", TEXTS, TEXTS), "'sentiment' reads text; pass no second texts"),
         (("sentiment@9", TEXTS), "'sentiment' has no version 9; its versions are 1, 2"),
         (("sentiment", ["good", None]), "Row 2 is not a text"),
         (("sentiment", ["\ud800"]), "Row 1 is not a text"),
     ],
 )
-def test_a_question_that_cannot_be_answered_is_refused_in_one_sentence(bank, arguments, message):
+def test_an_invalid_call_of_predict_is_refused_in_one_sentence(bank, arguments, message):
     with pytest.raises(adapterbank.AdapterbankError, match=message) as caught:
         bank.predict(*arguments)
     assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_task_is_answered_with_the_nearest(bank):
+def test_an_unknown_task_is_refused_with_the_nearest_one(bank):
     with pytest.raises(UnknownName, match=r"'sentimant' is not a task of this bank\. Did you mean 'sentiment'\?"):
         bank.predict("sentimant", TEXTS)
 
 
-def test_tasks_show_evaluate_remove_and_gc(bank):
+def test_tasks_can_be_listed_shown_evaluated_and_removed(bank):
     names = ["head", "pair", "score", "sentiment", "span", "tags", "three", "upper", "whole"]
     assert [manifest.name for manifest in bank.tasks()] == names
     assert (bank.show("sentiment").version, bank.show("sentiment@1").version) == (2, 1)
@@ -151,7 +151,7 @@ def test_tasks_show_evaluate_remove_and_gc(bank):
     assert bank.gc(dry_run=True) == []
 
 
-def test_evaluate_takes_files_and_says_what_it_dropped(bank, tmp_path):
+def test_evaluate_takes_files_and_reports_dropped_rows(bank, tmp_path):
     found = bank.evaluate("sentiment", write(tmp_path / "t.jsonl", [*ROWS, ("", "positive")]))
     assert found["rows"] == 24
     assert found["notes"] == [f"{tmp_path / 't.jsonl'}: dropped 1 row of 25 with an empty text (first: row 25)."]
@@ -160,7 +160,7 @@ def test_evaluate_takes_files_and_says_what_it_dropped(bank, tmp_path):
 # --- opening ------------------------------------------------------------------------------------------------
 
 
-def test_a_bank_is_made_by_the_first_training_and_knows_its_encoder_from_then_on(tmp_path, checkpoint, bert):
+def test_the_first_training_creates_the_bank_which_then_knows_its_encoder(tmp_path, checkpoint, bert):
     path = tmp_path / "bank"
     new = open_bank(path, str(checkpoint("bert")[0]))
     assert new.tasks() == []
@@ -171,50 +171,50 @@ def test_a_bank_is_made_by_the_first_training_and_knows_its_encoder_from_then_on
     assert again.predict("s", TEXTS) == new.predict("s", TEXTS)
 
 
-def test_a_copied_bank_is_a_bank(bank, tmp_path):
+def test_a_copied_bank_gives_the_same_predictions(bank, tmp_path):
     copy = open_bank(shutil.copytree(bank.path, tmp_path / "copy"))
     assert copy.predict("sentiment", TEXTS) == bank.predict("sentiment", TEXTS)
     assert all(finding.ok for finding in copy.audit())
 
 
 @pytest.fixture(scope="module")
-def stranger(tmp_path_factory):
-    """Give an encoder of the same shape with other numbers."""
-    folder = tmp_path_factory.mktemp("stranger")
+def other_encoder(tmp_path_factory):
+    """Return an encoder of the same shape with other weights."""
+    folder = tmp_path_factory.mktemp("other")
     save_random("bert", folder, seed=1)
     return folder
 
 
-def test_another_encoder_is_refused_before_anything_is_trained_or_predicted(bank, stranger):
+def test_another_encoder_is_refused_before_anything_is_trained_or_predicted(bank, other_encoder):
     before = snapshot(bank.path)
-    for other in (str(stranger), adapterbank.load_backbone(str(stranger))):
+    for other in (str(other_encoder), adapterbank.load_backbone(str(other_encoder))):
         with pytest.raises(BackboneMismatch, match="use the same encoder, or another bank"):
             open_bank(bank.path, other)
     assert snapshot(bank.path) == before
 
 
-def test_an_encoder_that_changed_where_it_lies_is_refused(made, stranger, tmp_path, checkpoint):
+def test_an_encoder_whose_files_changed_is_refused(made, other_encoder, tmp_path, checkpoint):
     encoder = shutil.copytree(checkpoint("bert")[0], tmp_path / "encoder")
     bank = open_bank(tmp_path / "bank", str(encoder))
     bank.train("s", ROWS, ROWS, **FAST)
-    shutil.copy(stranger / "model.safetensors", encoder / "model.safetensors")
+    shutil.copy(other_encoder / "model.safetensors", encoder / "model.safetensors")
     with pytest.raises(BackboneMismatch):
         open_bank(tmp_path / "bank").predict("s", TEXTS)
     with pytest.raises(BackboneMismatch):
         open_bank(tmp_path / "bank").train("t", ROWS, ROWS, **FAST)
 
 
-def test_a_flipped_byte_of_the_weights_is_found_on_load(bank):
+def test_a_flipped_byte_of_the_weights_is_detected_on_load(bank):
     file = bank.show("score") and bank.path / "tasks" / "score" / "1" / "weights.safetensors"
     data = bytearray(file.read_bytes())
     data[-3] ^= 1
     file.write_bytes(data)
-    with pytest.raises(PackageDamaged, match=r"weights\.safetensors is not what was written, its sha256 differs"):
+    with pytest.raises(PackageDamaged, match=r"weights\.safetensors has been changed: its sha256 differs"):
         bank.predict("score", TEXTS)
     assert bank.predict("sentiment", TEXTS)
 
 
-def test_a_bank_that_is_not_there_is_named(tmp_path):
+def test_a_path_that_is_not_a_bank_is_refused(tmp_path):
     with pytest.raises(BankError, match="nowhere does not exist"):
         open_bank(tmp_path / "nowhere")
     (tmp_path / "file").write_text("x")
@@ -226,7 +226,7 @@ def test_a_bank_that_is_not_there_is_named(tmp_path):
         open_bank(tmp_path / "folder", "minilm")
 
 
-def test_a_slip_in_device_or_precision_is_told_at_once(tmp_path):
+def test_a_wrong_device_or_precision_is_reported_at_once(tmp_path):
     with pytest.raises(ConfigError) as caught:
         open_bank(tmp_path / "bank", "minilm", device="gpu", precision="fp16")
     assert [sentence.split(" is ")[0] for sentence in caught.value.mistakes] == ["precision", "device"]
@@ -235,17 +235,17 @@ def test_a_slip_in_device_or_precision_is_told_at_once(tmp_path):
 def test_train_takes_every_option_of_the_shell_and_refuses_others(bank):
     with pytest.raises(ConfigError, match=r"'epoch' is not an option of a run\. Did you mean 'epochs'\?"):
         bank.train("s", ROWS, epoch=3)
-    with pytest.raises(InputError, match=r"This bank is open with .*; open another for 'mpnet'"):
+    with pytest.raises(InputError, match=r"This bank uses .*; open another bank for 'mpnet'"):
         bank.train("s", ROWS, backbone="mpnet", **FAST)
 
 
-def test_a_bank_that_was_open_before_another_process_trained_serves_the_new_default(bank, tmp_path):
+def test_an_open_bank_predicts_with_the_default_that_another_process_trained_meanwhile(bank, tmp_path):
     before = bank.predict("sentiment", TEXTS)
     data = write(tmp_path / "train.csv", ROWS)
     words = ["train", "--bank", bank.path, "--task", "sentiment", "--train", data, "--dev", data, "--seed", 7]
     with process(*words, *flags(FAST)) as other:
-        _, said = other.communicate(timeout=900)
-    assert other.returncode == 0, said
+        _, errors = other.communicate(timeout=900)
+    assert other.returncode == 0, errors
     assert bank.show("sentiment").version == 3
     after = bank.predict("sentiment", TEXTS)
     assert after != before
@@ -257,7 +257,7 @@ def test_a_bank_that_was_open_before_another_process_trained_serves_the_new_defa
 
 
 @pytest.mark.minilm
-def test_the_real_encoder_learns_two_tasks_and_answers_a_mixed_batch(minilm, tmp_path):
+def test_the_real_encoder_learns_two_tasks_and_predicts_a_mixed_batch(minilm, tmp_path):
     bank = open_bank(tmp_path / "bank", minilm, device="cpu")
     options = {"epochs": 6, "size": 16, "batch": 8}
     record = bank.train("sentiment", ROWS, ROWS, **options).record
@@ -271,7 +271,7 @@ def test_the_real_encoder_learns_two_tasks_and_answers_a_mixed_batch(minilm, tmp
     assert [finding.how for finding in bank.audit()] == ["to the bit"] * 2
 
 
-def test_a_bank_made_anew_in_the_same_folder_is_not_answered_from_memory(tmp_path, bert):
+def test_a_new_bank_in_the_same_folder_is_not_predicted_with_the_old_weights(tmp_path, bert):
     bank = open_bank(tmp_path / "bank", bert, device="cpu")
     first = bank.train("s", reviews(), **FAST)
     old = bank.predict("s", ["the big cat was good"])[0].probabilities
@@ -295,7 +295,7 @@ def test_a_bank_made_anew_in_the_same_folder_is_not_answered_from_memory(tmp_pat
         lambda m: m.update(task=[]),
     ],
 )
-def test_a_package_with_right_checksums_and_wrong_contents_is_refused_in_one_sentence(tmp_path, bert, change):
+def test_a_package_with_valid_checksums_and_invalid_contents_is_refused_in_one_sentence(tmp_path, bert, change):
     bank = open_bank(tmp_path / "bank", bert, device="cpu")
     path = bank.train("s", reviews(), **FAST).package.path / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -308,7 +308,7 @@ def test_a_package_with_right_checksums_and_wrong_contents_is_refused_in_one_sen
     assert [finding.ok for finding in fresh.audit()] == [False]
 
 
-def test_weights_that_are_no_tensors_are_refused_in_one_sentence(tmp_path, bert):
+def test_a_weights_file_without_tensors_is_refused_in_one_sentence(tmp_path, bert):
     bank = open_bank(tmp_path / "bank", bert, device="cpu")
     path = bank.train("s", reviews(), **FAST).package.path
     (path / "weights.safetensors").write_bytes(b"not tensors")
@@ -316,11 +316,11 @@ def test_weights_that_are_no_tensors_are_refused_in_one_sentence(tmp_path, bert)
     del manifest["checksum"]
     manifest["weights_sha256"] = files.sha256_bytes(b"not tensors")
     files.write_json(path / "manifest.json", manifest | {"checksum": files.sha256_json(manifest)})
-    with pytest.raises(AdapterbankError, match="holds no tensors"):
+    with pytest.raises(AdapterbankError, match="contains no tensors"):
         open_bank(tmp_path / "bank", bert, device="cpu").predict("s", ["the cat"])
 
 
-def test_tasks_on_pairs_on_single_texts_and_no_task_share_a_call(bank):
+def test_tasks_on_pairs_tasks_on_single_texts_and_no_task_share_a_call(bank):
     names = ["pair", "sentiment", None, "pair"]
     rows = [("what was it", "a red fox"), "the cat was good", "the cat was good", ("who", "a dog")]
     found = bank.predict(names, rows)
@@ -332,17 +332,17 @@ def test_tasks_on_pairs_on_single_texts_and_no_task_share_a_call(bank):
     assert [a.to_json() for a in again] == [f.to_json() for f in found]
 
 
-def test_several_tasks_are_evaluated_in_one_go_as_each_alone(bank):
+def test_several_tasks_are_evaluated_in_one_call_as_each_alone(bank):
     wanted = {"sentiment": reviews(), "pair": pairs(), "sentiment@1": reviews(10)}
     together = bank.evaluate(wanted)
     assert together.keys() == wanted.keys()
     for name, data in wanted.items():
         assert together[name] == bank.evaluate(name, data)
-    with pytest.raises(InputError, match="give a name, or a mapping"):
+    with pytest.raises(InputError, match="pass a name, or a mapping"):
         bank.evaluate(["sentiment"], reviews())
 
 
-def test_evaluate_finds_columns_by_usual_names_or_as_named(bank):
+def test_evaluate_finds_columns_by_usual_names_or_by_given_ones(bank):
     expected = bank.evaluate("sentiment", reviews())
     usual = [{"sentence": text, "class": label} for text, label in reviews()]
     odd = [{"verdict": label, "what": text, "noise": "x"} for text, label in reviews()]

@@ -1,4 +1,4 @@
-"""Claims about configs/: each file is the study that its first line says, and has the runs of the paper's grid."""
+"""Promise: each file of configs/ is run by the command in its first line and has the runs of the paper's grid."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ COUNTS = {
     "figures-gte-small": (2 * 3 * (10 + 1 + 8 + 6) + 7 * 3 + 7 + 2 * (8 - 1), 0),
     "fig7": (2 * 3 * 6 * (1 + 3 + 1), 0),
 }
-"""Runs of the grids, and those that come after the selection."""
+"""For each study: the runs of its grids, and the runs after the selection."""
 
 
-def test_there_is_a_file_for_each_table_and_figure():
+def test_every_table_and_figure_of_the_paper_has_a_file():
     assert {path.stem for path in FILES} == set(COUNTS)
     assert {"table1", "table2", *(f"fig{n}" for n in (1, 3, 4, 5, 6, 7))} <= set(COUNTS)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_the_first_line_is_a_command_that_lists_as_many_runs_as_the_paper_has(path, tmp_path, monkeypatch):
+def test_the_command_in_the_first_line_lists_as_many_runs_as_the_paper_has(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     first = path.read_text(encoding="utf-8").splitlines()[0]
@@ -54,7 +54,7 @@ def test_the_first_line_is_a_command_that_lists_as_many_runs_as_the_paper_has(pa
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_its_tasks_are_in_the_catalog_and_no_run_is_named_twice(path):
+def test_all_tasks_are_in_the_catalog_and_no_two_runs_share_a_name(path):
     study = grid.read(path)
     assert {run.train for run in study.runs} <= set(CATALOG)
     assert len(set(study.runs)) == len(study.runs)
@@ -63,7 +63,7 @@ def test_its_tasks_are_in_the_catalog_and_no_run_is_named_twice(path):
     assert len(set(named)) == len(named)
 
 
-def test_the_processes_of_a_reproduction_have_the_runs_of_the_studies(tmp_path, monkeypatch):
+def test_the_parts_of_a_reproduction_have_exactly_the_runs_of_the_studies(tmp_path, monkeypatch):
     place = importlib.util.spec_from_file_location("reproduce", ROOT / "bench" / "reproduce.py")
     reproduce = importlib.util.module_from_spec(place)
     monkeypatch.setitem(sys.modules, "reproduce", reproduce)

@@ -1,4 +1,4 @@
-"""Claims about the container and the service unit: what a reader of docs/deploy.md is promised stands in the files."""
+"""Promise: the container and the service unit are as docs/deploy.md describes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
 
 
 def instructions(text):
-    """Give the instructions as (word, rest), with continued lines joined."""
+    """Return the instructions as (word, rest), with continued lines joined."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     return [tuple(line.split(None, 1)) for line in "\n".join(lines).replace("\\\n", " ").splitlines()]
 
@@ -39,7 +39,7 @@ def test_the_container_does_not_run_as_root():
     assert "nologin" in only("RUN")
 
 
-def test_the_container_says_whether_it_is_healthy():
+def test_the_container_has_a_health_check():
     check = only("HEALTHCHECK")
     assert "/readyz" in check
     assert "--timeout=" in check
@@ -56,7 +56,7 @@ def test_the_bank_is_a_volume_that_the_user_owns():
     assert only("ENTRYPOINT") == '["adapterbank"]'
 
 
-def test_versions_are_those_that_were_tested_and_the_encoder_is_checked():
+def test_versions_are_pinned_and_the_encoder_is_checked_by_its_hash():
     installs = re.findall(r"pip install (.*?)(?:&&|$)", " ".join(rest for name, rest in FOUND if name == "RUN"))
     assert all("--constraint constraints.txt" in one or "--require-hashes" in one for one in installs)
     assert "--require-hashes" in DOCKERFILE
@@ -65,7 +65,7 @@ def test_versions_are_those_that_were_tested_and_the_encoder_is_checked():
     assert len([line for line in lines if re.match(pinned, line)]) == 1
 
 
-def test_what_is_copied_is_there_and_sent_to_the_builder():
+def test_every_copied_file_exists_and_is_sent_to_the_builder():
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     copied = [name for word, rest in FOUND if word == "COPY" and "--from" not in rest for name in rest.split()[:-1]]
     assert copied
@@ -75,7 +75,7 @@ def test_what_is_copied_is_there_and_sent_to_the_builder():
     assert ignored[1] == "*"
 
 
-def test_the_compose_file_keeps_the_bank_and_gives_no_rights():
+def test_the_compose_file_keeps_the_bank_and_drops_all_rights():
     (service,) = COMPOSE["services"].values()
     assert "bank:/bank" in service["volumes"]
     assert {"bank", "cache"} == set(COMPOSE["volumes"])
@@ -86,7 +86,7 @@ def test_the_compose_file_keeps_the_bank_and_gives_no_rights():
     assert "privileged" not in service
 
 
-def test_the_unit_runs_as_a_user_of_its_own_and_may_write_to_its_folders_only():
+def test_the_unit_runs_as_its_own_user_and_may_write_only_to_its_folders():
     unit = configparser.ConfigParser(strict=False, interpolation=None, delimiters=("=",))
     unit.optionxform = str
     unit.read_string(re.search(r"```ini\n(.*?)```", DEPLOY, re.DOTALL)[1])
@@ -99,7 +99,7 @@ def test_the_unit_runs_as_a_user_of_its_own_and_may_write_to_its_folders_only():
 
 
 @pytest.mark.parametrize("name", ["deploy.md", "serving-curl.md"])
-def test_bodies_and_options_in_the_documents_can_be_read(name):
+def test_the_curl_commands_in_the_documents_have_valid_addresses_and_bodies(name):
     text = (ROOT / "docs" / name).read_text(encoding="utf-8")
     for block in re.findall(r"```\n(.*?)```", text, re.DOTALL):
         for line in block.splitlines():

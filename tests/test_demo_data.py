@@ -1,4 +1,4 @@
-"""The demo's data, read from the real packages: what is dropped, drawn and written."""
+"""Promise: the data of the demo are read from the real packages, cleaned, drawn and written as documented."""
 
 from __future__ import annotations
 

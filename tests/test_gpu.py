@@ -1,4 +1,4 @@
-"""What only a GPU can show; skipped where there is none."""
+"""Promise: on a GPU, training and inference give what the CPU gives, as graphs and in bf16 too."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import torch
 from adapterbank.api import open_bank
 from adapterbank.encoder.backbone import load
 from adapterbank.encoder.batch import Tokens
+from adapterbank.encoder.placed import place
 from adapterbank.errors import SlowerWarning
 from adapterbank.inference import engine as engines
 from adapterbank.inference import graph_runner
 from adapterbank.inference.engine import Engine
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.tasks.spec import Task
 from adapterbank.training import loop as training
 from adapterbank.training import trainer as trainers
@@ -27,8 +29,8 @@ from small_data import reviews
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
-    # Compilers have advice of their own, TF32 for one; that something runs slower than it could is an error here.
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine"),
+    # Compilers warn about other things (TF32, for example); only a fall back to slower code is an error here.
     pytest.mark.filterwarnings("ignore", "error::adapterbank.errors.SlowerWarning"),
 ]
 
@@ -38,7 +40,7 @@ TEXTS = ["the big dog ran", "why", "a good film on the mat , was it ?"] * 7
 
 @pytest.fixture
 def trained(tmp_path, bert):
-    """A bank of four tasks of several methods and sizes, trained on the GPU in bf16."""
+    """Return a bank of four tasks of several methods and sizes, trained on the GPU in bf16."""
     bank = open_bank(tmp_path / "bank", bert, device="cuda")
     for name, options in {
         "a": {"size": 8},
@@ -50,20 +52,20 @@ def trained(tmp_path, bert):
     return bank
 
 
-def test_an_audit_in_another_engine_on_the_same_gpu_agrees_to_the_bit(trained, bert):
+def test_an_audit_by_another_engine_on_the_same_gpu_agrees_to_the_bit(trained, bert):
     findings = list(open_bank(trained.path, bert, device="cuda").audit())
     assert [(f.ref, f.ok, f.how) for f in findings] == [(f"{n}@1", True, "to the bit") for n in "abcd"]
 
 
-def test_an_audit_on_the_cpu_is_within_tolerance_and_says_so(trained, bert):
+def test_an_audit_on_the_cpu_is_within_tolerance_and_reports_it(trained, bert):
     findings = list(open_bank(trained.path, bert, device="cpu").audit())
     assert [(f.ref, f.ok, "within 0.1" in f.how) for f in findings] == [(f"{n}@1", True, True) for n in "abcd"]
 
 
 def test_the_same_seed_gives_the_same_package_twice(tmp_path, bert):
     shas = []
-    for place in ("one", "two"):
-        bank = open_bank(tmp_path / place, bert, device="cuda")
+    for name in ("one", "two"):
+        bank = open_bank(tmp_path / name, bert, device="cuda")
         shas.append(bank.train("a", reviews(), epochs=2, size=8, max_length=32).package.manifest.weights_sha256)
     assert shas[0] == shas[1]
 
@@ -78,18 +80,18 @@ def test_mixed_rows_on_the_gpu_equal_each_task_alone_on_the_cpu(trained, bert, p
         assert found.probabilities == pytest.approx(expected.probabilities, abs=tolerance)
 
 
-def test_rows_of_no_task_give_the_bare_encoders_mean(bert, tmp_path):
+def test_rows_without_a_task_get_the_mean_of_the_encoders_hidden_states(bert, tmp_path):
     bank = open_bank(tmp_path / "bank", bert, device="cuda", precision="fp32")
     for found, hidden in zip(bank.predict(None, TEXTS), bert.encode(TEXTS), strict=True):
         np.testing.assert_allclose(found.embedding, hidden.mean(0), atol=1e-4)
 
 
-# --- steps and batches as programs
+# --- steps and batches as graphs
 
 
 @pytest.fixture(scope="module")
 def backbones(tmp_path_factory):
-    """Give an encoder whose heads the attention kernel is made for, and one whose are too narrow for it."""
+    """Return an encoder whose heads fit the attention kernel, and one whose heads are too narrow for it."""
     found = {}
     for name, heads in (("kernel", 2), ("composed", 4)):
         folder = tmp_path_factory.mktemp(name)
@@ -100,7 +102,7 @@ def backbones(tmp_path_factory):
 
 @pytest.fixture
 def replays(monkeypatch):
-    """Note the graph of each replay."""
+    """Record the graph of each replay."""
     seen, original = [], torch.cuda.CUDAGraph.replay
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: seen.append(graph) or original(graph))
     return seen
@@ -108,20 +110,23 @@ def replays(monkeypatch):
 
 @pytest.fixture
 def learn(monkeypatch):
-    """Train on the GPU, as programs if a few steps are worth one; gives states, and the loss of each run and step."""
+    """Return a function that trains on the GPU, with graphs from `worth` steps on.
+
+    It returns the states, and the loss of each run and step.
+    """
 
     def run(backbone, *jobs, worth=0, dtype=torch.float32, dropout=0.1):
-        losses, read = {}, trainers.Trainer._read_losses
+        losses, read = {}, trainers.Trainer.read_losses
 
-        def noted(trainer):
-            for found, who in trainer.unread:
-                losses.update({(active.number, step): float(found[k]) for active, k, step in who})
+        def record(trainer):
+            for found, runs in trainer.unread:
+                losses.update({(active.number, step): float(found[k]) for active, k, step in runs})
             read(trainer)
 
         with monkeypatch.context() as patch:
-            patch.setattr(trainers, "_WORTH", worth)
-            patch.setattr(trainers.Trainer, "_read_losses", noted)
-            states = training.train(backbone, jobs, device=GPU, dtype=dtype, dropout=dropout)
+            patch.setattr(trainers, "STEPS_WORTH_A_GRAPH", worth)
+            patch.setattr(trainers.Trainer, "read_losses", record)
+            states = training.train(place(backbone, GPU, dtype), jobs, dropout=dropout)
         assert len(losses) == sum(state.step for state in states)
         return states, losses
 
@@ -136,7 +141,7 @@ def assert_same_losses(found, expected, tolerance):
 
 @pytest.mark.parametrize("name", ["kernel", "composed"])
 def test_a_captured_run_takes_the_steps_of_an_eager_one(name, backbones, new_slot, learn, replays):
-    """Three runs at once with seeds, rates, sizes and ends of their own, dropout, and rows of any length."""
+    """Three runs at once, each with its own seed, rate, size and end, with dropout and rows of many lengths."""
     jobs = three_runs(backbones[name], new_slot)
     assert len({len(row) for job in jobs for row in job.train.tokens}) > 4
     _, expected = learn(backbones[name], *jobs, worth=NEVER)
@@ -146,7 +151,7 @@ def test_a_captured_run_takes_the_steps_of_an_eager_one(name, backbones, new_slo
     assert_same_losses(found, expected, 1e-4)
 
 
-@pytest.mark.parametrize("method", ["layernorm", "lora", "bitfit", "feature", "top", "full"])
+@pytest.mark.parametrize("method", ["layernorm", "lora", "ia3", "bitfit", "feature", "top", "full"])
 def test_every_method_is_captured(method, backbones, new_slot, learn, replays):
     head = Head("classification", 2, "pooler" if method in ("top", "full") else "mean")
     job = job_on(backbones["kernel"], new_slot, Options(method=method), head=head, rate=1e-4, epochs=1)
@@ -156,13 +161,17 @@ def test_every_method_is_captured(method, backbones, new_slot, learn, replays):
     assert_same_losses(found, expected, 1e-4)
 
 
-@pytest.mark.parametrize("name", ["kernel", "composed"])
-def test_captured_steps_in_bf16_learn_from_the_first_on(name, backbones, new_slot, learn, replays):
-    backbone = backbones[name]
-    common = {"rows": 120, "rate": 3e-3, "epochs": 12, "batch": 16}
-    jobs = [job_on(backbone, new_slot, Options(size=8), seed=seed, **common) for seed in range(3)]
-    states, found = learn(backbone, *jobs, dtype=torch.bfloat16, dropout=0.0)
-    _, exact = learn(backbone, *jobs, worth=NEVER, dropout=0.0)
+def bf16_jobs(backbone, new_slot, epochs):
+    """Return three jobs of one form: the tests that run them share what is compiled for it."""
+    common = {"rows": 120, "rate": 3e-3, "epochs": epochs, "batch": 16}
+    return [job_on(backbone, new_slot, Options(size=8), seed=seed, **common) for seed in range(3)]
+
+
+@pytest.mark.parametrize(("name", "dropout"), [("kernel", 0.1), ("composed", 0.0)])
+def test_captured_steps_in_bf16_learn_from_the_first_step_on(name, dropout, backbones, new_slot, learn, replays):
+    jobs = bf16_jobs(backbones[name], new_slot, epochs=12)
+    states, found = learn(backbones[name], *jobs, dtype=torch.bfloat16, dropout=dropout)
+    _, exact = learn(backbones[name], *jobs, worth=NEVER, dropout=dropout)
     assert len(replays) == 12 * 8
     first = [(run, step) for run in range(3) for step in range(3)]
     assert_same_losses({key: found[key] for key in first}, {key: exact[key] for key in first}, 5e-2)
@@ -171,8 +180,8 @@ def test_captured_steps_in_bf16_learn_from_the_first_on(name, backbones, new_slo
         assert state.best_score > 0.8
 
 
-def test_the_same_seed_gives_the_same_bits_twice_as_a_program_too(backbones, new_slot, learn, replays):
-    jobs = three_runs(backbones["kernel"], new_slot)
+def test_the_same_seed_gives_the_same_bits_twice_as_a_graph_too(backbones, new_slot, learn, replays):
+    jobs = bf16_jobs(backbones["kernel"], new_slot, epochs=2)
     (states, losses), (again, others) = (learn(backbones["kernel"], *jobs, dtype=torch.bfloat16) for _ in range(2))
     assert replays
     assert losses == others
@@ -189,14 +198,14 @@ def broken(function, **options):
     return call
 
 
-def test_a_compiler_that_fails_costs_speed_and_one_warning(backbones, new_slot, learn, replays, monkeypatch):
+def test_training_without_a_compiler_is_slower_and_warns_once(backbones, new_slot, learn, replays, monkeypatch):
     jobs = three_runs(backbones["kernel"], new_slot)
     _, expected = learn(backbones["kernel"], *jobs, worth=NEVER)
     monkeypatch.setattr(torch, "compile", broken)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         states, found = learn(backbones["kernel"], *jobs)
-    slower = [str(one.message) for one in said if issubclass(one.category, SlowerWarning)]
+    slower = [str(one.message) for one in caught if issubclass(one.category, SlowerWarning)]
     assert len(slower) == 1
     assert "no compiler here" in slower[0]
     assert len(replays) == max(state.step for state in states)  # captured all the same
@@ -217,14 +226,19 @@ FORMS = [
     {"method": "feature"},
     {"method": "lora", "rank": 3, "alpha": 6.0},
     {"method": "lora", "targets": "key,output,up,down"},
+    {"method": "ia3"},
     {"method": "bitfit"},
     {"method": "full"},
 ]
+FEW_FORMS = [FORMS[1], FORMS[5]]
+"""Adapter and LoRA. Every form is tested in fp32 with the attention kernel; compiling them all takes minutes."""
 
 
-def tasks_on(backbone, new_slot):
-    """Draw a task of every kind and form: name, task, plan and tensors of each."""
+def tasks_on(backbone, new_slot, forms=FORMS):
+    """Yield a random task of every kind and form: name, task, plan and tensors of each."""
     for seed, (head, form) in enumerate(itertools.product(KINDS, FORMS)):
+        if form not in forms:
+            continue
         plan = make_plan(Options(**form), depth=backbone.config.layers, head=head)
         labels = tuple("abcdefghi"[: head.outputs]) if head.kind in ("classification", "multilabel") else ()
         columns = ("text", "other") if head.kind == "span" else ("text",)
@@ -233,12 +247,11 @@ def tasks_on(backbone, new_slot):
         yield task.name, task, plan, tensors
 
 
-def engine_on(backbone, new_slot, names=None, **options):
-    """Give an engine with all of them, or some."""
+def engine_on(backbone, tasks, **options):
+    """Return an engine with these tasks."""
     engine = Engine(backbone, device="cuda", **options)
-    for drawn in tasks_on(backbone, new_slot):
-        if names is None or drawn[0] in names:
-            engine.put(*drawn, 64)
+    for drawn in tasks:
+        engine.put(*drawn, 64)
     return engine
 
 
@@ -249,7 +262,7 @@ def rows_of(count, seed):
 
 
 def assert_same_outputs(engine, plain, seed, tolerance):
-    """Ask both engines for rows of any tasks, of a few, of a few with many rows each, and of one."""
+    """Compare two engines on rows of all tasks, of a few, of a few with many rows each, and of one."""
     chance = random.Random(seed)
     names = [*plain.residents, None]
     asked_of = (
@@ -265,25 +278,29 @@ def assert_same_outputs(engine, plain, seed, tolerance):
             np.testing.assert_allclose(mine, wanted, atol=tolerance * max(1.0, scale), rtol=tolerance, err_msg=name)
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 5e-2)])
-def test_captured_batches_give_what_eager_ones_give(precision, tolerance, backbones, new_slot, replays):
-    engine = engine_on(backbones["kernel"], new_slot, precision=precision)
-    plain = engine_on(backbones["kernel"], new_slot, precision=precision, programs=False)
-    engine.run_programs()
+@pytest.mark.parametrize(
+    ("precision", "tolerance", "forms"), [("fp32", 1e-4, FORMS), ("bf16", 5e-2, FEW_FORMS)], ids=["fp32", "bf16"]
+)
+def test_captured_batches_give_what_eager_ones_give(precision, tolerance, forms, backbones, new_slot, replays):
+    tasks = [*tasks_on(backbones["kernel"], new_slot, forms)]
+    engine = engine_on(backbones["kernel"], tasks, precision=precision)
+    plain = engine_on(backbones["kernel"], tasks, precision=precision, programs=False)
+    engine.use_graphs()
     for seed in range(3):
         assert_same_outputs(engine, plain, seed, tolerance)
-    assert plain._mixed is None
+    assert (engine.ahead > 0, plain.ahead) == (True, 0)
     assert replays
     captured, before = set(replays), len(replays)
     assert_same_outputs(engine, plain, 0, tolerance)
     assert len(replays) > before
-    assert set(replays) == captured  # what was asked before is asked of the same programs
+    assert set(replays) == captured  # the same rows again replay the same graphs
 
 
-def test_captured_batches_within_a_budget_are_answered_with_what_was_loaded_last(backbones, new_slot, replays):
-    engine = engine_on(backbones["composed"], new_slot, precision="fp32", budget=200_000)
-    plain = engine_on(backbones["composed"], new_slot, precision="fp32", programs=False)
-    engine.run_programs()
+def test_captured_batches_within_a_memory_budget_use_the_slots_loaded_last(backbones, new_slot, replays):
+    tasks = [*tasks_on(backbones["composed"], new_slot, FEW_FORMS)]
+    engine = engine_on(backbones["composed"], tasks, precision="fp32", budget=200_000)
+    plain = engine_on(backbones["composed"], tasks, precision="fp32", programs=False)
+    engine.use_graphs()
     for seed in range(3):
         assert_same_outputs(engine, plain, seed, 1e-4)
     assert replays
@@ -291,12 +308,14 @@ def test_captured_batches_within_a_budget_are_answered_with_what_was_loaded_last
 
 
 @pytest.mark.parametrize("staged", [2 << 30, 1])
-def test_batches_that_are_launched_are_answered_by_the_tasks_of_then(staged, backbones, new_slot, monkeypatch, replays):
-    monkeypatch.setattr(graph_runner, "_STAGED", staged)  # room for all that lies side by side, or for the last alone
+def test_launched_batches_are_computed_with_the_tasks_of_their_launch(
+    staged, backbones, new_slot, monkeypatch, replays
+):
+    monkeypatch.setattr(graph_runner, "BUFFER_BYTES", staged)  # enough for all buffers, or only for the last one
     few = {drawn[0]: drawn for drawn in itertools.islice(tasks_on(backbones["kernel"], new_slot), 2)}
-    engine = engine_on(backbones["kernel"], new_slot, few, precision="fp32")
-    plain = engine_on(backbones["kernel"], new_slot, few, precision="fp32", programs=False)
-    engine.run_programs()
+    engine = engine_on(backbones["kernel"], few.values(), precision="fp32")
+    plain = engine_on(backbones["kernel"], few.values(), precision="fp32", programs=False)
+    engine.use_graphs()
     engine.warm()
     assert replays
     batches = [(rows_of(16, seed), random.Random(seed).choices([*few], k=16)) for seed in range(12)]
@@ -312,8 +331,8 @@ def test_batches_that_are_launched_are_answered_by_the_tasks_of_then(staged, bac
             engine.put(*drawn, 64)
 
 
-def test_an_engine_runs_programs_from_the_call_on_that_is_worth_it(bert, monkeypatch, replays):
-    monkeypatch.setattr(engines, "_WORTH", 3)
+def test_an_engine_uses_graphs_from_the_call_on_that_is_worth_it(bert, monkeypatch, replays):
+    monkeypatch.setattr(engines, "CALLS_WORTH_A_GRAPH", 3)
     engine, plain = (Engine(bert, device="cuda", precision="fp32", programs=programs) for programs in (True, False))
     for call in range(6):
         tokens = rows_of(4, seed=0)
@@ -322,13 +341,14 @@ def test_an_engine_runs_programs_from_the_call_on_that_is_worth_it(bert, monkeyp
         assert bool(replays) == (call >= 3)
 
 
-def test_an_engine_whose_compiler_fails_answers_with_one_warning(backbones, new_slot, monkeypatch, replays):
+def test_an_engine_without_a_compiler_predicts_and_warns_once(backbones, new_slot, monkeypatch, replays):
     monkeypatch.setattr(torch, "compile", broken)
-    engine = engine_on(backbones["kernel"], new_slot, precision="fp32")
-    plain = engine_on(backbones["kernel"], new_slot, precision="fp32", programs=False)
-    engine.run_programs()
-    with warnings.catch_warnings(record=True) as said:
+    tasks = [*tasks_on(backbones["kernel"], new_slot)]
+    engine = engine_on(backbones["kernel"], tasks, precision="fp32")
+    plain = engine_on(backbones["kernel"], tasks, precision="fp32", programs=False)
+    engine.use_graphs()
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert_same_outputs(engine, plain, 0, 1e-4)
-    assert sum(issubclass(one.category, SlowerWarning) for one in said) == 1
+    assert sum(issubclass(one.category, SlowerWarning) for one in caught) == 1
     assert replays

@@ -1,4 +1,4 @@
-"""Which tensors each method trains, on every family: the sets are written out here, not asked of the code."""
+"""Tests of `adapterbank.methods`: which tensors each method trains, written out for every family."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from adapterbank.config import Config
 from adapterbank.encoder import forward
 from adapterbank.encoder.config_json import read_config
 from adapterbank.errors import ConfigError, UnknownName
-from adapterbank.methods import Head, Options, Plan, make_plan, parse_layers
-from adapterbank.slots import heads
-from adapterbank.slots.additions import bottleneck, lora
+from adapterbank.methods import Options, parse_layers
+from adapterbank.slots import plan as plans
+from adapterbank.slots import tensors as slot_tensors
+from adapterbank.slots.additions.adapter import Adapter
+from adapterbank.slots.additions.lora import Lora
+from adapterbank.slots.plan import Head, Plan, make_plan
 from families import FAMILIES
 
 DEPTH = 3
@@ -43,7 +46,7 @@ OUTSIDE = {  # what each family has outside its layers, beside words, positions 
 
 
 def weights_of(family, layers):
-    """Say which sets of layer weights these layers use: ALBERT has one for all."""
+    """Return the numbers of the weights that these layers use: ALBERT has one set for all."""
     return [0] if family == "albert" else list(layers)
 
 
@@ -68,7 +71,7 @@ def low_rank(layers, modules=("attention.query", "attention.value")):
 
 
 def biases(family, layers):
-    """Name every bias of the linear layers and LayerNorms; those of the embeddings go with layer 0."""
+    """Return every bias of the linear layers and LayerNorms; those of the embeddings count as layer 0."""
     outside = EMBEDDING_NORM | (PROJECT & OUTSIDE[family]) if 0 in layers else set()
     return {name for name in outside | whole_layers(family, layers) if name.endswith(".bias")}
 
@@ -121,7 +124,7 @@ ONE_SET_OF_WEIGHTS = (
     *("adapter in layer 0", "adapter in layers 1,2", "top 1", "top 2", "top 3", "layernorm upper"),
     "bitfit in layers 1,2",
 )
-"""What cannot be asked of ALBERT, whose layers share their weights."""
+"""Cases that ALBERT refuses, because its layers share their weights."""
 
 
 def plan_for(backbone, options, *, pooling="mean"):
@@ -131,15 +134,12 @@ def plan_for(backbone, options, *, pooling="mean"):
 
 
 def all_names(backbone, plan):
-    """Name everything that could train: the whole encoder, the plan's adapters and its head."""
-    generator, hidden = torch.Generator(), backbone.config.hidden
-    added = bottleneck.initial(plan.adapter, hidden, 0.0, generator) if plan.adapter else {}
-    added |= lora.initial(plan.lora, backbone.config, generator) if plan.lora else {}
-    return [*backbone.tensors, *added, *heads.initial(plan.head, hidden, generator)]
+    """Return the name of everything that could train: the whole encoder, the plan's additions and its head."""
+    return [*backbone.tensors, *slot_tensors.initial(plan, backbone.config, 0.0, torch.Generator())]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_families_have_exactly_the_tensors_that_these_tests_think(family, tiny):
+def test_every_family_has_exactly_the_tensors_listed_here(family, tiny):
     assert set(tiny(family).tensors) == whole_encoder(family)
 
 
@@ -153,10 +153,10 @@ def test_a_method_trains_exactly_these_tensors(family, case, tiny):
             plan_for(backbone, options)
         return
     plan = plan_for(backbone, options)
-    found = methods.trained(all_names(backbone, plan), plan)
+    found = plans.trained(all_names(backbone, plan), plan)
     assert set(found) == expected(family) | HEAD
     assert len(found) == len(set(found))
-    assert methods.first_trained_layer(found, DEPTH) == first
+    assert plans.first_trained_layer(found, DEPTH) == first
 
 
 @pytest.mark.parametrize(
@@ -168,16 +168,16 @@ def test_a_method_trains_exactly_these_tensors(family, case, tiny):
         if OUTSIDE[family] >= POOLER and not (family == "albert" and case in ONE_SET_OF_WEIGHTS)
     ],
 )
-def test_the_pooler_trains_only_under_full_and_top_and_only_where_the_head_reads_it(family, case, tiny):
+def test_the_pooler_trains_only_with_full_and_top_and_only_if_the_head_reads_it(family, case, tiny):
     options, expected, first = CASES[case]
     plan = plan_for(tiny(family), options, pooling="pooler")
-    found = set(methods.trained(all_names(tiny(family), plan), plan))
+    found = set(plans.trained(all_names(tiny(family), plan), plan))
     assert found == expected(family) | HEAD | (POOLER if options.method in ("full", "top") else set())
-    assert methods.first_trained_layer(found, DEPTH) == first
+    assert plans.first_trained_layer(found, DEPTH) == first
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_plan_comes_back_from_json_the_same(case, bert):
+def test_a_plan_read_back_from_json_is_equal(case, bert):
     options = CASES[case][0]
     for head in (Head("classification", 4, "first", hidden=7), Head("regression", 1, shift=2.5, scale=1.25)):
         plan = make_plan(options, depth=DEPTH, head=head)
@@ -188,15 +188,15 @@ def test_a_plan_comes_back_from_json_the_same(case, bert):
         assert hash(back) == hash(plan)
 
 
-def test_a_hidden_layer_of_the_head_trains_with_it(bert):
+def test_the_hidden_layer_of_a_head_trains_with_it(bert):
     plan = make_plan(Options(method="feature"), depth=DEPTH, head=Head("classification", 2, hidden=5))
-    found = set(methods.trained(all_names(bert, plan), plan))
+    found = set(plans.trained(all_names(bert, plan), plan))
     assert found == HEAD | {"head.hidden.weight", "head.hidden.bias"}
 
 
 @pytest.mark.minilm
 @pytest.mark.parametrize("classes", [2, 5])
-def test_adapters_of_size_64_on_minilm_train_the_number_of_parameters_that_the_formula_gives(classes, minilm, new_slot):
+def test_adapters_of_size_64_on_minilm_have_as_many_parameters_as_the_formula_gives(classes, minilm, new_slot):
     head = Head("classification", classes)
     plan = make_plan(Options(size=64), depth=minilm.config.layers, head=head)
     count = sum(tensor.numel() for tensor in new_slot(minilm, plan).values())
@@ -213,39 +213,39 @@ def bert_base():
 def test_adapters_on_bert_base_have_the_papers_number_of_parameters(size):
     config = bert_base()
     plan = make_plan(Options(size=size), depth=config.layers, head=Head("classification", 2))
-    shapes = bottleneck.initial(plan.adapter, config.hidden, 0.0, torch.Generator())
-    count = sum(tensor.numel() for tensor in shapes.values())
+    shapes = slot_tensors.added_shapes(plan, config)
+    count = sum(torch.Size(shape).numel() for shape in shapes.values())
     assert count == 24 * (2 * size * 768 + 768 + size)
     if size == 64:
         assert count == 24 * 99_136 == 2_379_264
 
 
-def test_layernorms_of_bert_base_are_the_papers_40k_parameters():
+def test_the_layernorms_of_bert_base_have_the_papers_40k_parameters():
     config = bert_base()
     plan = make_plan(Options(method="layernorm"), depth=12, head=Head("classification", 2))
     shapes = config.shapes(pooler=True)
-    count = sum(torch.Size(shapes[name]).numel() for name in methods.trained(shapes, plan))
+    count = sum(torch.Size(shapes[name]).numel() for name in plans.trained(shapes, plan))
     assert count == 25 * 2 * 768 == 38_400
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_tensor_has_one_home_among_the_roles(family, tiny):
+def test_every_tensor_belongs_to_exactly_one_part_of_the_model(family, tiny):
     plan = plan_for(tiny(family), Options(inner_norm=True, depth=2))
     for name in all_names(tiny(family), plan):
         found = methods.roles(name)
         alone = ("adapter", "lora", "embedding", "pooler", "head")
-        homes = {role for role in found if role in alone or role[:6] == "layer:"}
-        assert len(homes) == 1, name
+        parts = {role for role in found if role in alone or role[:6] == "layer:"}
+        assert len(parts) == 1, name
         assert ("bias" in found) == name.endswith(".bias")
         assert ("layer_norm" in found) == (name in norms(family, range(DEPTH)))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_weight_decay_spares_every_layernorm_and_bias_and_nothing_else(family, tiny):
+def test_weight_decay_applies_to_everything_but_layernorms_and_biases(family, tiny):
     plan = plan_for(tiny(family), Options(inner_norm=True, depth=2))
     names = all_names(tiny(family), plan)
-    spared = {name for name in names if not methods.decays(name)}
-    assert spared == {n for n in names if n.endswith(".bias")} | {n for n in names if n.endswith("norm.weight")}
+    exempt = {name for name in names if not plans.decays(name)}
+    assert exempt == {n for n in names if n.endswith(".bias")} | {n for n in names if n.endswith("norm.weight")}
 
 
 @pytest.mark.parametrize(
@@ -262,53 +262,53 @@ def test_weight_decay_spares_every_layernorm_and_bias_and_nothing_else(family, t
         (" 1 , 4-5 ", (1, 4, 5)),
     ],
 )
-def test_a_choice_of_layers_is_read(text, layers):
+def test_layers_are_parsed(text, layers):
     assert parse_layers(text, 12) == layers
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 7])
-def test_upper_means_the_upper_half_and_never_nothing(depth):
+def test_upper_is_the_upper_half_and_never_empty(depth):
     assert parse_layers("upper", depth) == tuple(i for i in range(depth) if i >= depth // 2)
     assert parse_layers("upper", depth)
 
 
 @pytest.mark.parametrize("text", ["", " ", ",", "0,", "a", "-1", "1-", "1--2", "1.5", "top", "ALL", "0;1", "1 2"])
-def test_a_choice_of_layers_that_means_nothing_says_what_would(text):
-    with pytest.raises(ConfigError, match="'all', 'upper', or numbers and spans") as caught:
+def test_layers_that_cannot_be_parsed_are_refused_with_the_syntax(text):
+    with pytest.raises(ConfigError, match="'all', 'upper', or numbers and ranges") as caught:
         parse_layers(text, 12)
     assert repr(text) in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["12", "0,12", "6-12", "99", "5-3"])
-def test_a_layer_that_is_not_there_is_refused_with_the_layers_that_are(text):
+def test_a_missing_layer_is_refused_with_the_layers_there_are(text):
     with pytest.raises(ConfigError, match="layers 0 to 11") as caught:
         parse_layers(text, 12)
     assert repr(text) in str(caught.value)
 
 
 @pytest.mark.parametrize("top", [0, -1, 4])
-def test_more_top_layers_than_there_are_is_refused(top):
-    with pytest.raises(ConfigError, match="give 1 to 3"):
+def test_a_number_of_top_layers_out_of_range_is_refused(top):
+    with pytest.raises(ConfigError, match="use 1 to 3"):
         make_plan(Options(method="top", top=top), depth=3, head=Head("classification", 2))
 
 
-def test_layers_that_share_weights_may_have_adapters_in_some_layers_when_no_norms_train(tiny):
+def test_layers_that_share_weights_may_have_adapters_in_some_layers_if_no_norms_train(tiny):
     plan = plan_for(tiny("albert"), Options(layers="2", train_norms=False))
-    assert set(methods.trained(all_names(tiny("albert"), plan), plan)) == adapters([2]) | HEAD
+    assert set(plans.trained(all_names(tiny("albert"), plan), plan)) == adapters([2]) | HEAD
 
 
-def test_an_unknown_method_is_told_the_nearest_one():
+def test_an_unknown_method_is_refused_with_the_nearest_one():
     with pytest.raises(UnknownName, match="Did you mean 'adapter'"):
         methods.find_method("adaptor")
 
 
-def test_the_activations_of_adapters_are_those_of_the_pass():
+def test_adapters_offer_the_activations_of_the_forward_pass():
     assert set(methods.ACTIVATIONS) == set(forward.ACTIVATIONS)
     assert len(methods.ACTIVATIONS) == len(set(methods.ACTIVATIONS))
 
 
 @pytest.mark.parametrize("name", SLOTS)
-def test_every_method_has_its_defaults_each_with_a_reason(name):
+def test_every_method_has_defaults_each_with_a_reason(name):
     defaults = methods.METHODS[name].defaults
     assert set(defaults) == {"lr", "epochs", "epsilon", "weight_decay", "bias_correction", "pooling"}
     assert all(len(default.reason.split()) > 3 for default in defaults.values())
@@ -320,9 +320,8 @@ def test_every_method_has_its_defaults_each_with_a_reason(name):
 
 
 @pytest.mark.parametrize("name", methods.METHODS)
-def test_what_a_method_uses_is_an_option(name):
-    known = fields(Options) if methods.METHODS[name].slot else fields(Config)
-    assert set(methods.METHODS[name].uses) <= {field.name for field in known}
+def test_a_method_uses_only_options_that_exist(name):
+    assert set(methods.METHODS[name].uses) <= {field.name for field in fields(Config)}
     assert methods.METHODS[name].summary
 
 
@@ -332,7 +331,7 @@ def test_only_methods_that_change_whole_layers_are_batched_alone():
     assert {name for name, plan in plans.items() if plan.alone} == {"full", "top"}
 
 
-def test_options_of_the_adapter_reach_the_plan():
+def test_the_options_of_the_adapter_reach_the_plan():
     options = Options(
         size=5,
         layers="1",
@@ -343,25 +342,25 @@ def test_options_of_the_adapter_reach_the_plan():
         inner_norm=True,
         depth=2,
     )
-    adapter = make_plan(options, depth=3, head=Head("classification", 2)).adapter
-    assert adapter == methods.Adapter(5, (1,), ("feedforward",), "tanh", "parallel", "multiply", True, 2)
+    adapter = make_plan(options, depth=3, head=Head("classification", 2)).additions[0]
+    assert adapter == Adapter(5, (1,), ("feedforward",), "tanh", "parallel", "multiply", True, 2)
 
 
-def test_options_of_low_rank_parts_reach_the_plan_in_the_order_of_the_pass():
+def test_the_options_of_lora_reach_the_plan_in_the_order_of_the_forward_pass():
     options = Options(method="lora", rank=5, alpha=2.0, targets="down,query", layers="1")
-    found = make_plan(options, depth=3, head=Head("classification", 2)).lora
-    assert found == methods.Lora(5, 2.0, (1,), ("query", "down"))
+    found = make_plan(options, depth=3, head=Head("classification", 2)).additions[0]
+    assert found == Lora(5, 2.0, (1,), ("query", "down"))
     assert found.scale == 0.4
-    assert (found.widened(8).rank, found.widened(8).scale) == (8, 0.4)
+    assert (found.resized(8).rank, found.resized(8).scale) == (8, 0.4)
 
 
-def test_a_plan_written_before_there_was_lora_is_read():
+def test_a_plan_written_before_lora_existed_is_read():
     plan = make_plan(Options(), depth=3, head=Head("classification", 2))
     old = {key: value for key, value in plan.to_json().items() if key != "lora"}
     assert Plan.from_json(old) == plan
 
 
-def test_low_rank_parts_of_bert_base_are_the_papers_0_3_million():
+def test_lora_on_bert_base_has_the_papers_0_3_million_parameters():
     plan = make_plan(Options(method="lora"), depth=12, head=Head("classification", 2))
-    count = sum(torch.Size(shape).numel() for shape in lora.shapes(plan.lora, bert_base()).values())
+    count = sum(torch.Size(shape).numel() for shape in slot_tensors.added_shapes(plan, bert_base()).values())
     assert count == 12 * 2 * 2 * 8 * 768 == 294_912

@@ -1,7 +1,7 @@
-"""The promise to users of release 0.1.0: a bank that it wrote is read, served, resumed and reproduced by this code.
+"""Promise: this code reads, serves, resumes and reproduces a bank written by release 0.1.0.
 
-The bank lies in `tests/old_bank` and is never written anew (`make.py` there says how it was made). Where this machine
-computes to the bit as the one that wrote it, trainings must give its weights to the bit; elsewhere, within rounding.
+The bank is in `tests/old_bank` and is never written again (`make.py` there shows how it was made). On a machine that
+computes to the bit as the one that wrote it, trainings must give its weights to the bit; elsewhere, up to rounding.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def copied(folder: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Give a copy of the fixture and work in it: the bank names its encoder and its data by relative paths."""
+    """Return a copy of the fixture and work in it: the bank names its encoder and its data by relative paths."""
     place = copied(tmp_path)
     monkeypatch.chdir(place)
     return place
@@ -52,7 +52,7 @@ def bank(folder):
 
 @pytest.fixture(scope="module")
 def exact() -> bool:
-    """Say whether this machine computes as the one that wrote the bank."""
+    """Return whether this machine computes as the one that wrote the bank."""
     return stamp() == CHECKSUMS["stamp"]
 
 
@@ -223,7 +223,7 @@ def test_a_report_tells_of_all_records(folder):
     assert found.json["runs"] == len([*Path("bank/records").glob("*.json")])
 
 
-def test_a_task_that_left_a_record_alone_is_told_of_as_that(bank):
+def test_predicting_a_task_that_has_only_a_record_names_its_method(bank):
     with pytest.raises(adapterbank.AdapterbankError, match="automl"):
         bank.predict("words", ["the film was good and great"])
 

@@ -1,8 +1,8 @@
-"""The wheel: what it holds, and that it works with the declared dependencies and nothing else.
+"""Promise: the wheel holds the package and works with its declared dependencies and nothing else.
 
-The empty environment gets the wheel alone, without pip or setuptools. Its dependencies are lent to it as
-links to the packages of the environment that runs the tests: those the wheel's own metadata names, and what
-they name in turn. So an import of something undeclared fails there, and torch is not downloaded again.
+The empty environment gets the wheel alone, without pip or setuptools. Its dependencies are links to the packages of
+the environment that runs the tests: those that the wheel's metadata names, and those that they name in turn. So an
+import of something undeclared fails there, and torch is not downloaded again.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ NO_TORCH = (
     *("analysis", "automl", "client", "config", "errors", "methods", "metrics", "storage", "tasks"),
     *("studies.grid", "studies.progress", "studies.selection", "training.dataset"),
 )
-"""The modules of the import contract in pyproject.toml that work without torch."""
+"""Modules that work without torch, from the import contract in pyproject.toml."""
 
 KERNELS = "adapterbank.encoder.attention_triton"
-"""The one module that may import `triton`, which nobody declares: CUDA builds of torch bring it, no other has a use for
-it, and `encoder.forward.fused_attention` imports the module on a GPU only, and does without where that fails."""
+"""The one module that may import `triton`, which is not declared: CUDA builds of torch bring it, others have no use for
+it, and `encoder.forward.fused_attention` imports the module on a GPU only and works without it."""
 
 SERVED = {"fastapi", "httpx", "prometheus_client", "pydantic", "starlette", "uvicorn"}
-"""What the extra `serve` brings. `pydantic` and `httpx` may be there without it, through others."""
+"""The packages of the extra `serve`. Others may bring `pydantic` and `httpx` without it."""
 
 IMPORT_ALL = """
 import importlib, pkgutil, sys
@@ -48,17 +48,17 @@ for name in names:
 assert not set(sys.argv[1:]) & set(sys.modules), "imported without a GPU or the extra"
 print(adapterbank.__file__, *names, sep="\\n")
 """
-"""Its arguments are the modules that need more than the declared dependencies."""
+"""A script; its arguments are the modules that need more than the declared dependencies."""
 
 
 class Installed(NamedTuple):
-    """The environment that holds the wheel and its declared dependencies only."""
+    """An environment that holds the wheel and its declared dependencies only."""
 
     folder: Path
-    lent: frozenset[str]
+    linked: frozenset[str]
 
     def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run away from the source tree and its variables, so that only what is installed can be imported."""
+        """Run outside the source tree and without its variables, so that only installed packages can be imported."""
         clean = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"}
         words = [str(self.folder / "bin" / program), *arguments]
         return subprocess.run(words, cwd="/", env=clean, capture_output=True, text=True, check=False)
@@ -86,7 +86,7 @@ def requirements(wheel: Path, *, extra: str = "") -> list[Requirement]:
 
 
 def closure(needs: list[Requirement]) -> dict[str, Distribution]:
-    """Give the named distributions and all that they need here in turn."""
+    """Return the named distributions and all that they require in turn."""
     found: dict[str, Distribution] = {}
     seen: set[tuple[str, str]] = set()
     queue = [(need.name, extra) for need in needs for extra in ("", *need.extras)]
@@ -115,16 +115,16 @@ def link(distributions: dict[str, Distribution], folder: Path) -> None:
 
 
 def install(wheel: Path, folder: Path) -> Installed:
-    """Make the empty environment, put the wheel in, and lend it what the wheel declares."""
+    """Create an environment with the wheel and links to what the wheel declares."""
     venv = folder / "venv"
     python = venv / "bin" / "python"
     command([sys.executable, "-m", "venv", "--without-pip", venv])
     command([sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel])
-    lent = closure(requirements(wheel))
-    link(lent, folder / "lent")
+    needed = closure(requirements(wheel))
+    link(needed, folder / "linked")
     (site,) = venv.glob("lib/python*/site-packages")
-    (site / "lent.pth").write_text(f"{folder / 'lent'}\n", encoding="utf-8")
-    return Installed(venv, frozenset(lent))
+    (site / "linked.pth").write_text(f"{folder / 'linked'}\n", encoding="utf-8")
+    return Installed(venv, frozenset(needed))
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
 
 
 def source_modules() -> set[str]:
-    """Name every module of the package as it is imported."""
+    """Return the import name of every module of the package."""
     return {module_name(file).removesuffix(".__init__") for file in SOURCE.rglob("*.py")}
 
 
@@ -146,8 +146,8 @@ def module_name(file: Path) -> str:
     return ".".join(file.relative_to(SOURCE.parent).with_suffix("").parts)
 
 
-def need_the_extra() -> list[str]:
-    """Name the modules that import at once what the extra `serve` brings."""
+def modules_of_the_extra() -> list[str]:
+    """Return the modules that import packages of the extra `serve` at their top."""
     found = []
     for file in sorted(SOURCE.rglob("*.py")):
         tops = ast.parse(file.read_text(encoding="utf-8")).body
@@ -158,15 +158,15 @@ def need_the_extra() -> list[str]:
     return found
 
 
-def test_only_what_speaks_http_needs_the_extra_serve() -> None:
-    found = need_the_extra()
+def test_only_modules_of_the_http_server_need_the_extra_serve() -> None:
+    found = modules_of_the_extra()
     assert "adapterbank.serving.http.app" in found
     assert [name for name in found if not name.startswith("adapterbank.serving.")] == []
     rooms = ("adapterbank.serving.jobs.", "adapterbank.serving.service.", "adapterbank.serving.http.auth")
     assert [name for name in found if name.startswith(rooms)] == []
 
 
-def test_wheel_holds_the_package_its_type_marker_and_its_licence_only(wheel: Path) -> None:
+def test_the_wheel_holds_only_the_package_its_type_marker_and_its_licence(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         licences = [archive.read(name) for name in names if name.endswith(".dist-info/licenses/LICENSE")]
@@ -181,30 +181,30 @@ def test_wheel_holds_the_package_its_type_marker_and_its_licence_only(wheel: Pat
     assert licences == [(ROOT / "LICENSE").read_bytes()]
 
 
-def test_every_module_imports_without_a_warning_beside_the_declared_dependencies(
+def test_every_module_imports_without_a_warning_with_the_declared_dependencies_alone(
     installed: Installed,
 ) -> None:
-    done = installed.run("python", "-I", "-W", "error", "-c", IMPORT_ALL, KERNELS, *need_the_extra())
+    done = installed.run("python", "-I", "-W", "error", "-c", IMPORT_ALL, KERNELS, *modules_of_the_extra())
     assert done.returncode == 0, done.stderr
     origin, *names = done.stdout.split()
     assert Path(origin).is_relative_to(installed.folder)
     assert {"adapterbank", *names} == source_modules()
 
 
-def test_help_starts_beside_the_declared_dependencies(installed: Installed) -> None:
+def test_help_works_with_the_declared_dependencies_alone(installed: Installed) -> None:
     done = installed.run("adapterbank", "--help")
     assert done.returncode == 0, done.stderr
     assert "train" in done.stdout
 
 
-def test_development_tools_are_absent_there(installed: Installed) -> None:
-    assert {"torch", "numpy", "typer"} <= installed.lent
+def test_that_environment_has_no_development_tools(installed: Installed) -> None:
+    assert {"torch", "numpy", "typer"} <= installed.linked
     for name in ("transformers", "pytest", "hypothesis", "pip"):
         assert installed.run("python", "-I", "-c", f"import {name}").returncode == 1, name
 
 
 def test_an_undeclared_import_would_be_found(tmp_path: Path) -> None:
-    """The test of the test: a package that uses what it does not declare fails to import there."""
+    """A test of this file: a package that uses what it does not declare fails to import there."""
     package = tmp_path / "project" / "src" / "adapterbank"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("", encoding="utf-8")
@@ -217,7 +217,7 @@ def test_an_undeclared_import_would_be_found(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     there = install(build_wheel(tmp_path / "project", tmp_path / "dist"), tmp_path)
-    assert there.lent == {"pyyaml"}
+    assert there.linked == {"pyyaml"}
     assert there.run("python", "-I", "-c", "import adapterbank.declared").returncode == 0
     done = there.run("python", "-I", "-W", "error", "-c", IMPORT_ALL)
     assert done.returncode == 1
@@ -234,7 +234,7 @@ def imports(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_every_import_in_the_source_is_declared_by_name(wheel: Path) -> None:
-    """Also inside functions, and also where the package would come along with another by chance."""
+    """Imports inside functions too, and those that another dependency happens to bring."""
     extras = ("", "automl", "data", "plot", "ray", "serve")
     needs = [need for extra in extras for need in requirements(wheel, extra=extra)]
     declared = {canonicalize_name(need.name) for need in needs}
@@ -264,7 +264,7 @@ def test_importing_the_package_loads_no_torch(installed: Installed) -> None:
 
 
 @pytest.mark.parametrize("module", NO_TORCH)
-def test_module_loads_no_torch(installed: Installed, module: str) -> None:
+def test_a_module_that_works_without_torch_does_not_load_it(installed: Installed, module: str) -> None:
     below = sorted(name for name in source_modules() if f"{name}.".startswith(f"adapterbank.{module}."))
     assert below, f"adapterbank.{module} does not exist"
     code = "\n".join([*(f"import {name}" for name in below), "import sys; print('torch' in sys.modules)"])

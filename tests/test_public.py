@@ -1,4 +1,4 @@
-"""Claims about what a user imports: these names, nothing else, and nothing heavy before it is needed."""
+"""Promise: users import exactly these names, and importing the package loads nothing heavy."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ ROOT = Path(__file__).parents[1]
 PUBLIC = {
     *("AdapterbankError", "AsyncClient", "Client", "OpenBank", "Prediction"),
     *("__version__", "load_backbone", "open_bank"),
+    *("Ask", "Bank", "BankService", "Engine", "Service", "ServiceError", "TrainingError", "create_app"),
+    *("choose_settings", "comparison_tables", "draw_figures", "figure_data", "load_runs"),
+    *("read_records", "render_report"),
 }
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -26,7 +29,7 @@ def test_the_public_names_are_exactly_these():
     assert set(dir(adapterbank)) == PUBLIC
 
 
-def test_every_public_name_is_there_and_explains_itself():
+def test_every_public_name_exists_and_has_a_docstring():
     for name in PUBLIC:
         found = getattr(adapterbank, name)
         assert isinstance(found, str) or inspect.getdoc(found)
@@ -37,7 +40,7 @@ def test_another_name_is_an_attribute_error():
         adapterbank.teach  # noqa: B018
 
 
-def test_every_public_method_explains_itself():
+def test_every_public_method_has_a_docstring():
     methods = {name: value for name, value in vars(adapterbank.OpenBank).items() if not name.startswith("_")}
     assert set(methods) == {
         *("ablate", "audit", "backbone", "bank", "engine", "evaluate", "gc", "glue_score", "glue_submission"),
@@ -51,7 +54,20 @@ def test_the_readme_uses_public_names_and_methods_only():
     assert set(re.findall(r"\bbank\.(\w+)\(", README)) <= set(vars(adapterbank.OpenBank))
 
 
-def test_star_import_brings_the_public_names():
+def test_modules_that_the_documentation_once_named_can_still_be_imported():
+    from adapterbank import records, selection
+
+    assert (records.read_all, selection.choose) == (adapterbank.read_records, adapterbank.choose_settings)
+
+
+def test_the_documentation_of_studies_and_analyses_uses_public_names_only():
+    for path in (ROOT / "docs" / "studies.md", ROOT / "docs" / "analysis.md"):
+        code = "\n".join(re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL))
+        assert not re.findall(r"from adapterbank\.[\w.]+ import .*", code), path.name
+        assert set(re.findall(r"\badapterbank\.(\w+)", code)) <= PUBLIC, path.name
+
+
+def test_a_star_import_brings_exactly_the_public_names():
     names = {}
     exec("from adapterbank import *", names)
     assert set(names) - {"__builtins__"} == PUBLIC
@@ -69,7 +85,7 @@ def test_init_files_of_sub_packages_are_empty():
     assert [path.parent.name for path in found if path.read_bytes()] == []
 
 
-def test_every_error_is_of_one_tree():
+def test_every_error_has_one_common_base():
     from adapterbank import errors
 
     classes = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, Exception)]

@@ -1,8 +1,10 @@
-"""Claims about the README: its commands run, its Python runs, its figures and its tree are true."""
+"""Promise: the README's commands and Python run as shown, its numbers are measured, and the file tree is complete."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import json
 import re
 import shlex
 from dataclasses import fields
@@ -12,9 +14,9 @@ import pytest
 import torch
 
 from adapterbank.config import Config
-from adapterbank.methods import METHODS, Head, Options, make_plan, trained
-from adapterbank.slots import heads
-from adapterbank.slots.additions import bottleneck, lora
+from adapterbank.methods import METHODS, Options
+from adapterbank.slots import tensors as slot_tensors
+from adapterbank.slots.plan import Head, make_plan, trained
 from small_data import shell, write
 
 ROOT = Path(__file__).parents[1]
@@ -31,7 +33,7 @@ def reviews(count):
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory, minilm):
-    """Give a folder with the two files that the README's session speaks of."""
+    """Return a folder with the two files of the README's session."""
     folder = tmp_path_factory.mktemp("session")
     write(folder / "reviews.csv", reviews(24))
     write(folder / "test.csv", reviews(8))
@@ -54,13 +56,13 @@ def test_every_command_runs_in_order(session, monkeypatch):
 
 
 def masked(text):
-    """Give a text's lines without numbers, dates and the width of columns, which depend on the data and the day."""
+    """Return a text's lines without numbers, dates and column widths, which depend on the data and the day."""
     lines = (re.sub(r"[\d.,:-]+", "0", line) for line in text.splitlines())
     return [" ".join(line.split()) for line in lines if line.strip() and not line.startswith("note")]
 
 
 @pytest.mark.minilm
-def test_what_the_commands_answer_has_the_shape_that_is_shown(session, tmp_path, monkeypatch):
+def test_the_output_of_the_commands_has_the_format_shown(session, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for file in session.glob("*.csv"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -73,7 +75,7 @@ def test_what_the_commands_answer_has_the_shape_that_is_shown(session, tmp_path,
 
 
 @pytest.mark.minilm
-def test_the_python_session_runs_and_answers_what_it_says(session, tmp_path, monkeypatch):
+def test_the_python_session_runs_and_returns_the_values_shown(session, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for file in session.glob("*.csv"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -82,9 +84,9 @@ def test_the_python_session_runs_and_answers_what_it_says(session, tmp_path, mon
     for line in code.splitlines():
         statement, _, comment = line.partition("  # ")
         value = eval_or_exec(statement, names)
-        said = re.match(r"\[.*?\]|\(.*?\)|True|False", comment.strip())
-        if said:
-            assert value == ast.literal_eval(said[0]), line
+        shown = re.match(r"\[.*?\]|\(.*?\)|True|False", comment.strip())
+        if shown:
+            assert value == ast.literal_eval(shown[0]), line
             checked += 1
     assert checked >= 3
     assert 0 <= names["result"].record["metrics"]["dev"]["accuracy"] <= 1
@@ -100,28 +102,40 @@ def eval_or_exec(statement, names):
 
 @pytest.mark.minilm
 @pytest.mark.parametrize(
-    ("method", "options", "said"),
+    ("method", "options", "share"),
     [
         ("adapter", {"size": 64}, "2.7 % at size 64"),
         ("adapter", {"size": 8}, "0.4 % at 8"),
         ("top", {}, "7.8 % a layer"),
         ("layernorm", {}, "0.05 %"),
         ("lora", {}, "0.3 %"),
+        ("ia3", {}, "0.06 %"),
         ("bitfit", {}, "0.1 %"),
         ("feature", {}, "0.003 %"),
     ],
 )
-def test_the_shares_of_the_method_table_are_true(minilm, method, options, said):
+def test_the_shares_of_the_method_table_are_true(minilm, method, options, share):
     plan = make_plan(Options(method=method, **options), depth=6, head=Head("classification", 2))
-    draw = torch.Generator()
-    tensors = dict(minilm.tensors) | heads.initial(plan.head, 384, draw)
-    tensors |= bottleneck.initial(plan.adapter, 384, 0.01, draw) if plan.adapter else {}
-    tensors |= lora.initial(plan.lora, minilm.config, draw) if plan.lora else {}
+    tensors = dict(minilm.tensors) | slot_tensors.initial(plan, minilm.config, 0.01, torch.Generator())
     percent = 100 * sum(tensors[name].numel() for name in trained(tensors, plan)) / minilm.parameters
     row = next(line for line in README.splitlines() if line.startswith(f"| `{method}` |"))
-    assert said in row
-    digits = len(said.split(" %")[0].partition(".")[2])
-    assert f"{percent:.{digits}f}" == said.split(" %")[0]
+    assert share in row
+    digits = len(share.split(" %")[0].partition(".")[2])
+    assert f"{percent:.{digits}f}" == share.split(" %")[0]
+
+
+def test_the_headline_numbers_are_those_of_the_committed_measurement():
+    found = json.loads((ROOT / "bench" / "results" / "gpu_base.json").read_text(encoding="utf-8"))["inference"]["base"]
+    own, peer = found["contestants"]["adapterbank: mixed"]["median_ms"], found["peers"]["adapters: mixed"]["median_ms"]
+    assert f"takes {own:.2f} ms; `adapters` with BatchSplit takes {peer:.0f} ms" in README
+    performance = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert f"| ours, 32 rows of 32 tasks | {own:.2f} |" in performance
+    assert f"| `adapters` BatchSplit, 32 adapters | {peer:.0f} |" in performance
+
+
+def test_the_python_session_imports_only_the_package_itself():
+    imported = re.findall(r"^\s*(?:import|from) (\S+)", PYTHON[0], re.MULTILINE)
+    assert imported == ["adapterbank"]
 
 
 def test_the_method_table_has_every_method():
@@ -151,7 +165,7 @@ def test_every_option_named_is_an_option():
 
 
 def tree():
-    """Give the lines of the file tree in docs/design.md as path and words."""
+    """Return the file tree in docs/design.md as words by path."""
     design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     block = re.search(r"```\nsrc/adapterbank/\n(.*?)```", design, re.DOTALL)
     assert block
@@ -172,5 +186,19 @@ def test_the_tree_names_every_file_and_no_other():
     assert set(tree()) == listed | folders
 
 
-def test_the_tree_tells_each_file_in_at_most_six_words():
+def test_the_tree_describes_each_file_in_at_most_six_words():
     assert {name: words for name, words in tree().items() if not 1 <= len(words) <= 6} == {}
+
+
+def test_the_walks_name_modules_and_functions_that_exist():
+    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    walks = design[design.index("## Three walks") : design.index("## Rooms")]
+    steps = re.findall(r"`([a-z_]+(?:/[a-z_]+)*)\.py` `([A-Za-z_.]+)`", walks)
+    assert len(steps) > 30
+    for module, name in steps:
+        found = importlib.import_module(f"adapterbank.{module.replace('/', '.')}")
+        for part in name.split("."):
+            found = getattr(found, part)
+    for module in re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.py)`", design):
+        roots = (ROOT / "src" / "adapterbank", ROOT)
+        assert any((root / module).exists() for root in roots), module

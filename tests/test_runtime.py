@@ -1,4 +1,4 @@
-"""The machine: what is taken of it, and what is left as the user set it."""
+"""Tests of `adapterbank.runtime`: how many threads are used, and that the user's settings are kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ print(len(os.listdir("/proc/self/task")) - before)
 
 
 @pytest.mark.parametrize(("cores", "set_before", "expected"), [(64, None, "6"), (64, "3", "3"), (4, None, None)])
-def test_a_few_threads_tokenise_unless_the_user_or_the_machine_says_otherwise(cores, set_before, expected, monkeypatch):
+def test_the_tokenizer_gets_few_threads_unless_the_user_or_the_machine_differs(
+    cores, set_before, expected, monkeypatch
+):
     monkeypatch.setattr(runtime, "cores", lambda: cores)
     monkeypatch.setenv("RAYON_NUM_THREADS", set_before or "")
     if set_before is None:
@@ -33,7 +35,7 @@ def test_a_few_threads_tokenise_unless_the_user_or_the_machine_says_otherwise(co
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted as Linux lists them")
-def test_the_tokenizer_takes_as_many_threads_as_it_is_given():
+def test_the_tokenizer_uses_as_many_threads_as_it_is_given():
     settings = {key: value for key, value in os.environ.items() if not key.startswith(("RAYON", "TOKENIZERS"))}
     done = subprocess.run([sys.executable, "-c", TOKENISE], capture_output=True, text=True, env=settings, check=True)
     assert int(done.stdout) == 6

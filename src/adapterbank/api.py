@@ -1,4 +1,4 @@
-"""What a user imports: a bank with its encoder in memory, from Python. Knows no shell and no HTTP."""
+"""The Python API: a bank with its encoder in memory. Knows no shell and no HTTP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from adapterbank import config as configs
-from adapterbank import metrics
 from adapterbank.benchmarks import submissions
 from adapterbank.encoder import backbone as checkpoint
 from adapterbank.encoder.backbone import Backbone
@@ -16,20 +15,24 @@ from adapterbank.errors import InputError, UnknownName
 from adapterbank.inference import audit as audits
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.predictions import Prediction
-from adapterbank.inference.spans import Reading
+from adapterbank.inference.task_rows import TaskRows, by_task, in_order
+from adapterbank.kinds import scoring
+from adapterbank.kinds.span import Reading
+from adapterbank.kinds.table import KINDS
 from adapterbank.storage import records
 from adapterbank.storage.bank import Bank, Removed
 from adapterbank.storage.package import Manifest, Package
 from adapterbank.studies import ablation, grid, pruning
 from adapterbank.studies.progress import SweepProgress
+from adapterbank.studies.ray_sweep import find_unit_runner
 from adapterbank.studies.size_search import run_auto
 from adapterbank.studies.sweep import SweepOutcome, make_context, sweep
 from adapterbank.tasks.catalog import bank_name
 from adapterbank.tasks.examples import labelled_as, read_examples
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.tasks.tables import table_from
-from adapterbank.training.dataset import defaults, scored_table
-from adapterbank.training.job import Progress
+from adapterbank.training.callbacks import Callbacks
+from adapterbank.training.dataset import DatasetReader, canonical, defaults, scored_table
 from adapterbank.training.loop import AT_ONCE
 from adapterbank.training.run import Result, run
 
@@ -47,14 +50,14 @@ def open_bank(
     precision: str = "auto",
     data_root: str | Path | None = None,
 ) -> OpenBank:
-    """Open a bank, or name one that the first training will make.
+    """Open a bank, or name one that the first training will create.
 
     Args:
         path: The bank's folder.
-        backbone: The encoder, loaded when it is first needed. An existing bank knows its own; a new one needs it.
+        backbone: The encoder, loaded on first use. An existing bank knows its own; a new one needs it.
         device: auto, cpu, cuda or cuda:N.
         precision: auto, fp32 or bf16.
-        data_root: Where tasks of the catalog are looked for; that of ADAPTERBANK_DATA without it.
+        data_root: Folder with the data of the catalog's tasks; by default ADAPTERBANK_DATA.
     """
     return OpenBank(path, backbone, device=device, precision=precision, data_root=data_root)
 
@@ -73,19 +76,19 @@ class OpenBank:
     ) -> None:
         """See `open_bank`."""
         self.data_root = str(data_root) if data_root is not None else None
-        configs.parse({"device": device, "precision": precision})  # a slip is told before anything is loaded
+        configs.parse({"device": device, "precision": precision})  # report a mistake before anything is loaded
         self.path = Path(path)
         self._device, self._precision = device, precision
         self._backbone = backbone if isinstance(backbone, Backbone) else None
         self._name = backbone if isinstance(backbone, str) else None
         self._engine: Engine | None = None
         if (self.path / "bank.json").exists() or backbone is None:
-            known = self.bank.backbone
-            if self._backbone is not None or (self._name is not None and self._name != known["name"]):
+            stored = self.bank.backbone
+            if self._backbone is not None or (self._name is not None and self._name != stored["name"]):
                 Bank.open(self.path, {"name": self.backbone.name, "sha256": self.backbone.sha256})
-            self._name = self._name or known["name"]
+            self._name = self._name or stored["name"]
         elif self.path.exists():
-            Bank.open(self.path)  # a file, or a folder of something else: say so now
+            Bank.open(self.path)  # refuse a file or a folder that is not a bank
 
     @property
     def bank(self) -> Bank:
@@ -104,7 +107,7 @@ class OpenBank:
 
     @property
     def engine(self) -> Engine:
-        """The encoder on its device, with the tasks that were asked for so far."""
+        """The encoder on its device, with the tasks that were used so far."""
         if self._engine is None:
             self._engine = Engine(self.backbone, device=self._device, precision=self._precision)
         return self._engine
@@ -119,43 +122,43 @@ class OpenBank:
         resume: bool = False,
         prune: bool = False,
         tolerance: float = pruning.TOLERANCE,
-        watch: Callable[[Progress], None] = lambda progress: None,
-        stage: Callable[[str, int, int], None] = lambda what, done, total: None,
-        note: Callable[[str], None] = lambda text: None,
         **options: Any,
     ) -> Result:
-        """Teach the bank a task and give its record and package.
+        """Train a task, add it to the bank, and return its record and package.
 
         Args:
-            task: Its name in the bank, or in the catalog (`glue/mrpc`), whose data is taken unless `train` is given.
+            task: Its name in the bank, or in the catalog (`glue/mrpc`), whose data is used unless `train` is given.
             train: A file, a name of the catalog, a list of (text, label) or (text, pair, label), a list of dicts, a
-                dict of columns, a frame.
-            dev: Likewise; a seeded stratified tenth of `train` without it.
-            test: Likewise; scored once at the end.
-            resume: Go on with an unfinished run of the same options and data.
+                dict of columns, or a data frame.
+            dev: The same; by default a seeded, stratified tenth of `train`.
+            test: The same; scored once at the end.
+            resume: Continue an unfinished run of the same options and data.
             prune: Remove idle adapters afterwards; see `prune`.
-            tolerance: Points of the metric that `size="auto"` and `prune` may cost, each.
-            watch: Called with a `Progress` after each step and epoch.
-            stage: Called before that with what is being done, how much of it is, and of how much.
-            note: Called with what the user should know.
-            options: Any field of `adapterbank.config.Config`: method, size, lr, epochs, seed, text, label, …
-                `size="auto"` finds the smallest that is as good as any.
+            tolerance: Points of the metric that `size="auto"` and `prune` may each cost.
+            options: Any field of a run's config: method, size, lr, epochs, seed, text, label, …; `size="auto"` finds
+                the smallest size that scores as well as any. Three callbacks report progress: `watch` gets a `Progress`
+                after each step and epoch; `stage` gets the current stage before the first step, how much of it is done,
+                and the total; `note` gets messages for the user.
         """
+        callbacks = Callbacks(**{name: options.pop(name) for name in ("watch", "stage", "note") if name in options})
         auto = options.get("size") == "auto"
         options = {name: value for name, value in options.items() if not (auto and name == "size")}
         files = {"train": train, "dev": dev, "test": test}
         paths = {name: str(value) for name, value in files.items() if isinstance(value, str | Path)}
-        loose = {name: value for name, value in files.items() if value is not None and name not in paths}
-        given = {name: table_from(value, name) for name, value in loose.items()}
+        values = {name: value for name, value in files.items() if value is not None and name not in paths}
+        splits = {name: table_from(value, name) for name, value in values.items()}
         own = {"device": self._device, "precision": self._precision, "data_root": self.data_root}
         own |= defaults(task, train)
         config = configs.parse({**own, **options, "backbone": self.backbone.name, "task": task, **paths})
         if options.get("backbone", config.backbone) != config.backbone:
-            raise InputError(f"This bank is open with {config.backbone!r}; open another for {options['backbone']!r}.")
-        way: Callable[..., Result] = partial(run_auto, tolerance=tolerance) if auto else run
-        told = {"watch": watch, "stage": stage, "note": note}
-        result = way(config, self.backbone, self.path, data=given, resuming=resume, **told)
-        return pruning.follow(self._lone_engine(), result, config, given, tolerance, note) if prune else result
+            raise InputError(f"This bank uses {config.backbone!r}; open another bank for {options['backbone']!r}.")
+        train_run: Callable[..., Result] = partial(run_auto, tolerance=tolerance) if auto else run
+        reader = DatasetReader(splits)
+        result = train_run(config, self.backbone, self.path, reader=reader, callbacks=callbacks, resuming=resume)
+        if not prune:
+            return result
+        data, note = reader.read(canonical(config, reader.splits)), callbacks.note
+        return pruning.prune_result(self._separate_engine(), result, data, tolerance=tolerance, note=note)
 
     def ablate(
         self,
@@ -165,15 +168,16 @@ class OpenBank:
         split: str = "dev",
         watch: Callable[[int, int], None] = lambda done, total: None,
     ) -> dict[str, Any]:
-        """Score a task without the adapters of every span of layers, and keep that beside the bank's records.
+        """Score a task without the adapters of every span of layers, and save the result beside the bank's records.
 
-        `data` and `split` as in `evaluate`; `watch` hears how many rows of how many are done. The answer has the scores
-        of the `whole` model and of each of the `spans` (`first`, `last`, `scores`, `change` in per cent).
+        `data` and `split` are as in `evaluate`; `watch` is called with the numbers of rows that are done and in total.
+        The result has the scores of the `whole` model and of each of the `spans` (`first`, `last`, `scores`, and
+        `change` in per cent).
         """
         package = self.bank.get(task)
-        found = ablation.ablate(self.engine, package, self._examples(package, data, split), watch)
-        ablation.save(self.bank, found)
-        return found
+        result = ablation.ablate(self.engine, package, self._examples(package, data, split), watch)
+        ablation.save(self.bank, result)
+        return result
 
     def prune(
         self,
@@ -186,18 +190,18 @@ class OpenBank:
     ) -> tuple[dict[str, Any], Result | None]:
         """Remove a task's idle adapters: those whose absence costs no more points of the metric than the tolerance.
 
-        Gives what was found, and the new version with its record; None where no adapter is idle.
+        Return the findings, and the new version with its record; None if no adapter is idle.
         """
         package = self.bank.get(task)
         rows = {"dev": self._examples(package, data, split)}
-        return pruning.prune(self._lone_engine(), self.bank, package, rows, tolerance=tolerance, watch=watch)
+        return pruning.prune(self._separate_engine(), self.bank, package, rows, tolerance=tolerance, watch=watch)
 
-    def _lone_engine(self) -> Engine:
-        """Give an engine of its own, as an audit has."""
+    def _separate_engine(self) -> Engine:
+        """Return a new engine without graphs, like that of an audit."""
         return Engine(self.backbone, device=self._device, precision=self._precision, programs=False)
 
     def _examples(self, package: Package, data: Any, split: str) -> Examples:
-        """Read the labelled rows that a task is scored on."""
+        """Read the labelled rows to score a task on."""
         table = scored_table(package.ref, data, split, self.data_root)
         return read_examples(table, labelled_as(table, Task.from_json(package.manifest.task), None, None, None))[0]
 
@@ -210,31 +214,26 @@ class OpenBank:
         limit: int | None = None,
         retry: bool = False,
         jobs: int = AT_ONCE,
-        ray: str | bool = False,
-        cpus_per_worker: int = 1,
         watch: Callable[[SweepProgress], None] = lambda progress: None,
+        **cluster: Any,
     ) -> SweepOutcome:
-        """Run all of a study that has no record yet, together where that is faster; see docs/studies.md.
+        """Run all runs of a study that have no record yet, together if that is faster; see docs/studies.md.
 
         Args:
-            study: A YAML file, or what such a file holds.
-            records: Folder or URL of the records; the bank's own without it.
-            keep: Which packages go into the bank: none, best (on dev, by task), all.
-            limit: How many new runs are begun at most.
-            retry: Run again what failed.
-            jobs: How many runs share a batch at most.
-            ray: True, or the address of a Ray cluster, to run there.
-            cpus_per_worker: On Ray: CPUs, and threads, of each worker.
-            watch: Called with the sweep's standing whenever it changes.
+            study: A YAML file, or its contents as a mapping.
+            records: Folder or URL of the records; by default the bank's own.
+            keep: Which packages to add to the bank: none, best (on dev, by task), all.
+            limit: The most new runs to start.
+            retry: Run failed runs again.
+            jobs: The most runs that share a batch.
+            watch: Called with the sweep's progress whenever it changes.
+            cluster: `ray` is True or the address of a Ray cluster to run on; `cpus_per_worker` is the number of CPUs
+                and threads of each worker.
         """
         own = {"device": self._device, "precision": self._precision, "data_root": self.data_root}
         name = {"backbone": self._backbone.name if self._backbone else self._name}
         made = grid.make(study, name, own) if isinstance(study, Mapping) else grid.read(study, name, own)
-        engine = None
-        if ray is not False:
-            from adapterbank.studies.ray_sweep import ray_engine
-
-            engine = ray_engine(None if ray is True else ray, cpus=cpus_per_worker)
+        engine = find_unit_runner(**cluster)
         context = make_context(self.path, records, keep=keep, at_once=jobs)
         return sweep(made, context, engine=engine, watch=watch, limit=limit, retry=retry)
 
@@ -246,26 +245,14 @@ class OpenBank:
         *,
         best: int = 0,
     ) -> list[Prediction]:
-        """Predict texts, in order.
+        """Return a prediction for each text, in order.
 
-        `task` is a name, `name@version`, or one for each text: rows of all tasks go through the encoder together, and
-        a row with None gives the bare encoder's embedding. Second texts stand in `pairs`, or in tuples (text, second).
-        With `best` span tasks also list as many of their best answers.
+        `task` is a name, `name@version`, or a list with one for each text. Rows of all tasks go through the encoder
+        together; a row with None gets the bare encoder's embedding. Second texts are in `pairs`, or in tuples
+        (text, second). With `best`, span tasks also list that many of their best answers.
         """
-        if isinstance(texts, str):
-            raise InputError("texts is one string; give a list of texts, such as [text].")
-        many = [task] * len(texts) if task is None or isinstance(task, str) else list(task)
-        if len(many) != len(texts) or (pairs is not None and len(pairs) != len(texts)):
-            raise InputError(f"There are {len(texts)} texts; give as many tasks and pairs.")
-        seconds = list(pairs) if pairs is not None else [None] * len(texts)
-        rows = [text if isinstance(text, tuple) else (text, two) for text, two in zip(texts, seconds, strict=True)]
-        places: dict[str | None, list[int]] = {}
-        for i, name in enumerate(many):
-            places.setdefault(name, []).append(i)
-        requests = [self._request(name, [rows[i] for i in mine]) for name, mine in places.items()]
-        order = [i for mine in places.values() for i in mine]
-        answers = [answer for mine in self.engine.predict(requests, best) for answer in mine]
-        return [answer for _, answer in sorted(zip(order, answers, strict=True), key=lambda row: row[0])]
+        groups = by_task(task, texts, pairs)
+        return in_order(groups, self.engine.predict([self._request(group) for group in groups], best))
 
     def evaluate(
         self,
@@ -279,14 +266,14 @@ class OpenBank:
     ) -> dict[str, Any]:
         """Score a task on labelled data: its own metric, the usual ones of its kind, the confusion matrix.
 
-        Without data a task of the catalog is scored on the catalog's `split`, as is data that is a name of the catalog.
-        With a mapping of tasks to data all of them go through the encoder together, and each has its own report.
-        `text`, `text_pair` and `label` name columns where the data does not call them as the training data did.
+        Without data, a task of the catalog is scored on the catalog's `split`, as is data that is a name of the
+        catalog. With a mapping of tasks to data, all of them go through the encoder together, and each has its own
+        report. `text`, `text_pair` and `label` name columns whose names differ from those of the training data.
         """
         if isinstance(task, str):
             return self._evaluate({task: data}, split, text, text_pair, label)[task]
         if not isinstance(task, Mapping):
-            raise InputError(f"task is {task!r}; give a name, or a mapping of names to data.")
+            raise InputError(f"task is {task!r}; pass a name, or a mapping of names to data.")
         return self._evaluate(task, split, text, text_pair, label)
 
     def _evaluate(
@@ -300,25 +287,25 @@ class OpenBank:
             examples, report = read_examples(table, labelled_as(table, spec, text, text_pair, label))
             specs.append((package.ref, spec))
             requests.append((self._load(package), examples))
-            own = [] if data is not None else [f"No data was given: scored on the catalog's, {table.source}."]
+            own = [] if data is not None else [f"No data was given: scored on the data of the catalog, {table.source}."]
             notes.append([*own, *report.notes])
-        found = {}
-        for name, (ref, spec), (_, examples), said, told in zip(
+        reports = {}
+        for name, (ref, spec), (_, examples), predicted, task_notes in zip(
             wanted, specs, requests, self.engine.decide(requests, keep=True), notes, strict=True
         ):
-            scores = metrics.report(spec.kind, said, examples.targets or [], spec.labels, spec.metric)
-            found[name] = {"task": ref, "metric": spec.metric, **scores, "notes": list(told)}
-        return found
+            scores = scoring.report(spec, predicted, examples.targets or [])
+            reports[name] = {"task": ref, "metric": spec.metric, **scores, "notes": list(task_notes)}
+        return reports
 
     def read(self, task: str, examples: Examples, best: int = 1) -> list[Reading]:
-        """Give all that a span task makes of questions and contexts: its best answers and the score of "no answer"."""
+        """Return a span task's readings of questions and contexts: the best answers and the score of "no answer"."""
         return self.engine.read(self._load(self._span_package(task)), examples, best, keep=True)
 
     def _span_package(self, task: str) -> Package:
         package = self._package(task)
         kind = package.manifest.task["kind"]
-        if kind != "span":
-            raise InputError(f"{package.ref} is a task of {kind}; only span tasks, such as squad/v1, give answers.")
+        if KINDS[kind].readings is None:
+            raise InputError(f"{package.ref} is a task of {kind}; only span tasks, such as squad/v1, have answers.")
         return package
 
     def glue_submission(
@@ -330,50 +317,42 @@ class OpenBank:
         stage: Callable[[str, int, int], None] = lambda what, done, total: None,
         note: Callable[[str], None] = lambda text: None,
     ) -> dict[str, int]:
-        """Write the zip that GLUE's server takes, and give the rows of each of its files.
+        """Write the zip file for GLUE's server, and return the number of rows of each of its files.
 
-        `use` names a task of the bank for one of the catalog where it is not kept under that name. With `partial` what
-        is missing is left out, and `note` hears of it; the server refuses such a file.
+        `use` maps names of the catalog to tasks of the bank that have other names. With `partial`, missing tasks are
+        left out and reported to `note`; the server refuses such a file.
         """
-        held = {task.name for task in self.tasks()}
-        return submissions.submit(
-            Path(path),
-            held,
-            self._labels_of,
-            root=self.data_root,
-            use=use or {},
-            partial=partial,
-            stage=stage,
-            note=note,
-        )
+        names = {task.name for task in self.tasks()}
+        options: dict[str, Any] = {"use": use or {}, "partial": partial, "stage": stage, "note": note}
+        return submissions.submit(Path(path), names, self._labels_of, root=self.data_root, **options)
 
     def glue_score(self) -> dict[str, Any]:
-        """Give the GLUE score of the bank's tasks on dev: the mean, each one's part, what is missing or unofficial."""
+        """Return the GLUE score of the bank's tasks on dev: mean, parts, and what is missing or unofficial."""
         return submissions.dev_score(self.tasks())
 
     def squad(
         self, task: str, data: Any = None, *, split: str = "dev", best: int = 20, version: str | None = None
     ) -> submissions.SquadAnswers:
-        """Answer a SQuAD file, or the catalog's split: predictions, n-best and null odds by id, and official scores.
+        """Answer a SQuAD file or the catalog's split; return predictions, n-best, null odds by id, and official scores.
 
-        `version` is that of the official script, 1.1 or 2.0; by the data without it.
+        `version` is that of the official script, 1.1 or 2.0; by default it follows from the data.
         """
         spec = Task.from_json(self._span_package(task).manifest.task)
         table = scored_table(task, data, split, self.data_root)
         return submissions.answer_squad(table, spec, lambda examples: self.read(task, examples, best), version)
 
     def _labels_of(self, task: str, examples: Examples) -> list[Any]:
-        """Say what a task of labels or numbers makes of rows."""
+        """Return the predicted label or number of each row."""
         name = self._load(self._package(task))
-        (found,) = self.engine.predict([(name, examples)])
-        return [one.value if one.label is None else one.label for one in found]
+        (predictions,) = self.engine.predict([(name, examples)])
+        return [prediction.value if prediction.label is None else prediction.label for prediction in predictions]
 
     def tasks(self) -> list[Manifest]:
-        """List the tasks: the manifest of each one's default version."""
+        """Return the manifest of each task's default version."""
         return [package.manifest for package in self.bank.tasks()] if self.path.exists() else []
 
     def show(self, task: str) -> Manifest:
-        """Give the manifest of a task or of one version, `name@2`."""
+        """Return the manifest of a task or of one version, `name@2`."""
         return self._package(task).manifest
 
     def remove(self, task: str) -> None:
@@ -381,47 +360,40 @@ class OpenBank:
         self.bank.remove(task)
 
     def rollback(self, task: str, to: int | None = None) -> int:
-        """Make the default before this one, or the version `to`, the default again; gives its number."""
+        """Make the previous default, or version `to`, the default again; return its number."""
         return self.bank.rollback(bank_name(task), to)
 
     def gc(self, *, dry_run: bool = False) -> list[Removed]:
-        """Remove versions that are neither default nor where a rollback would go, and leftovers of broken writes."""
+        """Remove versions that are neither default nor the target of a rollback, and leftovers of failed writes."""
         return self.bank.gc(dry_run=dry_run)
 
     def audit(self) -> Iterator[audits.Finding]:
-        """Prove that every package's files and outputs are what they were."""
+        """Prove that every package's files and outputs are unchanged."""
         bank = self.bank
-        # Not `self.backbone`, which refuses an encoder that has changed: the audit says so of each package.
+        # Not `self.backbone`, which refuses a changed encoder: the audit reports that for each package.
         backbone = self._backbone or checkpoint.load(self._name or bank.backbone["name"])
         return audits.audit(bank, backbone, device=self._device, precision=self._precision)
 
     def _package(self, ref: str) -> Package:
-        """Find a package; of a task that has none but was run, say why."""
+        """Return a package; the error for a task whose method writes no package names the method."""
         bank = self.bank
         try:
             return bank.get(ref)
         except UnknownName:
             runs = (r for r in records.read_all(bank.records_path) if r["config"].get("task") == bank_name(ref))
-            made = next((r["config"].get("method") for r in runs if r.get("package", "") is None), None)
-            if made is None:
+            method = next((r["config"].get("method") for r in runs if r.get("package", "") is None), None)
+            if method is None:
                 raise
             raise InputError(
-                f"{ref!r} was run with method {made!r}, which leaves a record but no package to predict with; "
+                f"{ref!r} was run with method {method!r}, which writes a record but no package to predict with; "
                 "train it with another method, such as adapter."
             ) from None
 
     def _load(self, package: Package) -> str:
-        # By content: a bank may be made anew in the same folder while this object lives.
+        # By content: a new bank may be created in the same folder while this object exists.
         name = f"{package.ref}#{package.manifest.weights_sha256}"
         return name if name in self.engine.residents else self.engine.load(package, name)
 
-    def _request(self, name: str | None, rows: Sequence[tuple[str, str | None]]) -> tuple[str | None, Examples]:
-        """Make the engine's request of one task's rows; a task reads one text a row, or two."""
-        texts, seconds = [text for text, _ in rows], [second for _, second in rows if second is not None]
-        resident = self._load(self._package(name)) if name is not None else None
-        if resident is not None:
-            columns = self.engine.residents[resident].task.text
-            if len(seconds) != (len(rows) if len(columns) == 2 else 0):
-                remedy = "pairs too" if len(columns) == 2 else "no pairs"
-                raise InputError(f"{name!r} reads {' and '.join(columns)}: give it {remedy}.")
-        return resident, Examples(texts, seconds if len(seconds) == len(rows) and seconds else None)
+    def _request(self, group: TaskRows) -> tuple[str | None, Examples]:
+        name = self._load(self._package(group.task)) if group.task is not None else None
+        return name, group.examples(self.engine.residents[name].task.text if name else ())

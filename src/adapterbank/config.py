@@ -1,6 +1,6 @@
-"""What a run is: one frozen dataclass of plain values, from the shell, YAML or Python. Knows no torch.
+"""The config of a run: a frozen dataclass of plain values, from the shell, YAML or Python. Knows no torch.
 
-Each field carries its own help, which is what `--help` prints. `parse` and `check` report every mistake together.
+Each field has its own help, which `--help` prints. `parse` and `check` report all mistakes together.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from adapterbank import methods
 from adapterbank.errors import ConfigError, InputError
+from adapterbank.kinds.table import KINDS
 from adapterbank.methods import METHODS, Options
 from adapterbank.metrics import METRICS
-from adapterbank.tasks.spec import KINDS
 
 PRECISIONS = ("auto", "fp32", "bf16")
 CLASS_WEIGHTS = ("none", "balanced")
@@ -29,7 +29,7 @@ _OF_SLOTS = (
     *("pooling", "head_hidden", "lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction"),
     *("clip", "dropout", "class_weights", "patience"),
 )
-"""Fields that mean nothing to a method without a slot."""
+"""Fields that a method without a slot does not use."""
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
@@ -40,15 +40,15 @@ def option(
     group: str,
     low: float | None = None,
     high: float | None = None,
-    choices: tuple[str, ...] = (),
+    choices: Collection[str] = (),
 ) -> Any:
-    """Declare a field with its help and the values it may have."""
+    """Declare a field with its help and its allowed values."""
     return field(default=default, metadata={"help": help, "group": group, "low": low, "high": high, "choices": choices})
 
 
 @dataclass(frozen=True)
 class Config:
-    """One run."""
+    """The options of one run."""
 
     task: str = option("", "Name of the task in the bank.", group="Data")
     train: str = option(
@@ -57,26 +57,29 @@ class Config:
         group="Data",
     )
     dev: str | None = option(
-        None, "Data to choose the best epoch on (default: the catalog's, or a seeded tenth of --train).", group="Data"
+        None, "Data that selects the best epoch (default: the catalog's, or a seeded tenth of --train).", group="Data"
     )
-    test: str | None = option(None, "Data that is scored once, at the end.", group="Data")
+    test: str | None = option(None, "Data to score once, at the end.", group="Data")
     data_root: str | None = option(
-        None, "Folder where tasks of the catalog are looked for (default: ADAPTERBANK_DATA).", group="Data"
+        None, "Folder with the data of the catalog's tasks (default: ADAPTERBANK_DATA).", group="Data"
     )
-    text: str | None = option(None, "Column of the text (default: found by its usual names).", group="Data")
+    text: str | None = option(None, "Column of the text (default: one with a usual name).", group="Data")
     text_pair: str | None = option(None, "Column of the second text of a pair.", group="Data")
     label: str | None = option(None, "Column of the label.", group="Data")
-    kind: str | None = option(None, "Kind of task (default: by the labels).", group="Data", choices=KINDS)
+    kind: str | None = option(None, "Kind of task (default: by the labels).", group="Data", choices=KINDS.keys())
     labels: str | None = option(
         None, "Label names in order, separated by commas (default: as they appear, numbers sorted).", group="Data"
     )
     metric: str | None = option(
-        None, "Metric that chooses the best epoch (default: by the kind).", group="Data", choices=tuple(METRICS)
+        None, "Metric that selects the best epoch (default: by the kind).", group="Data", choices=tuple(METRICS)
     )
-    limit: int = option(0, "Use only this many training rows, drawn by --seed; 0 for all.", group="Data", low=0)
-    max_length: int = option(128, "Longest text in tokens; what is longer is cut.", group="Data", low=4)
+    limit: int = option(0, "Use only this many training rows, drawn with --seed; 0 for all.", group="Data", low=0)
+    max_length: int = option(128, "Most tokens of a text; longer texts are cut.", group="Data", low=4)
     doc_stride: int = option(
-        128, "Span: tokens between two windows of a longer document; at most half a window.", group="Data", low=1
+        128,
+        "Span: tokens between the starts of two windows of a long document; at most half a window.",
+        group="Data",
+        low=1,
     )
     backbone: str = option(
         "minilm",
@@ -86,40 +89,46 @@ class Config:
     method: str = option("adapter", "How to transfer.", group="Method", choices=tuple(METHODS))
     size: int = option(
         64,
-        "Adapter: width of the bottleneck; auto finds the smallest that is as good as any.",
+        "Adapter: width of the bottleneck; auto finds the smallest that scores as well as any.",
         group="Method",
         low=1,
         high=methods.MAX_SIZE,
     )
     layers: str = option(
-        "all", "Adapter, layernorm, lora, bitfit: which layers: all, upper, or such as 0,2,6-11.", group="Method"
+        "all",
+        "Adapter, layernorm, lora, ia3, bitfit: which layers: all, upper, or numbers such as 0,2,6-11.",
+        group="Method",
     )
     sites: str = option("attention,feedforward", "Adapter: after which sub-layers.", group="Method")
-    activation: str = option("gelu_tanh", "Adapter: nonlinearity.", group="Method", choices=methods.ACTIVATIONS)
+    activation: str = option("gelu_tanh", "Adapter: activation function.", group="Method", choices=methods.ACTIVATIONS)
     sigma: float = option(
-        1e-2, "Adapter: width of the initial Gaussian, cut at two sigma.", group="Method", low=0, high=10
+        1e-2,
+        "Adapter: standard deviation of the initial weights, truncated at two sigma.",
+        group="Method",
+        low=0,
+        high=10,
     )
     train_norms: bool = option(True, "Adapter: train the LayerNorms too.", group="Method")
     placement: str = option(
-        "sequential", "Adapter: reads the sub-layer's output, or its input.", group="Method", choices=methods.PLACEMENTS
+        "sequential", "Adapter: read the sub-layer's output, or its input.", group="Method", choices=methods.PLACEMENTS
     )
     combine: str = option(
         "add",
-        "Adapter: adds to the sub-layer's output, or multiplies it.",
+        "Adapter: add to the sub-layer's output, or multiply it.",
         group="Method",
         choices=methods.COMBINATIONS,
     )
-    inner_norm: bool = option(False, "Adapter: a LayerNorm of its own inside.", group="Method")
+    inner_norm: bool = option(False, "Adapter: use a LayerNorm inside the adapter.", group="Method")
     depth: int = option(1, "Adapter: hidden layers of the bottleneck.", group="Method", low=1, high=8)
-    rank: int = option(8, "Lora: rank of the parts.", group="Method", low=1, high=methods.MAX_SIZE)
-    alpha: float = option(16.0, "Lora: the parts count alpha / rank.", group="Method", low=0.001, high=1e6)
+    rank: int = option(8, "Lora: rank of the updates.", group="Method", low=1, high=methods.MAX_SIZE)
+    alpha: float = option(16.0, "Lora: the updates are scaled by alpha / rank.", group="Method", low=0.001, high=1e6)
     targets: str = option(
-        "query,value", f"Lora: which linear layers, of {', '.join(methods.PROJECTIONS)}.", group="Method"
+        "query,value", f"Lora: which linear layers: {', '.join(methods.PROJECTIONS)}.", group="Method"
     )
-    top: int = option(1, "Top: how many upper layers train.", group="Method", low=1)
-    trials: int = option(50, "Automl: how many models are tried.", group="Method", low=1, high=100000)
+    top: int = option(1, "Top: number of upper layers that train.", group="Method", low=1)
+    trials: int = option(50, "Automl: number of models to try.", group="Method", low=1, high=100000)
     minutes: float = option(
-        0.0, "Automl: begin no other model after as many minutes; 0 for no limit.", group="Method", low=0, high=1e6
+        0.0, "Automl: start no further model after this many minutes; 0 for no limit.", group="Method", low=0, high=1e6
     )
     pooling: str | None = option(None, "How a text becomes one vector.", group="Method", choices=methods.POOLINGS)
     head_hidden: int = option(
@@ -127,53 +136,62 @@ class Config:
     )
     lr: float | None = option(None, "Peak learning rate.", group="Recipe", low=0, high=10)
     epochs: int | None = option(
-        None, "Passes over the training data; the best one on dev is kept.", group="Recipe", low=1, high=100000
+        None,
+        "Passes over the training data; the epoch with the best dev score is kept.",
+        group="Recipe",
+        low=1,
+        high=100000,
     )
-    batch: int = option(32, "Rows of one step.", group="Recipe", low=1, high=65536)
+    batch: int = option(32, "Rows per step.", group="Recipe", low=1, high=65536)
     warmup: float = option(0.1, "Share of the steps over which the learning rate rises.", group="Recipe", low=0, high=1)
     weight_decay: float | None = option(
-        None, "Decoupled weight decay; never on LayerNorms and biases.", group="Recipe", low=0, high=10
+        None, "Decoupled weight decay; not applied to LayerNorms and biases.", group="Recipe", low=0, high=10
     )
     epsilon: float | None = option(None, "Adam's epsilon.", group="Recipe", low=0, high=1)
     bias_correction: bool | None = option(None, "Adam's bias correction.", group="Recipe")
-    clip: float = option(1.0, "Largest norm of a step's gradient; 0 for no limit.", group="Recipe", low=0)
+    clip: float = option(1.0, "Largest gradient norm of a step; 0 for no limit.", group="Recipe", low=0)
     dropout: float | None = option(None, "Dropout (default: the backbone's own).", group="Recipe", low=0, high=0.95)
-    class_weights: str = option("none", "Weigh classes equally however rare.", group="Recipe", choices=CLASS_WEIGHTS)
+    class_weights: str = option(
+        "none", "balanced: all classes have the same total weight in the loss.", group="Recipe", choices=CLASS_WEIGHTS
+    )
     patience: int = option(
         0, "Stop after this many epochs without a better dev score; 0 for never.", group="Recipe", low=0
     )
     seed: int = option(
-        0, "Decides the initial numbers, the order of the data and dropout.", group="Recipe", low=0, high=2**31 - 1
+        0, "Seed of the initial weights, the order of the data and dropout.", group="Recipe", low=0, high=2**31 - 1
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N.", group="Recipe")
     precision: str = option(
-        "auto", "What the pass computes in (auto: fp32 on CPU, bf16 on a GPU).", group="Recipe", choices=PRECISIONS
+        "auto",
+        "Precision of the forward pass (auto: fp32 on a CPU, bf16 on a GPU).",
+        group="Recipe",
+        choices=PRECISIONS,
     )
 
     def to_json(self) -> dict[str, Any]:
-        """Give all fields as JSON values."""
+        """Return all fields as JSON values."""
         return dataclasses.asdict(self)
 
     def method_options(self) -> Options:
-        """Give the fields that decide what a slot adds and trains; call on a resolved config."""
+        """Return the options that decide what a slot adds and trains; the config must be resolved."""
         return Options(**{f.name: getattr(self, f.name) for f in fields(Options)})
 
 
 def parse(values: Mapping[str, Any]) -> Config:
-    """Make a config of values by field name: strings from a shell or numbers from YAML. Every mistake at once."""
-    hints, mistakes, found = _hints(), [], {}
+    """Create a config from values by field name, such as strings from a shell; report all mistakes together."""
+    hints, mistakes, converted = _hints(), [], {}
     for name, value in values.items():
         key = str(name).replace("-", "_")
         if key not in hints:
             near = difflib.get_close_matches(key, hints, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(hints)}."
+            hint = f" Did you mean {near[0]!r}?" if near else f" The options are: {', '.join(hints)}."
             mistakes.append(f"{name!r} is not an option of a run.{hint}")
             continue
         try:
-            found[key] = _convert(value, hints[key])
+            converted[key] = _convert(value, hints[key])
         except ValueError as error:
             mistakes.append(f"{key} is {value!r}; it must be {error}.")
-    config = Config(**found)
+    config = Config(**converted)
     mistakes += check(config)
     if mistakes:
         raise ConfigError(mistakes)
@@ -186,26 +204,26 @@ def _hints() -> dict[str, Any]:
 
 
 def read(path: str | Path, overrides: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> Config:
-    """Read a YAML file of options; it wins over `base`, and `overrides` win over it."""
+    """Read a YAML file of options, which override `base`; `overrides` override both."""
     if not Path(path).exists():
         raise InputError(f"There is no config file {path}.")
     values = read_yaml(path)
     if not isinstance(values, dict):
-        raise InputError(f"{path} does not hold options as 'name: value' lines.")
+        raise InputError(f"{path} does not contain options as 'name: value' lines.")
     named = {str(name).replace("-", "_"): value for name, value in values.items()}
     return parse({**(base or {}), **named, **overrides})
 
 
 def read_yaml(path: str | Path) -> Any:
-    """Read a YAML file; a name that stands twice in one place is a mistake, as the first value would be lost."""
+    """Read a YAML file; a duplicate name is an error, because its first value would be lost."""
     import yaml
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             names = [self.construct_object(key, deep=True) for key, _ in node.value]
-            twice = next((name for k, name in enumerate(names) if name in names[:k] and name != "<<"), None)
-            if twice is not None:
-                raise yaml.YAMLError(f"{twice!r} stands there twice; write a list of its values instead")
+            duplicate = next((name for k, name in enumerate(names) if name in names[:k] and name != "<<"), None)
+            if duplicate is not None:
+                raise yaml.YAMLError(f"{duplicate!r} occurs twice; write a list of its values instead")
             return super().construct_mapping(node, deep)
 
     try:
@@ -217,7 +235,7 @@ def read_yaml(path: str | Path) -> Any:
 
 
 def check(config: Config) -> list[str]:
-    """Say everything that is wrong with a config before any file is opened."""
+    """Return all mistakes of a config that can be found without opening a file."""
     mistakes = []
     for f in fields(config):
         value, meta = getattr(config, f.name), f.metadata
@@ -231,19 +249,21 @@ def check(config: Config) -> list[str]:
             mistakes += _range_mistakes(f.name, value, meta["low"], meta["high"])
     sites = config.sites.split(",")
     if not config.sites or set(sites) - set(methods.SITES):
-        mistakes.append(f"sites is {config.sites!r}; it must be {' or '.join(methods.SITES)}, or both with a comma.")
+        mistakes.append(
+            f"sites is {config.sites!r}; it must be {' or '.join(methods.SITES)}, or both separated by a comma."
+        )
     if not config.targets or set(config.targets.split(",")) - set(methods.PROJECTIONS):
         choices = ", ".join(methods.PROJECTIONS)
-        mistakes.append(f"targets is {config.targets!r}; it must be one or more of {choices}, with commas.")
+        mistakes.append(f"targets is {config.targets!r}; it must be one or more of {choices}, separated by commas.")
     if not _DEVICE.fullmatch(config.device):
         mistakes.append(f"device is {config.device!r}; it must be auto, cpu, cuda or cuda:N.")
     if config.lr == 0:
-        mistakes.append("lr is 0, so nothing would train; give a positive number.")
-    return mistakes + _idle_options(config)
+        mistakes.append("lr is 0, so nothing would train; use a positive number.")
+    return mistakes + _unused_option_mistakes(config)
 
 
 def check_tolerance(points: float) -> None:
-    """Refuse a tolerance that is none; it is in points, hundredths of a metric."""
+    """Refuse an invalid tolerance; it is in points, hundredths of a metric."""
     if not points >= 0:
         raise ConfigError([f"tolerance is {points!r}; it must be at least 0, in points of the metric."])
 
@@ -256,20 +276,20 @@ def resolve(config: Config) -> Config:
 
 
 def unused_options(method: str) -> set[str]:
-    """Give the options that other methods have a use for and this one has not."""
-    special = {name for row in METHODS.values() for name in row.uses} | {"sigma"}
+    """Return the options that other methods use and this one does not."""
+    special = {name for row in METHODS.values() for name in row.uses}
     row = METHODS[method]
     special |= set() if row.slot else {*_OF_SLOTS}
-    return special - {*row.uses, *(("sigma",) if row.adapters else ())}
+    return special - {*row.uses}
 
 
-def _idle_options(config: Config) -> list[str]:
-    """An option that the chosen method would ignore is a mistake, never a silence."""
+def _unused_option_mistakes(config: Config) -> list[str]:
+    """Return a mistake for each option that the chosen method would ignore."""
     if config.method not in METHODS:
         return []
     defaults = {f.name: f.default for f in fields(config)}
     return [
-        f"{name} is {getattr(config, name)!r}, but method {config.method!r} has no use for it; leave it out."
+        f"{name} is {getattr(config, name)!r}, but method {config.method!r} does not use it; leave it out."
         for name in sorted(unused_options(config.method))
         if getattr(config, name) != defaults[name]
     ]
@@ -284,16 +304,16 @@ def _range_mistakes(name: str, value: float, low: float | None, high: float | No
 
 
 def _convert(value: Any, hint: Any) -> Any:
-    """Make a value of a field's type; raises ValueError with what it must be."""
+    """Convert a value to a field's type; raise ValueError with the expected type."""
     kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType] or [hint]
     if value is None and len(typing.get_args(hint)) > 0:
         return None
     kind = kinds[0]
     if kind is bool:
-        known = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-        if str(value).lower() not in known:
+        values = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+        if str(value).lower() not in values:
             raise ValueError("true or false")
-        return known[str(value).lower()]
+        return values[str(value).lower()]
     if kind is str:
         if isinstance(value, list | tuple):  # a YAML list of labels, layers or sites
             return ",".join(str(item) for item in value)

@@ -1,19 +1,19 @@
-"""The tree of errors: everything this library raises on purpose. It knows nothing else of the library.
+"""The exception hierarchy: everything that this library raises on purpose. Knows nothing else of the library.
 
-    AdapterbankError            any mistake that has a plain remedy; the shell prints its one sentence
-    ├── InputError              what the caller gave cannot be used
+    AdapterbankError            any error with a clear remedy; the shell prints its message
+    ├── InputError              an argument or a file cannot be used
     │   ├── ConfigError         an option is wrong; lists every mistake at once
     │   ├── DataError           a data file or its rows cannot be used
-    │   └── UnknownName         a name that is not in a table; lists the choices
+    │   └── UnknownName         a name is not in a table; lists the choices
     ├── BackboneError           an encoder cannot be found, read or trusted
     ├── BankError               a bank or a package cannot be used
     │   ├── PackageDamaged      a checksum fails
     │   └── BackboneMismatch    a package or bank belongs to another encoder
-    ├── ServiceError            a server refuses, or cannot be reached
-    ├── StorageError            the disk is full or refuses
-    └── TrainingError           a run cannot go on (exit status 1: the input may be fine)
+    ├── ServiceError            a server refuses a request, or cannot be reached
+    ├── StorageError            the disk is full or cannot be written
+    └── TrainingError           a run fails (exit status 1: its input may be valid)
 
-A message is one sentence or two: what is wrong with the value named, and the way out.
+A message is one or two sentences: the wrong value, why it is wrong, and the remedy.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from collections.abc import Iterable
 
 
 class AdapterbankError(Exception):
-    """Any mistake that has a plain remedy."""
+    """Any error with a clear remedy."""
 
     exit_code = 2
 
 
 class InputError(AdapterbankError):
-    """What the caller gave cannot be used."""
+    """An argument or a file cannot be used."""
 
 
 class ConfigError(InputError):
@@ -45,16 +45,17 @@ class DataError(InputError):
 
 
 class UnknownName(InputError):
-    """A name that is not in a table: says which names are, nearest first."""
+    """A name is not in a table; the message lists the choices and suggests the nearest."""
 
     def __init__(self, name: str, what: str, choices: Iterable[str], see: str = "") -> None:
         self.name, self.choices = name, tuple(choices)
         near = difflib.get_close_matches(name, self.choices, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         listed = ", ".join(self.choices) or "none"
-        there = "There are for example" if see and self.choices else "There are"  # who says where to see all lists few
+        # A caller that passes `see` lists only some of the choices.
+        intro = "There are for example" if see and self.choices else "There are"
         where = f" See: {see}" if see else ""
-        super().__init__(f"{name!r} is not {what}.{hint} {there}: {listed}.{where}")
+        super().__init__(f"{name!r} is not {what}.{hint} {intro}: {listed}.{where}")
 
 
 class BackboneError(AdapterbankError):
@@ -66,7 +67,7 @@ class BankError(AdapterbankError):
 
 
 class PackageDamaged(BankError):
-    """A package's files are not those that were written: a checksum fails."""
+    """A package's files were changed after they were written: a checksum fails."""
 
 
 class BackboneMismatch(BankError):
@@ -74,7 +75,7 @@ class BackboneMismatch(BankError):
 
 
 class ServiceError(AdapterbankError):
-    """A server refuses, or cannot be reached; `code` is the server's own word for it, empty where it gave none."""
+    """A server refuses a request, or cannot be reached; `code` is the server's error code, empty if it sent none."""
 
     def __init__(self, message: str, code: str = "", status: int = 0, request_id: str = "") -> None:
         self.code, self.status, self.request_id = code, status, request_id
@@ -82,14 +83,14 @@ class ServiceError(AdapterbankError):
 
 
 class StorageError(AdapterbankError):
-    """The disk is full or refuses to write."""
+    """The disk is full or cannot be written."""
 
 
 class TrainingError(AdapterbankError):
-    """A run cannot go on, though its input may be fine."""
+    """A run fails, though its input may be valid."""
 
     exit_code = 1
 
 
 class SlowerWarning(UserWarning):
-    """Something that only makes things faster is not to be had here."""
+    """An optimisation is not available on this machine."""

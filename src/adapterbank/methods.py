@@ -1,14 +1,14 @@
-"""The methods: which tensors each adds to the encoder and which of them train. A table; knows no torch.
+"""The methods: a table of what each adds to the encoder and which tensors train. Knows no torch.
 
-A tensor's *roles* follow from its name. A method names roles; what carries one of them trains, and what trains is what
-is saved. No other place in the library asks which method a slot was trained with.
+A tensor's *roles* follow from its name. A method names roles: every tensor with one of them trains, and what trains is
+saved. No other module depends on the method that a slot was trained with.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from adapterbank.errors import ConfigError, UnknownName
@@ -26,110 +26,14 @@ PROJECTIONS: Mapping[str, str] = {
     "up": "feedforward.up",
     "down": "feedforward.down",
 }
-"""The linear layers that may get a low-rank part, and where they stand in a layer."""
+"""The linear layers that can have a low-rank update, and their names within a layer."""
 MAX_SIZE = 4096
-"""No adapter is wider: past the hidden size it is no bottleneck, and a slip of the keyboard would fill the memory."""
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """The shape of a slot's adapters: `y + up(act(down(y)))` at each chosen site, 2md + d + m numbers each."""
-
-    size: int = 64
-    """m, the width of the bottleneck."""
-    layers: tuple[int, ...] = ()
-    """The layers that get adapters, from 0."""
-    sites: tuple[str, ...] = SITES
-    activation: str = "gelu_tanh"
-    placement: str = "sequential"
-    """Whether the adapter reads the sub-layer's output (sequential) or its input (parallel)."""
-    combine: str = "add"
-    """Whether the sub-layer's output is added to, or multiplied by one plus, what the adapter gives."""
-    inner_norm: bool = False
-    """A LayerNorm of the adapter's own before the down-projection."""
-    depth: int = 1
-    """Hidden layers of the bottleneck."""
-
-
-@dataclass(frozen=True)
-class Lora:
-    """The shape of a slot's low-rank parts: `x W' + b + (x A') B' alpha / r` at each chosen linear layer."""
-
-    rank: int = 8
-    """r, the rows of A and columns of B."""
-    alpha: float = 16.0
-    layers: tuple[int, ...] = ()
-    """The layers that get them, from 0."""
-    targets: tuple[str, ...] = ("query", "value")
-    """Which linear layers of those, by their names in `PROJECTIONS`."""
-
-    @property
-    def scale(self) -> float:
-        """What the product is multiplied by."""
-        return self.alpha / self.rank
-
-    def widened(self, rank: int) -> Lora:
-        """Give the same arithmetic at another rank: A and B filled up with zeros, the scale as it was."""
-        return replace(self, rank=rank, alpha=self.scale * rank)
-
-
-@dataclass(frozen=True)
-class Head:
-    """The shape of a slot's head: pooling, dropout, perhaps a hidden layer, then one linear layer."""
-
-    kind: str
-    outputs: int
-    """Classes; 1 for regression; 2 (start, end) for spans."""
-    pooling: str = "mean"
-    hidden: int = 0
-    """Width of a hidden tanh layer, 0 for none."""
-    shift: float = 0.0
-    scale: float = 1.0
-    """Regression: the head's raw output times `scale` plus `shift`, the training labels' mean and spread."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All that a slot adds and changes, apart from the numbers: what a manifest says of its method."""
-
-    method: str
-    head: Head
-    adapter: Adapter | None
-    trains: frozenset[str]
-    """The roles that train and are saved."""
-    lora: Lora | None = None
-
-    @property
-    def alone(self) -> bool:
-        """Whether it changes whole layers: then its rows share a batch with nobody else's."""
-        return any(role == "embedding" or role.startswith("layer:") for role in self.trains)
-
-    def to_json(self) -> dict[str, Any]:
-        """Give the plan as JSON values."""
-        return {
-            "name": self.method,
-            "head": asdict(self.head),
-            "adapter": asdict(self.adapter) if self.adapter else None,
-            "lora": asdict(self.lora) if self.lora else None,
-            "trains": sorted(self.trains),
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Plan:
-        """Read what `to_json` gave."""
-        adapter, lora = value["adapter"], value.get("lora")  # packages of the first release know of no `lora`
-        if adapter is not None:
-            lists = {key: tuple(adapter[key]) for key in ("layers", "sites")}
-            adapter = Adapter(**{**adapter, **lists})
-        if lora is not None:
-            lists = {key: tuple(lora[key]) for key in ("layers", "targets")}
-            lora = Lora(**{**lora, **lists})
-        return cls(value["name"], Head(**value["head"]), adapter, frozenset(value["trains"]), lora)
+"""The widest adapter: above the hidden size it is not a bottleneck, and a typing error would fill the memory."""
 
 
 @dataclass(frozen=True)
 class Default:
-    """A default and why it is that."""
+    """A default value and the reason for it."""
 
     value: Any
     reason: str
@@ -137,7 +41,7 @@ class Default:
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may choose of a slot; an option that a method has no use for is refused (`config.check`)."""
+    """The options of a slot; an option that the method does not use is refused (`config.check`)."""
 
     method: str = "adapter"
     size: int = 64
@@ -163,23 +67,25 @@ class Method:
 
     summary: str
     trains: Callable[[Options, Sequence[int], int], frozenset[str]]
-    """(options, chosen layers, number of layers) -> roles."""
+    """Returns the roles that train, from the options, the chosen layers and the number of layers."""
     uses: tuple[str, ...]
-    """The options that mean something to this method, beside the head's."""
+    """The options that this method uses, besides those of the head."""
     defaults: Mapping[str, Default]
-    adapters: bool = False
-    lora: bool = False
+    additions: tuple[str, ...] = ()
+    """The additions of its slots: names of files in `slots/additions`."""
+    shown: tuple[str, ...] = ()
+    """The options that tell two of its runs apart; the first one decides how many parameters train."""
     slot: bool = True
-    """Whether it leaves a slot on the encoder, and so a package; else a record alone."""
+    """Whether it trains a slot and so writes a package; otherwise it writes only a record."""
 
 
 def _norms(layers: Iterable[int]) -> frozenset[str]:
-    """Name the LayerNorms of chosen layers; the embeddings' own goes with layer 0."""
+    """Return the roles of the LayerNorms of some layers; that of the embeddings belongs to layer 0."""
     return frozenset(f"layer_norm:{i}" for i in layers)
 
 
 def _biases(layers: Iterable[int]) -> frozenset[str]:
-    """Name the biases of chosen layers; the embeddings' go with layer 0."""
+    """Return the roles of the biases of some layers; those of the embeddings belong to layer 0."""
     return frozenset(f"bias:{i}" for i in layers)
 
 
@@ -189,33 +95,45 @@ _ADAM = {
     "weight_decay": Default(0.01, "the public code of the paper; not on LayerNorms and biases"),
     "bias_correction": Default(
         True,
-        "without it (the public code) the first steps are three times as long: at 1e-3 CoLA, and at times MRPC, then "
-        "ended in one answer to everything, a known fault on small sets (Zhang et al. 2021)",
+        "without it (the public code) the first steps are three times as large: at 1e-3, CoLA and sometimes MRPC then "
+        "ended with one answer to everything, a known failure on small data sets (Zhang et al. 2021)",
     ),
-    "pooling": Default("mean", "right for sentence encoders, and as good as the first token on plain ones"),
+    "pooling": Default("mean", "right for sentence encoders, and as good as the first token for others"),
 }
 _FEW = {
     **_ADAM,
-    "lr": Default(1e-3, "few new numbers near zero: 3e-4 to 1e-3 is the flat part of the curve, 2e-3 collapses"),
-    "epochs": Default(10, "small sets need some hundred steps; the best epoch is kept"),
+    "lr": Default(1e-3, "few new parameters near zero: scores are flat from 3e-4 to 1e-3 and collapse at 2e-3"),
+    "epochs": Default(10, "small data sets need some hundred steps; the best epoch is kept"),
 }
 _FEWER = {
     **_FEW,
-    "lr": Default(3e-3, "so few numbers need longer steps: better than 1e-3 on every task of docs/results.md"),
+    "lr": Default(3e-3, "very few parameters need larger steps: better than 1e-3 on every task of docs/results.md"),
 }
 _PRETRAINED = {
     **_ADAM,
-    "lr": Default(5e-5, "pretrained weights are moved gently: 3e-5 to 1e-4"),
-    "epochs": Default(5, "pretrained weights fit sooner; the best epoch is kept"),
+    "lr": Default(5e-5, "pretrained weights need small steps: 3e-5 to 1e-4"),
+    "epochs": Default(5, "pretrained weights converge sooner; the best epoch is kept"),
 }
 
 METHODS: Mapping[str, Method] = {
     "adapter": Method(
         "bottleneck adapters at every site, the LayerNorms, a head (Houlsby et al. 2019)",
         lambda o, layers, depth: _HEAD | {"adapter"} | (_norms(layers) if o.train_norms else frozenset()),
-        ("size", "layers", "sites", "activation", "placement", "combine", "inner_norm", "depth", "train_norms"),
+        (
+            "size",
+            "layers",
+            "sites",
+            "activation",
+            "placement",
+            "combine",
+            "inner_norm",
+            "depth",
+            "train_norms",
+            "sigma",
+        ),
         _FEW,
-        adapters=True,
+        additions=("adapter",),
+        shown=("size", "activation"),
     ),
     "full": Method(
         "every weight of the encoder and a head: one whole copy per task",
@@ -228,6 +146,7 @@ METHODS: Mapping[str, Method] = {
         lambda o, layers, depth: _HEAD | {"pooler"} | {f"layer:{i}" for i in range(depth - o.top, depth)},
         ("top",),
         _PRETRAINED,
+        shown=("top",),
     ),
     "layernorm": Method(
         "the LayerNorms and a head",
@@ -240,7 +159,15 @@ METHODS: Mapping[str, Method] = {
         lambda o, layers, depth: _HEAD | {"lora"},
         ("layers", "rank", "alpha", "targets"),
         _FEW,
-        lora=True,
+        additions=("lora",),
+        shown=("rank", "alpha", "targets"),
+    ),
+    "ia3": Method(
+        "scales of keys, values and feed-forward activations, and a head (Liu et al. 2022)",
+        lambda o, layers, depth: _HEAD | {"ia3"},
+        ("layers",),
+        _FEWER,
+        additions=("ia3",),
     ),
     "bitfit": Method(
         "the biases of the linear layers and LayerNorms, and a head (Ben Zaken et al. 2021)",
@@ -254,8 +181,8 @@ METHODS: Mapping[str, Method] = {
         (),
         {
             **_FEW,
-            "lr": Default(1e-2, "only the head trains: above 1e-3 on CoLA, RTE and STS-B, level elsewhere"),
-            "epochs": Default(20, "only the head trains, which takes more passes"),
+            "lr": Default(1e-2, "only the head trains: better than 1e-3 on CoLA, RTE and STS-B, equal elsewhere"),
+            "epochs": Default(20, "only the head trains, which takes more epochs"),
         },
     ),
     "automl": Method(
@@ -267,104 +194,73 @@ METHODS: Mapping[str, Method] = {
     ),
 }
 
-_LAYER = re.compile(r"layers\.(\d+)\.")
+ADDITIONS: tuple[str, ...] = tuple(dict.fromkeys(name for row in METHODS.values() for name in row.additions))
+"""The names of all additions."""
+
+LAYER = re.compile(r"layers\.(\d+)\.")
+"""The start of the name of a layer's tensor."""
+
+
+def size_option(name: str) -> str | None:
+    """Return the option that decides how many parameters a method trains; None for methods that have none."""
+    row = METHODS.get(name)
+    return row.shown[0] if row and row.shown else None
 
 
 def find_method(name: str) -> Method:
-    """Look a method up."""
+    """Return a method by its name."""
     if name not in METHODS:
         raise UnknownName(name, "a method", METHODS)
     return METHODS[name]
 
 
+def stored_fields(method: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the additions in a manifest's `method`, such as `size`, `rank` and `layers`."""
+    stored = [value for key, value in method.items() if key.partition("-")[0] in ADDITIONS and value]
+    return {name: value for fields in stored for name, value in fields.items()}
+
+
+def shown_fields(method: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a manifest's `method` that lists show beside its name, the most important first."""
+    fields, row = stored_fields(method), METHODS.get(method["name"])
+    return {name: fields[name] for name in (row.shown if row else ()) if name in fields}
+
+
+def addition_in(name: str) -> str | None:
+    """Return the key of the addition in a tensor's name, such as `adapter` or `adapter-2`; None without one."""
+    return next((part for part in name.split(".") if part.partition("-")[0] in ADDITIONS), None)
+
+
 def roles(name: str) -> frozenset[str]:
-    """Say which roles a tensor has, from its name alone."""
-    found = {"bias"} if name.endswith(".bias") else set()
+    """Return the roles of a tensor from its name."""
+    own = {"bias"} if name.endswith(".bias") else set()
     first = name.split(".", 1)[0]
     if first in ("head", "pooler"):
-        return frozenset(found | {first})
-    layer = _LAYER.match(name)
-    for added in ("adapter", "lora"):
-        if f".{added}." in name:
-            return frozenset(found | {added})
+        return frozenset(own | {first})
+    if key := addition_in(name):
+        return frozenset(own | {key.partition("-")[0]})
+    layer = LAYER.match(name)
     if ".norm." in name:
-        found.add("layer_norm")
-    found |= {f"{role}:{layer[1] if layer else 0}" for role in found}
-    return frozenset(found | {f"layer:{layer[1]}" if layer else "embedding"})
-
-
-def trained(names: Iterable[str], plan: Plan) -> list[str]:
-    """Choose the names that train under a plan; the pooler only where the head reads it."""
-    return [
-        name
-        for name in names
-        if roles(name) & plan.trains and (plan.head.pooling == "pooler" or "pooler" not in roles(name))
-    ]
-
-
-def decays(name: str) -> bool:
-    """Say whether weight decay applies: not to LayerNorms and biases."""
-    return not roles(name) & {"bias", "layer_norm"} and ".norm." not in name
+        own.add("layer_norm")
+    own |= {f"{role}:{layer[1] if layer else 0}" for role in own}
+    return frozenset(own | {f"layer:{layer[1]}" if layer else "embedding"})
 
 
 def parse_layers(text: str, depth: int) -> tuple[int, ...]:
-    """Read a choice of layers: `all`, `6-11`, `0,1,5`, `upper` (the upper half)."""
+    """Parse a choice of layers: `all`, `6-11`, `0,1,5`, `upper` (the upper half)."""
     if text == "all":
         return tuple(range(depth))
     if text == "upper":
         return tuple(range(depth // 2, depth))
-    found: set[int] = set()
+    layers: set[int] = set()
     for part in text.split(","):
-        ends = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if not ends:
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if not match:
             raise ConfigError(
-                [f"layers is {text!r}; it must be 'all', 'upper', or numbers and spans such as '0,2,6-11'."]
+                [f"layers is {text!r}; it must be 'all', 'upper', or numbers and ranges such as '0,2,6-11'."]
             )
-        first, last = int(ends[1]), int(ends[2] or ends[1])
+        first, last = int(match[1]), int(match[2] or match[1])
         if first > last or last >= depth:
             raise ConfigError([f"layers is {text!r}, but this backbone has layers 0 to {depth - 1}."])
-        found |= set(range(first, last + 1))
-    return tuple(sorted(found))
-
-
-def make_plan(options: Options, *, depth: int, head: Head, shared_layers: bool = False) -> Plan:
-    """Turn a user's choices into a plan for an encoder of `depth` layers."""
-    method = find_method(options.method)
-    if options.method == "top" and not 1 <= options.top <= depth:
-        raise ConfigError([f"top is {options.top}, but this backbone has {depth} layers: give 1 to {depth}."])
-    layers = parse_layers(options.layers, depth) if "layers" in method.uses else tuple(range(depth))
-    trains = method.trains(options, layers, depth)
-    partial = len(layers) < depth and any(role.startswith(("layer_norm:", "bias:")) for role in trains)
-    if shared_layers and (options.method == "top" or partial):
-        raise ConfigError(
-            [
-                "This backbone's layers share one set of weights, so a part of them cannot be trained alone: "
-                "use method full, lora, or adapter without train_norms."
-            ]
-        )
-    adapter = None
-    if method.adapters:
-        adapter = Adapter(
-            size=options.size,
-            layers=layers,
-            sites=tuple(site for site in SITES if site in options.sites.split(",")),
-            activation=options.activation,
-            placement=options.placement,
-            combine=options.combine,
-            inner_norm=options.inner_norm,
-            depth=options.depth,
-        )
-    lora = None
-    if method.lora:
-        chosen = tuple(name for name in PROJECTIONS if name in options.targets.split(","))
-        lora = Lora(options.rank, options.alpha, layers, chosen)
-    return Plan(options.method, head, adapter, trains, lora)
-
-
-def first_trained_layer(names: Iterable[str], depth: int) -> int:
-    """Give the lowest layer that something trains in: 0 with the embeddings, `depth` when only the head does."""
-    found = [depth]
-    for name in names:
-        layer = _LAYER.match(name)
-        found += [int(layer[1])] if layer else ([] if roles(name) & {"head", "pooler"} else [0])
-    return min(found)
+        layers |= set(range(first, last + 1))
+    return tuple(sorted(layers))

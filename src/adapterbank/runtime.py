@@ -1,4 +1,4 @@
-"""The machine: device, precision, memory, and the stamp that says on what a number was made. Knows nothing else."""
+"""The machine: device, precision, memory, and the stamp of a result. Knows nothing else of the library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from adapterbank import __version__
 from adapterbank.errors import ConfigError
 
 _TOKENISING = 6
-"""Threads that tokenise beside a GPU: more, with little to do for each, are in the way of the thread that feeds it.
+"""Threads that tokenise beside a GPU; more of them slow down the thread that feeds it.
 
 Measured on 16 cores: docs/performance.md.
 """
@@ -22,7 +22,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def find_device(name: str = "auto") -> torch.device:
-    """Choose a device: the first GPU where there is one, else the CPU; `cuda:1` names another GPU."""
+    """Return a device by name; `auto` is the first GPU, or the CPU if there is none."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -30,61 +30,59 @@ def find_device(name: str = "auto") -> torch.device:
     except RuntimeError:
         raise ConfigError([f"device is {name!r}; it must be auto, cpu, cuda or cuda:N."]) from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            [f"device is {name!r}, but torch sees {torch.cuda.device_count()} GPUs here. Use --device cpu."]
-        )
+        raise ConfigError([f"device is {name!r}, but torch finds {torch.cuda.device_count()} GPUs; use --device cpu."])
     return device
 
 
 def find_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Choose what the pass computes in: fp32 on CPU, bf16 on a GPU; what trains is kept in fp32 either way."""
+    """Return the dtype of the forward pass: fp32 on a CPU, bf16 on a GPU; trained weights are always fp32."""
     if name == "auto":
-        able = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.bfloat16 if able else torch.float32
+        supported = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if supported else torch.float32
     if name not in _DTYPES:
         raise ConfigError([f"precision is {name!r}; it must be one of auto, {', '.join(_DTYPES)}."])
     if name == "bf16" and device.type == "cpu":
-        # Some machines announce bf16 instructions that end the process when they are used.
-        raise ConfigError(["precision is 'bf16', which is for GPUs; use fp32 on the CPU."])
+        # Some CPUs report bf16 instructions that crash the process when they are used.
+        raise ConfigError(["precision is 'bf16', which needs a GPU; use fp32 on the CPU."])
     return _DTYPES[name]
 
 
 def use_one_thread() -> None:
-    """Let what the calling thread computes on the CPU be computed by it alone.
+    """Limit the CPU computation of the calling thread to one thread.
 
-    Threads that have computed before go on as they are; torch begins those that come later with one thread too.
+    Threads that have already computed keep their setting; torch uses one thread for those that start later.
     """
     torch.set_num_threads(1)
 
 
 def cores() -> int:
-    """Count the cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def use_few_threads_for_texts() -> None:
-    """Let the tokenizer take a few threads instead of one for each core, if it has not begun yet.
+    """Limit the tokenizer to a few threads instead of one for each core, if it has not started yet.
 
-    `RAYON_NUM_THREADS`, which the tokenizer reads, goes before where it is set.
+    `RAYON_NUM_THREADS`, which the tokenizer reads, takes precedence.
     """
     if cores() > _TOKENISING:
         os.environ.setdefault("RAYON_NUM_THREADS", str(_TOKENISING))
 
 
 def total_memory(device: torch.device) -> int:
-    """Give the bytes the device has, used or not: what follows from it must not change from run to run."""
+    """Return the device's memory in bytes, used or not, so that what depends on it is the same for every run."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
-    found = [8 << 30]
-    with contextlib.suppress(ValueError, OSError, AttributeError):  # not every system tells
-        found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    limits = [8 << 30]
+    with contextlib.suppress(ValueError, OSError, AttributeError):  # not every system reports it
+        limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     with contextlib.suppress(ValueError, OSError):  # a container may have less than its machine
-        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return min(found)
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(limits)
 
 
 def stamp(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """Say what decides the last bit of a result: library versions, device, CPU capability, threads, precision."""
+    """Return what decides the last bit of a result: library versions, device, CPU capability, threads, precision."""
     return {
         "library": __version__,
         "torch": torch.__version__,
@@ -93,11 +91,11 @@ def stamp(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
-        "precision": next(name for name, known in _DTYPES.items() if known == dtype),
+        "precision": next(name for name, value in _DTYPES.items() if value == dtype),
     }
 
 
 def same_bits(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Say whether two stamps promise results that agree to the bit."""
+    """Return whether two stamps promise results that are equal to the bit."""
     keys = ("library", "torch", "device", "cpu", "threads", "precision")
     return all(a.get(key) == b.get(key) for key in keys)

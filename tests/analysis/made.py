@@ -1,4 +1,4 @@
-"""Made records: small runs with scores that can be checked by hand."""
+"""Artificial records: small runs with scores that can be checked by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRAINED = {"full": ENCODER, "layernorm": 500, "feature": 100, "automl": 0}
 
 
 def mark(backbone: str) -> str:
-    """Give an encoder's sha256: of another name, another encoder."""
+    """Return an encoder's sha256, which differs for each name."""
     return hashlib.sha256(backbone.encode()).hexdigest()
 
 
@@ -29,9 +29,9 @@ def record(
     sha256: str = "",
     **options: Any,
 ) -> dict[str, Any]:
-    """Give a record as a run would write it, with this score on dev."""
-    known = method if method != "automl" else "feature"
-    config = resolve(parse({"task": task, "train": "t.csv", "method": known, **options})).to_json()
+    """Return a record as a run would write it, with this score on dev."""
+    parsed = method if method != "automl" else "feature"
+    config = resolve(parse({"task": task, "train": "t.csv", "method": parsed, **options})).to_json()
     share = {"adapter": 1000 * config["size"], "top": 80_000 * config["top"]}
     count = trained if trained is not None else {**TRAINED, **share}[method]
     scores = {"dev": {metric: dev, "rows": 100}} | ({"test": {metric: test, "rows": 50}} if test is not None else {})
@@ -52,7 +52,7 @@ def record(
 
 
 def ablation(package: str = "glue-cola@1", layers: int = 3, backbone: str = "minilm") -> dict[str, Any]:
-    """Give an ablation in which each layer that is removed costs one per cent."""
+    """Return an ablation in which each removed layer costs one per cent."""
     spans = [
         {
             "first": i,

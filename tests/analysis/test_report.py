@@ -1,4 +1,4 @@
-"""Claims about figures and the report: every figure has its CSV, the page holds every record and needs nothing else."""
+"""Claims about figures and the report: every figure has its CSV, and the page is complete and self-contained."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ import pytest
 from made import ablation, record, write
 
 from adapterbank import config as configs
-from adapterbank.analysis import figures, report, series
+from adapterbank.analysis import figures, report, series, tables
 from adapterbank.analysis.run_table import load
+from adapterbank.studies.selection import RULES
 from small_data import shell
 
 RICH = [
@@ -41,11 +42,11 @@ def folder(tmp_path):
     return write(tmp_path / "records", *RICH, ablations=(ablation(layers=12), ablation("glue-mnli@1", 3)))
 
 
-def test_the_documentations_lines_of_python_give_all_of_it(tmp_path, monkeypatch):
+def test_the_python_example_of_the_documentation_works(tmp_path, monkeypatch):
     write(tmp_path / "bank" / "records", *RICH)
     monkeypatch.chdir(tmp_path)
-    told = (Path(__file__).parents[2] / "docs" / "analysis.md").read_text(encoding="utf-8")
-    (code,) = (code for code in re.findall(r"```python\n(.*?)```", told, re.DOTALL) if "draw_all" in code)
+    text = (Path(__file__).parents[2] / "docs" / "analysis.md").read_text(encoding="utf-8")
+    (code,) = (code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "draw_figures" in code)
     found = {}
     exec(code, found)
     assert {drawing.name for drawing in found["drawings"]} == NAMES
@@ -53,7 +54,7 @@ def test_the_documentations_lines_of_python_give_all_of_it(tmp_path, monkeypatch
 
 
 class Page(HTMLParser):
-    """Collects what a browser would fetch, and the text."""
+    """Collects the links and sources that a browser would fetch, and checks the nesting of elements."""
 
     def __init__(self, text):
         super().__init__()
@@ -71,7 +72,7 @@ class Page(HTMLParser):
         assert self.depth.pop() == tag
 
 
-def test_every_figure_is_drawn_and_its_csv_holds_what_is_drawn(folder, tmp_path):
+def test_every_figure_is_drawn_and_its_csv_has_its_numbers(folder, tmp_path):
     drawings = {drawing.name: drawing for drawing in figures.draw_all(load([folder]))}
     assert set(drawings) == NAMES
     for drawing in drawings.values():
@@ -83,14 +84,22 @@ def test_every_figure_is_drawn_and_its_csv_holds_what_is_drawn(folder, tmp_path)
             axis.get_xlabel() and axis.get_ylabel() for axis in drawing.figure.axes if axis.get_label() != "<colorbar>"
         )
     assert drawings["fig4"].data == series.sizes(load([folder]))
+    assert figures.figure_data(load([folder])) == {name: drawing.data for name, drawing in drawings.items()}
 
 
-def test_the_same_records_give_the_same_bytes(folder):
+def test_equal_records_give_equal_bytes(folder):
     first, second = (figures.draw_all(load([folder]))[0].svg() for _ in range(2))
     assert first == second
 
 
-def test_what_is_missing_is_said(tmp_path):
+def test_captions_and_notes_name_the_rule_of_the_choice(folder):
+    for by, rule in RULES.items():
+        study = load([folder], by)
+        assert rule.text in figures.draw_all(study)[0].caption
+        assert any(rule.text in note for table in tables.with_ours(study) for note in table.notes)
+
+
+def test_a_missing_figure_is_explained(tmp_path):
     folder = write(tmp_path / "records", record())
     missing = {drawing.name: drawing.missing for drawing in figures.draw_all(load([folder])) if drawing.missing}
     assert set(missing) == NAMES - {"totals"}
@@ -112,7 +121,7 @@ def test_the_command_writes_figures_and_tables(folder, tmp_path):
     }
 
 
-def test_the_page_holds_every_record_and_fetches_nothing(folder, tmp_path):
+def test_the_page_contains_every_record_and_fetches_nothing(folder, tmp_path):
     (folder / "broken.json").write_text("{")
     found = shell("report", "--records", folder, "--out", tmp_path / "deep" / "report.html")
     assert found.code == 0
@@ -131,7 +140,7 @@ def test_the_page_holds_every_record_and_fetches_nothing(folder, tmp_path):
     ElementTree.fromstring(base64.b64decode(images[0].split(",", 1)[1]))
 
 
-def test_a_page_of_few_records_says_what_is_missing(tmp_path):
+def test_a_page_of_few_records_explains_what_is_missing(tmp_path):
     folder = write(tmp_path / "records", record())
     shell("report", "--records", folder, "--out", tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -139,31 +148,31 @@ def test_a_page_of_few_records_says_what_is_missing(tmp_path):
     assert "not drawn, needs adapterbank ablate" in text
 
 
-def test_a_page_of_no_records_is_still_a_page(tmp_path):
+def test_a_page_without_records_is_still_a_page(tmp_path):
     folder = write(tmp_path / "records")
     found = shell("report", "--records", folder, "--out", tmp_path / "report.html")
     assert found.code == 0
     assert "0 runs" in found.out
-    told = f"note: There are no runs in {folder}; make some with adapterbank train or adapterbank sweep."
-    assert found.err.splitlines() == [told]
-    assert shell("figures", "--records", folder, "--out", tmp_path / "out").err.splitlines() == [told]
+    note = f"note: There are no runs in {folder}; create some with adapterbank train or adapterbank sweep."
+    assert found.err.splitlines() == [note]
+    assert shell("figures", "--records", folder, "--out", tmp_path / "out").err.splitlines() == [note]
 
 
-def test_a_folder_where_the_page_should_be_is_told_by_its_name(folder, tmp_path):
+def test_a_folder_in_place_of_the_page_is_reported_by_name(folder, tmp_path):
     found = shell("report", "--records", folder, "--out", tmp_path)
-    assert (found.code, f"{tmp_path} is a folder, and the page is a file" in found.err) == (2, True)
+    assert (found.code, f"{tmp_path} is a folder; give the path of a file" in found.err) == (2, True)
 
 
-def test_axes_say_what_was_measured(folder, tmp_path):
+def test_axes_name_the_quantities(folder, tmp_path):
     write(folder, *(record("glue-mnli", lr=lr, dev=0.6) for lr in (1.5e-4, 2e-4)))
     write(folder, record("glue-rte", "full"), record("glue-rte", method="layernorm"))
     drawings = {drawing.name: drawing.figure for drawing in figures.draw_all(load([folder]))}
     ticks = [tick.get_text() for axis in drawings["fig7"].axes for tick in axis.get_xticklabels()]
     assert "1.5e-4" in ticks
-    assert drawings["fig1"].axes[0].get_title() == "all tasks: 1 to 4 tasks a point"
+    assert drawings["fig1"].axes[0].get_title() == "all tasks: 1 to 4 tasks per point"
 
 
-def test_a_layer_whose_adapters_harm_stands_out_in_the_heatmap(tmp_path):
+def test_an_improvement_without_adapters_is_visible_in_the_heatmap(tmp_path):
     found = ablation(layers=3)
     found["spans"][0]["change"]["accuracy"] = 4.0
     drawings = figures.draw_all(load([write(tmp_path, record(), ablations=(found,))]))
@@ -171,7 +180,7 @@ def test_a_layer_whose_adapters_harm_stands_out_in_the_heatmap(tmp_path):
     assert image.get_clim() == (-3.0, 4.0)
 
 
-def test_a_missing_folder_and_a_missing_library_are_told(folder, tmp_path, monkeypatch):
+def test_a_missing_folder_and_a_missing_library_are_reported(folder, tmp_path, monkeypatch):
     found = shell("figures", "--records", tmp_path / "none", "--out", tmp_path / "out")
     assert (found.code, "no folder of records" in found.err) == (2, True)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -179,13 +188,13 @@ def test_a_missing_folder_and_a_missing_library_are_told(folder, tmp_path, monke
     assert (found.code, "pip install 'adapterbank[plot]'" in found.err) == (2, True)
 
 
-def test_the_command_of_a_record_gives_its_config_again():
+def test_the_command_of_a_record_has_its_config():
     config = record(lr=3e-4, size=8, inner_norm=True, train_norms=False, dropout=0.2)["config"]
     words = report.command(config).split()
     assert words[:6] == ["adapterbank", "train", "--bank", "bank", "--task", "glue-cola"]
     assert {"--inner-norm", "--no-train-norms"} <= set(words)
-    told = dict(itertools.pairwise(words))
-    again = {name.removeprefix("--").replace("-", "_"): value for name, value in told.items() if name.startswith("--")}
+    pairs = dict(itertools.pairwise(words))
+    again = {name.removeprefix("--").replace("-", "_"): value for name, value in pairs.items() if name.startswith("--")}
     again = {name: value for name, value in again.items() if not value.startswith("--") and name != "bank"}
     again |= {"inner_norm": True, "train_norms": False}
     again.pop("no_train_norms", None)
@@ -210,7 +219,7 @@ def test_the_page_reads_well(tmp_path):
     assert all(drawing.caption in unescape(text) for drawing in drawn)
 
 
-def test_a_link_to_a_record_leads_into_what_it_opens(folder):
+def test_the_anchor_of_a_record_is_inside_the_element_that_it_opens(folder):
     text = report.page(load([folder]), [], [str(folder)])
     assert re.search(r'<details><summary>[^<]+</summary><div id="record-', text)
     assert '<details id="' not in text

@@ -1,4 +1,4 @@
-"""Claims about results/: what is kept there are our own records, and every table is computed from them anew."""
+"""Promise: results/ contains our own records, and its tables, figures and report are computed from them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def study():
     return run_table.load([RESULTS / "records"])
 
 
-def test_every_record_can_be_used_and_stands_under_the_hash_of_its_config(study):
+def test_every_record_is_valid_and_named_after_its_config(study):
     assert not study.problems
     assert len(study.rows) == len({row.path.stem for row in study.rows}) > 0
 
 
-def test_tables_and_figures_are_what_the_records_give(study):
+def test_tables_and_figures_are_those_of_the_records(study):
     pytest.importorskip("matplotlib", reason="pip install 'adapterbank[plot]'")
     found = {f"{one.name}.csv": one.csv() for one in figures.draw_all(study) if one.figure}
     for backbone in study.backbones:
@@ -34,17 +34,17 @@ def test_tables_and_figures_are_what_the_records_give(study):
     assert drawn == {name.removesuffix(".csv") for name in kept if not name.startswith("table")}
 
 
-def test_the_report_is_of_these_records(study):
-    told = (RESULTS / "report.html").read_text(encoding="utf-8")
-    assert f"<p>{len(study.rows)} runs, " in told
-    assert all(f'id="record-{row.path.stem}"' in told for row in study.rows)
+def test_the_report_is_that_of_these_records(study):
+    text = (RESULTS / "report.html").read_text(encoding="utf-8")
+    assert f"<p>{len(study.rows)} runs, " in text
+    assert all(f'id="record-{row.path.stem}"' in text for row in study.rows)
     for backbone in study.backbones:
         for table in tables.with_ours(study.of(backbone)):
             for line in table.rows:
-                assert "".join(f"<td>{cell}</td>" for cell in line[1:]) in told
+                assert "".join(f"<td>{cell}</td>" for cell in line[1:]) in text
 
 
-def _told(cells):
+def _row(cells):
     return f"| {' | '.join(cells)} |"
 
 
@@ -57,24 +57,24 @@ OTHERS = ("variable fine-tuning", "LoRA", "LayerNorm only", "feature", "AutoML, 
     [("minilm", ("full fine-tuning", *ADAPTERS), OTHERS), ("mpnet", ("full fine-tuning", "adapters 64"), ())],
 )
 def test_the_documentation_has_the_means_of_table_1(study, backbone, tested, others):
-    told = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     found = {row[0]: row for row in tables.glue(study.of(backbone)).rows}
     columns = [k for k, cell in enumerate(found["ours: full fine-tuning, dev"]) if cell != "–"][2:-1]
     for name in [f"{line}, {split}" for line in tested for split in ("dev", "test")] + [f"{o}, dev" for o in others]:
         row = found[f"ours: {name}"]
         cells = [row[k].replace("–", "") for k in columns]
-        line = _told([*cells, row[-1].split()[0]]).replace("|  |", "| |").replace("|  |", "| |")
-        assert line in told, name
+        line = _row([*cells, row[-1].split()[0]]).replace("|  |", "| |").replace("|  |", "| |")
+        assert line in text, name
 
 
-def test_the_documentation_counts_the_records(study):
-    told = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert f"(../results/records), {len(study.rows)} runs" in told
+def test_the_documentation_has_the_number_of_records(study):
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert f"(../results/records), {len(study.rows)} runs" in text
 
 
 def test_the_documentation_has_table_2(study):
-    told = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    run_table = [row for row in tables.further(study.of("minilm")).rows if row[7] != "–"]
-    assert len(run_table) == 12
-    for row in run_table:
-        assert _told(cell.split(" (")[0] for cell in row[1:9:2]) in told.replace("*", ""), row[0]
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    shown = [row for row in tables.further(study.of("minilm")).rows if row[7] != "–"]
+    assert len(shown) == 12
+    for row in shown:
+        assert _row(cell.split(" (")[0] for cell in row[1:9:2]) in text.replace("*", ""), row[0]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from made import ablation, mark, record, write
 
-from adapterbank.analysis.run_table import best, by_setting, by_task, load, mean
-from adapterbank.errors import InputError
+from adapterbank.analysis.run_table import RunTable, by_setting, by_task, load
+from adapterbank.errors import ConfigError, InputError
 
 
 def test_a_record_becomes_a_row(tmp_path):
@@ -23,20 +21,33 @@ def test_a_task_with_test_labels_is_shown_on_test(tmp_path):
     assert (row.split, row.shown) == ("test", 0.8)
 
 
-def test_seeds_are_one_setting_and_a_rerun_counts_once(tmp_path):
+def test_seeds_form_one_setting_and_a_repeated_seed_counts_once(tmp_path):
     made = [record(dev=0.5, seed=0), record(dev=0.6, seed=1), record(dev=0.1, seed=0), record(dev=0.7, lr=1e-4)]
     groups = by_setting(load([write(tmp_path, *made)]).rows)
     assert sorted(len(group) for group in groups) == [1, 2]
     assert sorted(row.dev for group in groups for row in group) == [0.5, 0.6, 0.7]
 
 
-def test_a_setting_run_once_is_not_set_against_one_that_was_repeated(tmp_path):
+def test_a_setting_run_once_does_not_compete_with_a_repeated_one_unless_the_rule_says_so(tmp_path):
     made = [record(dev=0.5, seed=0), record(dev=0.6, seed=1), record(dev=0.99, lr=1e-4)]
-    assert {row.dev for row in best(load([write(tmp_path, *made)]).rows)} == {0.5, 0.6}
-    assert best([]) == []
+    folder = write(tmp_path, *made)
+    chosen = {}
+    for by in ("repeated", "mean", "best"):
+        study = load([folder], by)
+        chosen[by] = {row.dev for row in study.best(study.rows)}
+    assert chosen == {"repeated": {0.5, 0.6}, "mean": {0.99}, "best": {0.99}}
+    assert load([folder]) == load([folder], "repeated")
+    assert RunTable((), (), ()).best([]) == []
+    with pytest.raises(ConfigError, match="by is 'luck'; it must be one of best, mean, repeated"):
+        load([folder], "luck")
 
 
-def test_runs_on_a_part_of_the_data_are_not_compared_with_those_on_all(tmp_path):
+def test_precision_is_part_of_the_setting_and_the_device_is_not(tmp_path):
+    made = [record(), record(seed=1, device="cpu"), record(seed=2, precision="fp32")]
+    assert sorted(map(len, by_setting(load([write(tmp_path, *made)]).rows))) == [1, 2]
+
+
+def test_runs_on_part_of_the_data_are_not_compared_with_those_on_all(tmp_path):
     small = record(dev=0.9)
     small["config"] = {**small["config"], "limit": 100, "data": {"train": {"rows": 100, "sha256": "x"}}}
     rows = load([write(tmp_path, small, record(dev=0.5))]).rows
@@ -50,14 +61,7 @@ def test_variants_and_pruned_runs_are_not_plain(tmp_path):
     assert sorted(row.plain for row in rows) == [False, False, False, True]
 
 
-def test_the_mean_has_its_standard_error():
-    found = mean([1.0, 2.0, 4.0])
-    assert found.mean == pytest.approx(7 / 3)
-    assert found.sem == pytest.approx(math.sqrt(7 / 3) / math.sqrt(3))
-    assert mean([1.0]).sem is None
-
-
-def test_what_is_no_record_is_told_and_the_rest_is_read(tmp_path):
+def test_unusable_files_are_reported_and_the_rest_is_read(tmp_path):
     write(tmp_path, record(), {**record(seed=9), "metrics": None}, ablations=(ablation(),))
     failed = {"config": record(seed=8)["config"], "failure": "out of memory"}
     write(tmp_path, failed)
@@ -69,19 +73,19 @@ def test_what_is_no_record_is_told_and_the_rest_is_read(tmp_path):
     assert any("the run failed: out of memory" in text for text in study.problems)
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path):
+def test_a_missing_folder_is_reported(tmp_path):
     with pytest.raises(InputError, match="no folder of records"):
         load([tmp_path / "none"])
 
 
-def test_encoders_are_kept_apart(tmp_path):
+def test_encoders_are_kept_separate(tmp_path):
     write(tmp_path, record(), record(seed=1), record(backbone="other"), ablations=(ablation(backbone="other"),))
     study = load([tmp_path])
     assert study.backbones == ["minilm", "other"]
     assert (len(study.of("minilm").rows), len(study.of("other").ablations)) == (2, 1)
 
 
-def test_a_failure_is_no_problem_once_the_run_went_well(tmp_path):
+def test_a_failure_is_no_problem_once_the_run_has_succeeded(tmp_path):
     went = record()
     failed = {"config": {**went["config"], "data": None}, "failure": "no data"}
     assert len(load([write(tmp_path / "one", failed)]).problems) == 1
@@ -95,20 +99,20 @@ def test_a_bank_stands_for_its_records(tmp_path):
     assert (len(study.rows), study.problems) == (1, ())
 
 
-def test_encoders_of_one_last_name_have_files_of_their_own(tmp_path):
+def test_encoders_with_the_same_last_name_have_their_own_files(tmp_path):
     study = load([write(tmp_path, record(backbone="a/x y"), record(backbone="b/x y"), record(backbone="z"))])
     assert sorted(map(study.suffix, study.backbones)) == ["-x-y", "-x-y-2", "-z"]
     assert study.of("z").suffix("z") == ""
 
 
-def test_a_record_that_lies_in_two_folders_is_one_run(tmp_path):
+def test_a_record_in_two_folders_is_one_run(tmp_path):
     folders = [write(tmp_path / name, record()) for name in ("one", "two")]
     assert len(load(folders).rows) == 1
     write(tmp_path / "two", {**record(), "seconds": 13.0})  # another run of it
     assert len(load(folders).rows) == 2
 
 
-def test_the_states_of_unfinished_runs_are_no_records(tmp_path):
+def test_the_states_of_unfinished_runs_are_not_records(tmp_path):
     write(tmp_path, record())
     state = tmp_path / "runs" / "0123456789abcdef" / "state.json"
     state.parent.mkdir(parents=True)
@@ -116,7 +120,7 @@ def test_the_states_of_unfinished_runs_are_no_records(tmp_path):
     assert load([tmp_path]).problems == ()
 
 
-def test_an_encoder_is_known_by_its_sha256_whatever_it_is_called(tmp_path):
+def test_an_encoder_is_identified_by_its_sha256_whatever_its_name(tmp_path):
     folder = "models/minilm"
     made = [record(), record(seed=1), record(seed=2, backbone=folder, sha256=mark("minilm"))]
     study = load([write(tmp_path / "one", *made)])

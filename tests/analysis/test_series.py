@@ -1,4 +1,4 @@
-"""Claims about the figures' numbers: they are those of the records, computed by hand here."""
+"""Claims about the numbers of the figures: they are those of the records, computed by hand here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def lines(data, **wanted):
     return [line for line in data if all(line[key] == value for key, value in wanted.items())]
 
 
-def test_the_tradeoff_has_percentiles_across_tasks_of_the_score_minus_full(study):
+def test_the_tradeoff_has_the_percentiles_across_tasks_of_the_score_minus_full_fine_tuning(study):
     gaps = {"glue-cola": 0.02, "glue-rte": -0.04, "glue-sst2": 0.0}
     made = [record(task, "full", 0.8) for task in gaps] + [record(task, dev=0.8 + gap) for task, gap in gaps.items()]
     made += [record("paper-airline", "full", 0.5, 0.7), record("paper-airline", dev=0.9, test=0.65)]
@@ -39,7 +39,7 @@ def test_the_tradeoff_has_percentiles_across_tasks_of_the_score_minus_full(study
     assert {line["p50"] for line in lines(data, method="full")} == {0.0}
 
 
-def test_the_setting_that_is_best_on_dev_stands_for_a_size(study):
+def test_the_best_setting_on_dev_represents_a_size(study):
     made = [record("paper-airline", "full", 0.5, 0.7)]
     made += [record("paper-airline", dev=0.6, test=0.5, lr=1e-3), record("paper-airline", dev=0.5, test=0.9, lr=1e-4)]
     (found,) = lines(series.tradeoff(study(*made)), suite="further", method="adapter")
@@ -61,7 +61,7 @@ def test_sizes_have_mean_and_standard_error_over_seeds(study):
     assert lines(data, method="layernorm")[0]["sem"] is None
 
 
-def test_span_tasks_have_a_figure_of_their_own(study):
+def test_span_tasks_have_their_own_figure(study):
     made = [record("squad-v1", size=size, kind="span", metric="span_f1") for size in (2, 8, 64)]
     found = study(*made)
     assert series.sizes(found) == []
@@ -77,7 +77,7 @@ def test_sigmas_are_drawn_for_adapters_with_several(study):
     ]
 
 
-def test_learning_rates_are_drawn_in_the_form_that_has_the_most_of_them(study):
+def test_learning_rates_are_drawn_for_the_form_with_the_most_of_them(study):
     made = [record(size=8, lr=lr) for lr in (1e-4, 1e-3)] + [record(size=64, lr=lr) for lr in (1e-4, 3e-4, 1e-3)]
     made += [record(method="full", lr=lr, dev=dev) for lr, dev in ((5e-5, 0.7), (1e-3, 0.1))]
     data = series.rates(study(*made, record(method="layernorm")))
@@ -90,7 +90,7 @@ def test_learning_rates_are_drawn_in_the_form_that_has_the_most_of_them(study):
     assert lines(data, method="layernorm") == []
 
 
-def test_totals_count_one_encoder_and_what_each_task_adds_and_full_copies_alone(study):
+def test_totals_count_one_encoder_plus_each_tasks_parameters_and_full_copies_separately(study):
     data = series.totals(study(record(size=64), record(size=8, dev=0.9), record(method="full", dev=0.6)))
     assert lines(data, method="adapter", form="64", tasks=10)[0]["encoders"] == pytest.approx(1.64)
     assert lines(data, method="adapter", form="best", tasks=10)[0]["encoders"] == pytest.approx(1.08)
@@ -112,12 +112,12 @@ def test_each_figure_of_the_tradeoff_has_its_own_suites(study):
     assert {line["suite"] for line in series.tradeoff(found, ["further", "GLUE"])} == {"further", "GLUE"}
 
 
-def test_an_ablation_is_a_line_a_span(study):
+def test_an_ablation_has_a_line_per_span(study):
     data = series.ablations(study(record(), ablations=(ablation(layers=3),)))
     assert len(data) == 6
     assert data[1] == {"package": "glue-cola@1", "first": 0, "last": 1, "accuracy change %": -2.0}
 
 
-def test_of_sizes_with_as_many_learning_rates_the_usual_one_is_drawn(tmp_path):
+def test_between_sizes_with_equally_many_learning_rates_the_usual_one_is_drawn(tmp_path):
     made = [record("glue-rte", dev=0.6, size=size, lr=lr) for size in (8, 64, 256) for lr in (1e-4, 1e-3)]
     assert {line["option"] for line in series.rates(load([write(tmp_path, *made)]))} == {64}

@@ -1,4 +1,4 @@
-"""Claims about the tables: ours beside the paper's, mean and standard error over seeds, and what is missing."""
+"""Claims about the tables: our scores beside the paper's, with standard errors, and notes on what is missing."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_table_1_has_our_means_beside_the_papers(tmp_path):
     assert not any(row[0].startswith("ours: LoRA") for row in table.rows)
 
 
-def test_the_best_size_is_chosen_by_task_on_dev(tmp_path):
+def test_the_best_size_is_chosen_per_task_on_dev(tmp_path):
     made = [record("glue-rte", dev=dev, size=size) for size, dev in ((8, 0.7), (64, 0.6))]
     table = tables.glue(load([write(tmp_path, *made)]))
     assert cells(table, "ours: adapters, best size, dev")["RTE"] == "70.0"
     assert cells(table, "ours: adapters 64, dev")["RTE"] == "60.0"
 
 
-def test_the_best_size_within_the_papers_share_leaves_larger_ones_out(tmp_path):
+def test_the_best_size_within_the_papers_share_excludes_larger_ones(tmp_path):
     made = [record("glue-rte", dev=dev, size=size, trained=trained)
             for size, dev, trained in ((8, 0.6, 4_000), (64, 0.7, 36_000), (256, 0.8, 36_001))]  # fmt: skip
     table = tables.glue(load([write(tmp_path, *made)]))
@@ -44,7 +44,7 @@ def test_the_best_size_within_the_papers_share_leaves_larger_ones_out(tmp_path):
     assert cells(table, "ours: adapters, best size, dev")["RTE"] == "80.0"
 
 
-def test_a_share_that_is_small_is_not_told_as_nothing(tmp_path):
+def test_a_small_share_is_not_rounded_to_zero(tmp_path):
     made = [record("glue-rte", "feature", trained=30), record("glue-rte", "layernorm", trained=500)]
     table = tables.glue(load([write(tmp_path, *made)]))
     assert cells(table, "ours: feature, dev")["trained"] == "0.003 %"
@@ -68,7 +68,7 @@ def test_table_2_compares_the_same_tasks(tmp_path):
     assert (means["paper: full"], means["ours: variable"]) == ("83.6 (1)", "–")
 
 
-def test_the_papers_tasks_are_in_the_catalog_and_its_averages_are_those_printed():
+def test_the_papers_tasks_are_in_the_catalog_and_its_printed_averages_are_reproduced():
     assert set(paper.FURTHER) | {task for task, _, _ in paper.GLUE_COLUMNS.values()} <= set(CATALOG)
     assert len(paper.FURTHER) == 17
     for k, average in enumerate((72.7, 73.7, 74.0, 73.3)):
@@ -83,7 +83,7 @@ def test_every_run_is_listed_and_variants_are_marked(tmp_path):
     assert table.csv().startswith("record,backbone,task")
 
 
-def test_automatic_size_and_pruning_are_told(tmp_path):
+def test_automatic_size_and_pruning_are_listed(tmp_path):
     auto, pruned = record(), record(seed=1)
     auto["sizing"] = {"reason": "Size 4 is enough."}
     pruned["pruned"] = {"removed": [0, 1], "metric": "accuracy", "before": 0.8, "after": 0.79}
@@ -91,13 +91,13 @@ def test_automatic_size_and_pruning_are_told(tmp_path):
     assert {row[2] for row in rows} == {"Size 4 is enough.", "without layers 0, 1: accuracy 80.00 before, 79.00 after"}
 
 
-def test_tables_without_a_score_of_ours_are_left_out(tmp_path):
+def test_tables_without_our_scores_are_omitted(tmp_path):
     made = [record("glue-rte", dev=0.6), record("mine", dev=0.7)]
     assert [table.name for table in tables.with_ours(load([write(tmp_path / "one", *made)]))] == ["table1"]
     assert tables.with_ours(load([write(tmp_path / "two", made[1])])) == []
 
 
-def test_table_1_says_what_a_sentence_encoder_has_seen(tmp_path):
+def test_table_1_notes_the_training_data_of_a_sentence_encoder(tmp_path):
     known, other = (record("glue-rte", dev=0.6) for _ in range(2))
     known["config"]["backbone"], other["config"]["backbone"] = "gte-small", "bert-base"
     assert any("MultiNLI" in note for note in tables.glue(load([write(tmp_path / "one", known)])).notes)

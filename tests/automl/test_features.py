@@ -14,7 +14,7 @@ CHOICE = {"words": 2, "chars": 4, "rarest": 1, "sublinear": True, "bits": 10, "c
 
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("vectors", VECTORS)
-def test_other_texts_have_the_columns_that_were_fitted(vectors, dense):
+def test_other_texts_have_the_columns_of_the_training_texts(vectors, dense):
     made = Features({**CHOICE, "vectors": vectors}, dense=dense, seed=0)
     fitted = made.fit(Examples(TEXTS))
     other = made.table(Examples(["a cat that nobody has seen", "the cat sat on the mat"]))
@@ -26,7 +26,7 @@ def test_other_texts_have_the_columns_that_were_fitted(vectors, dense):
 
 
 @pytest.mark.parametrize("dense", [False, True])
-def test_a_pair_brings_six_columns_that_say_how_alike_its_texts_are(dense):
+def test_a_pair_adds_six_columns_of_similarity(dense):
     made = Features({**CHOICE, "vectors": "words"}, dense=dense, seed=0)
     alone = Features({**CHOICE, "vectors": "words"}, dense=dense, seed=0)
     first = Examples(TEXTS, TEXTS[:2] + ["nothing of it"] * 3)
@@ -38,7 +38,7 @@ def test_a_pair_brings_six_columns_that_say_how_alike_its_texts_are(dense):
     assert (table[2:, -6:-1] < 0.5).all()
 
 
-def test_fewer_columns_than_components_are_enough():
+def test_a_table_may_have_fewer_columns_than_components():
     made = Features({**CHOICE, "vectors": "words", "words": 1, "components": 200}, dense=True, seed=0)
     assert made.fit(Examples(["yes", "no", "yes no"])).shape == (3, 1)
 
@@ -51,7 +51,7 @@ def test_the_overlap_of_a_pair_is_counted_in_words_letters_and_lengths():
 
 
 @pytest.mark.parametrize(("one", "two"), [("", ""), ("a", ""), ("", "ab"), ("...", "?")])
-def test_texts_without_words_have_an_overlap_too(one, two):
+def test_the_overlap_of_texts_without_words_is_defined(one, two):
     found = overlap([one], [two])
     assert found.shape == (1, 5)
     assert ((found >= 0) & (found <= 1)).all()

@@ -1,4 +1,4 @@
-"""Claims about `automl.models`: every row of the table learns every kind of task that it says it can."""
+"""Claims about `automl.models`: every model of the table learns every kind of task that it supports."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import random
 import pytest
 
 from adapterbank.automl.models import MODELS, TextModel, draw
-from adapterbank.metrics import DEFAULT_METRIC
+from adapterbank.kinds import table
 from adapterbank.tasks.spec import Examples, Task
 
 WORDS = ("cat", "dog", "fox")
-KINDS = {
+TARGETS = {
     "classification": lambda i: i % 3,
     "multilabel": lambda i: tuple({i % 3, i // 3 % 3}) if i % 4 else (),
     "regression": lambda i: float(i % 3) * 10 - 5,
@@ -19,7 +19,7 @@ KINDS = {
 
 
 class Chance:
-    """A trial that chooses anything, the model apart."""
+    """A trial that draws at random, apart from the values that are fixed."""
 
     def __init__(self, seed, **fixed):
         self.random, self.fixed = random.Random(seed), fixed
@@ -36,19 +36,19 @@ class Chance:
 
 def task_of(kind, pair=False):
     labels = () if kind == "regression" else WORDS
-    return Task("t", kind, ("text", "text_pair") if pair else ("text",), "label", labels, DEFAULT_METRIC[kind])
+    return Task("t", kind, ("text", "text_pair") if pair else ("text",), "label", labels, table.KINDS[kind].metrics[0])
 
 
 def rows_of(kind, count=60, pair=False):
-    """Give texts whose words say the label."""
-    targets = [KINDS[kind](i) for i in range(count)]
+    """Return texts whose words state the label."""
+    targets = [TARGETS[kind](i) for i in range(count)]
     named = [t if isinstance(t, tuple) else (round((t + 5) / 10) if kind == "regression" else t,) for t in targets]
     texts = [f"number {i % 7} is the {' '.join(WORDS[k] for k in mine) or 'none'}" for i, mine in enumerate(named)]
     return Examples(texts, [f"it was {i % 5}" for i in range(count)] if pair else None, targets)
 
 
 @pytest.mark.parametrize("pair", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TARGETS)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_learns_every_kind_of_task(model, kind, pair):
     if kind == "regression" and MODELS[model].regressor is None:
@@ -71,9 +71,9 @@ def test_every_model_learns_every_kind_of_task(model, kind, pair):
     assert made.numbers > 0
 
 
-def test_what_is_drawn_says_all_that_a_model_needs():
+def test_the_settings_drawn_are_all_that_a_model_needs():
     for seed in range(60):
-        kind = list(KINDS)[seed % 3]
+        kind = list(TARGETS)[seed % 3]
         choice = draw(Chance(seed), kind)
         TextModel(task_of(kind), choice, 0)
         assert kind != "regression" or choice["model"] != "bayes"

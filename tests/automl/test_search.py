@@ -27,15 +27,15 @@ def bank(tmp_path, bert):
 
 
 class Fake:
-    """A model that scores what the test says, or fails, or is interrupted."""
+    """A model that scores what the test sets, or fails, or is interrupted."""
 
-    told: ClassVar[list[object]] = []
+    results: ClassVar[list[object]] = []
 
     def __init__(self, task, choice, seed):
         self.numbers = 7
 
     def fit(self, examples):
-        self.right = Fake.told.pop(0)
+        self.right = Fake.results.pop(0)
         if isinstance(self.right, BaseException):
             raise self.right
 
@@ -45,11 +45,11 @@ class Fake:
 
 @pytest.fixture
 def fake(monkeypatch):
-    def tell(*scores):
-        Fake.told = list(scores)
+    def prepare(*scores):
+        Fake.results = list(scores)
 
     monkeypatch.setattr(searches, "TextModel", Fake)
-    return tell
+    return prepare
 
 
 # --- the search
@@ -71,14 +71,14 @@ def test_the_same_seed_tries_the_same_models_and_another_seed_others():
     assert same == again != other
 
 
-def test_a_model_that_cannot_be_fitted_is_passed_over(fake):
+def test_a_model_that_cannot_be_fitted_is_skipped(fake):
     fake(ValueError("empty vocabulary"), 9, InputError("not a number"), 2)
     found = searches.search(TASK, TRAIN, TRAIN, trials=4)
     assert [trial["score"] is None for trial in found.history] == [True, False, True, False]
     assert found.best == 2
 
 
-def test_when_none_can_be_fitted_it_says_so(fake):
+def test_it_is_an_error_if_no_model_can_be_fitted(fake):
     fake(*[ValueError("empty")] * 2)
     with pytest.raises(TrainingError, match="None of 2 models could be fitted to 24 rows"):
         searches.search(TASK, TRAIN, TRAIN, trials=2)
@@ -90,13 +90,13 @@ def test_an_interruption_keeps_the_best_so_far(fake):
     assert (found.stopped, found.best, len(found.history)) == (True, 2, 2)
 
 
-def test_an_interruption_before_there_is_any_model_is_one(fake):
+def test_an_interruption_before_the_first_model_is_raised(fake):
     fake(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         searches.search(TASK, TRAIN, TRAIN, trials=10)
 
 
-def test_no_model_is_begun_when_the_minutes_are_over_and_one_always_is(fake, monkeypatch):
+def test_no_model_is_started_after_the_time_limit_but_one_always_is(fake, monkeypatch):
     clock = iter(range(0, 10_000, 25))  # seconds that each look at the clock takes
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     fake(*range(20))
@@ -105,11 +105,11 @@ def test_no_model_is_begun_when_the_minutes_are_over_and_one_always_is(fake, mon
     assert len(searches.search(TASK, TRAIN, TRAIN, trials=20, minutes=0.01).history) == 1
 
 
-def test_who_watches_hears_of_each_model_and_the_best_so_far(fake):
-    heard = []
+def test_the_watcher_is_called_for_each_model_with_the_best_score_so_far(fake):
+    calls = []
     fake(6, 12, 3)
-    searches.search(TASK, TRAIN, TRAIN, trials=3, watch=lambda *told: heard.append(told))
-    assert heard == [(0, 3, None), (1, 3, 0.25), (2, 3, 0.5)]
+    searches.search(TASK, TRAIN, TRAIN, trials=3, watch=lambda *call: calls.append(call))
+    assert calls == [(0, 3, None), (1, 3, 0.25), (2, 3, 0.5)]
 
 
 # --- a run
@@ -135,18 +135,18 @@ def test_a_run_leaves_a_record_like_any_other_and_no_package(bank, bert):
 
 
 @pytest.mark.parametrize("rows", [scores(), tags(), pairs()], ids=["regression", "multilabel", "pairs"])
-def test_every_kind_of_task_but_spans_is_searched(bank, rows):
+def test_every_kind_of_task_but_span_can_be_searched(bank, rows):
     record = bank.train("s", rows, rows, **FAST).record
     assert record["metrics"]["dev"][record["task"]["metric"]] > 0.5
 
 
-def test_spans_are_refused_in_one_sentence_before_the_bank_is_made(bank):
-    with pytest.raises(ConfigError, match="'automl', which does not answer spans; use one with an encoder"):
+def test_span_tasks_are_refused_before_the_bank_is_created(bank):
+    with pytest.raises(ConfigError, match="'automl', which cannot learn a span task; use one with an encoder"):
         bank.train("s", answers(), answers(), **FAST)
     assert not bank.path.exists()
 
 
-def test_without_optuna_it_says_what_to_install(bank, monkeypatch):
+def test_the_error_without_optuna_names_what_to_install(bank, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs Optuna: pip install 'adapterbank\[automl\]'"):
         bank.train("s", ROWS, ROWS, **FAST)
@@ -156,7 +156,7 @@ def test_without_optuna_it_says_what_to_install(bank, monkeypatch):
 def test_predict_and_evaluate_say_that_there_is_a_record_but_no_package(bank):
     bank.train("s", ROWS, ROWS, **FAST)
     for ask in (lambda: bank.predict("s", ["good"]), lambda: bank.evaluate("s", ROWS), lambda: bank.show("s")):
-        with pytest.raises(InputError, match="'s' was run with method 'automl', which leaves a record but no package"):
+        with pytest.raises(InputError, match="'s' was run with method 'automl', which writes a record but no package"):
             ask()
     with pytest.raises(UnknownName, match="'z' is not a task of this bank"):
         bank.predict("z", ["good"])
@@ -164,7 +164,7 @@ def test_predict_and_evaluate_say_that_there_is_a_record_but_no_package(bank):
     assert bank.predict("s", ["good"])[0].label
 
 
-def test_an_interrupted_run_says_so_in_its_record(bank, fake):
+def test_the_record_of_an_interrupted_run_is_marked(bank, fake):
     fake(3, 9, KeyboardInterrupt())
     result = bank.train("s", ROWS, ROWS, method="automl", trials=10)
     assert result.notes == ("Stopped after 2 of 10 models; the best of them is kept.",)
@@ -179,7 +179,7 @@ def swept(bank, tmp_path, **options):
     return bank.sweep(study)
 
 
-def test_in_a_sweep_it_stands_beside_the_methods_with_an_encoder_and_is_run_once(bank, tmp_path, fake):
+def test_a_sweep_runs_it_once_beside_methods_with_an_encoder(bank, tmp_path, fake):
     fake(*range(1, 11))
     methods = {"method": ["automl", "feature"], "epochs": 1}
     assert swept(bank, tmp_path, **methods).tally.done == 2
@@ -189,14 +189,14 @@ def test_in_a_sweep_it_stands_beside_the_methods_with_an_encoder_and_is_run_once
     assert swept(bank, tmp_path, **methods).tally.known == 2
 
 
-def test_in_a_sweep_an_interruption_leaves_no_record(bank, tmp_path, fake):
+def test_an_interrupted_sweep_leaves_no_record(bank, tmp_path, fake):
     fake(3, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         swept(bank, tmp_path, method="automl")
     assert [path.name for path in bank.path.rglob("*.json")] == ["bank.json"]
 
 
-def test_in_a_sweep_what_cannot_be_searched_fails_alone(bank, tmp_path, fake):
+def test_a_failed_search_does_not_stop_a_sweep(bank, tmp_path, fake):
     fake(ValueError(), ValueError())
     outcome = swept(bank, tmp_path, method=["automl", "feature"], epochs=1, trials=2)
     assert (outcome.tally.done, outcome.tally.failed) == (1, 1)
@@ -211,7 +211,7 @@ def test_the_shell_trains_and_predict_explains(tmp_path, checkpoint):
     assert (found.code, found.err) == (0, "")
     assert found.out.startswith("s  accuracy ")
     assert "4 models" in found.out
-    assert "a record, no package: model " in found.out
+    assert "record only, no package: model " in found.out
     found = shell("predict", "--bank", bank, "--task", "s", "--text", "good")
     assert (found.code, found.out, len(found.err.splitlines())) == (2, "", 1)
-    assert "leaves a record but no package" in found.err
+    assert "writes a record but no package" in found.err

@@ -37,17 +37,17 @@ def test_the_score_is_the_leaderboards(row: str) -> None:
     assert round(100 * score + 1e-9, 1) == shown
 
 
-def test_a_score_over_some_tasks_says_which_are_missing() -> None:
+def test_a_score_over_some_tasks_lists_the_missing_ones() -> None:
     assert glue_score({"glue/cola": 0.5, "glue/rte": 0.7}) == (
         pytest.approx(0.6),
         tuple(name for name in TASKS if name not in ("glue/cola", "glue/rte")),
     )
     for odd in ({}, {"glue/cola": 0.5, "glue/ax": 0.1}):
-        with pytest.raises(DataError, match="The GLUE score is over glue/cola"):
+        with pytest.raises(DataError, match="The GLUE score is the mean of glue/cola"):
             glue_score(odd)
 
 
-def test_the_files_are_those_that_the_server_wants() -> None:
+def test_the_files_are_those_that_the_server_expects() -> None:
     assert [sheet.file for sheet in SHEETS] == [
         *("AX.tsv", "CoLA.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "MRPC.tsv", "QNLI.tsv", "QQP.tsv", "RTE.tsv"),
         *("SST-2.tsv", "STS-B.tsv", "WNLI.tsv"),
@@ -80,21 +80,21 @@ def test_a_file_has_a_header_numbers_and_the_servers_words(sheet) -> None:
     assert sheet_text(sheet, answers, [10 + i for i in range(len(answers))]).splitlines()[1] == f"10\t{words[0]}"
 
 
-def test_what_is_no_label_or_no_number_of_a_row_is_refused() -> None:
+def test_unknown_labels_and_wrong_row_numbers_are_refused() -> None:
     mnli = SHEETS[2]
     with pytest.raises(DataError, match=r"MNLI-m\.tsv: 'maybe' is not one of its labels: entailment, neutral"):
         sheet_text(mnli, ["maybe"])
-    with pytest.raises(DataError, match=r"2 answers for 1 different rows"):
+    with pytest.raises(DataError, match=r"2 predictions for 1 different rows"):
         sheet_text(mnli, ["neutral", "neutral"], [3, 3])
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf")])
-def test_a_prediction_that_is_no_number_is_refused(odd: float) -> None:
+def test_a_prediction_that_is_not_a_number_is_refused(odd: float) -> None:
     with pytest.raises(DataError, match=r"STS-B\.tsv: a prediction is (nan|inf), not a number from 0 to 5"):
         sheet_text(next(sheet for sheet in SHEETS if sheet.file == "STS-B.tsv"), [1.0, odd])
 
 
-def test_the_zip_is_whole_and_the_same_each_time(tmp_path: Path) -> None:
+def test_the_zip_is_complete_and_reproducible(tmp_path: Path) -> None:
     files = {"B.tsv": "index\tprediction\n0\té\n", "A.tsv": "index\tprediction\n"}
     for name in ("one.zip", "two.zip"):
         write_zip(tmp_path / name, files)

@@ -1,4 +1,4 @@
-"""SQuAD's scores: the numbers that the two official scripts print for the same files, and files in their form."""
+"""SQuAD's scores: the numbers that the two official scripts print for the same files, and files in their format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 
 from adapterbank.benchmarks.squad import evaluate, gold_answers, prediction_file
 from adapterbank.errors import DataError, UnknownName
-from adapterbank.metrics import score
+from adapterbank.kinds.scoring import report
+from adapterbank.tasks.spec import Task
 from adapterbank.tasks.tables import Table, read_table
 
 GOLD = {
@@ -114,11 +115,12 @@ def test_the_metrics_of_a_run_are_those_of_the_script_of_its_data() -> None:
         targets = [(0, 1, tuple(answers) or ("",)) for answers in gold.values()]
         official = evaluate(gold, SAID, version=version)
         said = [SAID[key] for key in gold]
-        assert 100 * score("exact_match", said, targets, ()) == pytest.approx(official[names[0]])
-        assert 100 * score("span_f1", said, targets, ()) == pytest.approx(official[names[1]])
+        scores = report(Task("t", "span", ("question", "context"), "answers", (), "span_f1"), said, targets)
+        assert 100 * scores["exact_match"] == pytest.approx(official[names[0]])
+        assert 100 * scores["span_f1"] == pytest.approx(official[names[1]])
 
 
-def test_missing_predictions_are_an_error_where_the_script_stops() -> None:
+def test_missing_predictions_are_an_error_as_in_the_official_script() -> None:
     with pytest.raises(DataError, match=r"11 of 12 questions have no prediction \(article, mark, comma, …"):
         evaluate(GOLD, {"several": "x"}, version="2.0")
     with pytest.raises(DataError, match="1 of 12 questions have no prediction"):
@@ -129,7 +131,7 @@ def test_missing_predictions_are_an_error_where_the_script_stops() -> None:
         evaluate(GOLD, SAID, version="3")
 
 
-def test_gold_answers_are_read_off_the_official_file(tmp_path: Path) -> None:
+def test_gold_answers_are_read_from_the_official_file(tmp_path: Path) -> None:
     questions = [
         {
             "id": "a",
@@ -153,5 +155,5 @@ def test_gold_answers_may_be_lists_or_plain_texts_too() -> None:
 
 def test_a_prediction_file_has_one_answer_for_each_id() -> None:
     assert prediction_file(["a", 7], ["x", ""]) == {"a": "x", "7": ""}
-    with pytest.raises(DataError, match="1 questions have an id that another has too"):
+    with pytest.raises(DataError, match="1 questions share an id with another one"):
         prediction_file(["a", "a"], ["x", "y"])

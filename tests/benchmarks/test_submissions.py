@@ -1,4 +1,4 @@
-"""Benchmarks: a whole GLUE zip from answers given by hand, the score of a bank, SQuAD files with their scores."""
+"""Benchmarks: a GLUE zip of hand-made predictions, the score of a bank, SQuAD files with their scores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from adapterbank.benchmarks import glue, submissions
 from adapterbank.errors import BankError, InputError, UnknownName
-from adapterbank.inference import spans
+from adapterbank.kinds import span as spans
 from adapterbank.tasks.catalog import CATALOG, bank_name
 from adapterbank.tasks.spec import Task
 from adapterbank.tasks.tables import Table
@@ -33,7 +33,7 @@ HELD = {bank_name(name) for name in CATALOG if name.startswith("glue/")} - {"glu
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """Give the test sets of GLUE with a few rows each, and a server that expects as many."""
+    """Return the test sets of GLUE with a few rows each, and set the expected numbers of rows accordingly."""
     monkeypatch.setattr(glue, "SHEETS", tuple(replace(sheet, rows=ROWS) for sheet in glue.SHEETS))
     for file, form in TESTS.items():
         one = "".join(f"{i}\ttext {i}\n" for i in range(ROWS))
@@ -46,7 +46,7 @@ def root(tmp_path, monkeypatch):
 
 
 def by_hand(seen):
-    """Give an answerer that says a label for each row in turn, and notes what it was asked."""
+    """Return a function that predicts the labels in turn, and records its calls in `seen`."""
 
     def answer(task, examples):
         seen.append((task, list(examples.texts), examples.pairs))
@@ -89,7 +89,7 @@ def test_the_zip_has_every_file_the_server_wants(root, tmp_path):
     assert (told[0], len(told)) == (("AX.tsv", 3, 3), 10)
 
 
-def test_everything_that_is_missing_is_said_at_once_and_nothing_is_written(root, tmp_path):
+def test_everything_missing_is_reported_at_once_and_nothing_is_written(root, tmp_path):
     (root / "RTE/test.tsv").unlink()
     (root / "QNLI/test.tsv").write_text("index\tquestion\tsentence\n0\tq\ts\n")
     with pytest.raises(InputError) as caught:
@@ -101,7 +101,7 @@ def test_everything_that_is_missing_is_said_at_once_and_nothing_is_written(root,
     assert not (tmp_path / "out.zip").exists()
 
 
-def test_a_part_is_written_when_asked_for(root, tmp_path):
+def test_a_partial_zip_is_written_on_request(root, tmp_path):
     gaps = []
     rows = submit(tmp_path / "out.zip", root, held={"glue-cola"}, partial=True, note=gaps.append)
     assert rows == {"CoLA.tsv": ROWS, "WNLI.tsv": ROWS}
@@ -109,18 +109,18 @@ def test_a_part_is_written_when_asked_for(root, tmp_path):
     assert "RTE.tsv needs the task 'glue-rte' in the bank." in gaps
 
 
-def test_a_folder_that_is_not_there_is_not_made(root, tmp_path):
+def test_a_missing_folder_is_not_created(root, tmp_path):
     with pytest.raises(InputError, match=r"There is no folder .*new to write"):
         submit(tmp_path / "new" / "out.zip", root)
     assert not (tmp_path / "new").exists()
 
 
-def test_nothing_is_written_where_no_task_answers(root, tmp_path):
+def test_nothing_is_written_if_no_task_can_predict(root, tmp_path):
     with pytest.raises(InputError, match="There is nothing to write"):
         submit(tmp_path / "out.zip", root, held=set(), partial=True)
 
 
-def test_another_task_may_stand_for_one_of_the_catalog(root, tmp_path):
+def test_another_task_can_replace_one_of_the_catalog(root, tmp_path):
     seen = []
     held = (HELD - {"glue-rte"}) | {"mine"}
 
@@ -136,7 +136,7 @@ def test_another_task_may_stand_for_one_of_the_catalog(root, tmp_path):
 
 
 def dev_score(metrics, rows=None):
-    """Score manifests of these metrics; with the official numbers of rows unless others are told."""
+    """Score manifests of these metrics; with the official numbers of rows unless others are given."""
     rows = {"glue-cola": {"dev": 1043}, **(rows or {})}
     manifests = []
     for name, mine in metrics.items():
@@ -177,7 +177,7 @@ def test_a_task_scored_on_other_rows_than_the_official_ones_is_named():
     }
 
 
-def test_a_sample_of_mnli_mismatched_never_enters_the_mean():
+def test_a_sample_of_mnli_mismatched_is_not_averaged_in():
     scores = {"dev": {"accuracy": 0.7}, "dev_mismatched_1k": {"accuracy": 0.1}}
     found = dev_score({"glue-mnli": scores}, {"glue-mnli": {"dev": 9815, "dev_mismatched_1k": 1000}})
     assert found["tasks"] == {"glue/mnli": 0.7}
@@ -207,7 +207,7 @@ def test_squad_answers_come_with_official_scores_of_the_first_version():
     assert [one["text"] for one in found.best["q0"]] == ["Ann", "ran"]
 
 
-def test_squad_answers_of_the_second_version_have_silence_odds_and_the_best_threshold():
+def test_squad_2_answers_have_null_odds_and_the_best_threshold():
     task = Task("qa", "span", ("question", "context"), "answers", (), "span_f1", 0.5)
     readings = [reading(("Ann", 2.0), null=2.4), reading(("ran", 1.0), null=2.0), reading(("home", 0.0), null=-3.0)]
     found = submissions.answer_squad(squad_table([["Ann"], [], []]), task, lambda examples: readings)

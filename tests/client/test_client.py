@@ -1,38 +1,52 @@
-"""Claims about the client: both kinds ask and read the same, try again when that can help, and speak as the server."""
+"""Claims about the client: both kinds send and read the same, retry where that can help, and pass on the messages."""
 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import inspect
+import json
 import socket
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
 pytest.importorskip("fastapi", reason="pip install 'adapterbank[serve]'")
 
 import adapterbank
-import stand_in
 from adapterbank.client import protocol
-from adapterbank.client.protocol import HttpReply, Stream, pause, talk
 from adapterbank.errors import InputError, ServiceError, TrainingError
-from stand_in import Trouble, event, make, many, served
+from adapterbank.serving.http import routes_train
+from adapterbank.serving.http.auth import Keys
+from serving.sample_server import Faults, SampleService, ScriptedJobs, make_app, sample_tasks, served
 
 
 @pytest.fixture
-def trouble():
-    return Trouble()
+def faults():
+    return Faults()
 
 
 @pytest.fixture
-def url(trouble):
-    with served(make(many(), trouble)) as address:
+def service():
+    return SampleService(sample_tasks())
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    return ScriptedJobs(tmp_path / "bank")
+
+
+@pytest.fixture
+def url(service, jobs, faults):
+    with served(make_app(service, faults, jobs=jobs, page=False)) as address:
         yield address
 
 
-class Waiting:
-    """The async client, called as the other is."""
+class Awaited:
+    """The async client, called like the other."""
 
     def __init__(self, *args, **options):
         self.args, self.options = args, options
@@ -52,15 +66,15 @@ class Waiting:
         return lambda *args, **options: asyncio.run(ask(*args, **options))
 
 
-@pytest.fixture(params=[adapterbank.Client, Waiting], ids=["sync", "async"])
+@pytest.fixture(params=[adapterbank.Client, Awaited], ids=["sync", "async"])
 def connect(request):
     return request.param
 
 
 @pytest.fixture
 def no_pause(monkeypatch):
-    """Do not wait between two tries, and tell how long it would have been."""
-    waited = []
+    """Do not wait between two attempts, and record how long it would have been."""
+    waited, pause = [], protocol.pause
     monkeypatch.setattr(protocol, "pause", lambda attempt, *rest: waited.append(pause(attempt, *rest)) or 0.0)
     return waited
 
@@ -73,17 +87,21 @@ def reviews(tmp_path):
 
 
 def test_both_clients_have_the_same_methods_with_the_same_arguments():
-    def told(cls):
+    def methods(cls):
         return {
-            name: (inspect.signature(value).parameters, inspect.getdoc(value))
-            for name, value in vars(cls).items()
-            if inspect.isfunction(value) and not name.startswith("_")
+            name: (str(inspect.signature(value)).replace("AsyncIterator", "Iterator"), inspect.getdoc(value))
+            for name, value in inspect.getmembers(cls, inspect.isfunction)
+            if not name.startswith("_")
         }
 
-    assert told(adapterbank.Client) == told(adapterbank.AsyncClient)
-    assert {"predict", "predict_rows", "tasks", "task", "train", "run", "runs", "wait", "events"} <= set(
-        told(adapterbank.Client)
-    )
+    found = methods(adapterbank.Client)
+    assert found == methods(adapterbank.AsyncClient)
+    assert set(found) == {
+        *("predict", "predict_rows", "tasks", "task", "remove", "rollback", "train", "runs", "run", "cancel"),
+        *("wait", "events", "health", "ready", "close"),
+    }
+    assert found["train"][0] == "(self, task: 'str', path: 'str | Path', **options: 'Any') -> 'str'"
+    assert found["wait"][0].endswith("-> 'RunStatus'")
 
 
 def test_predictions_come_back_typed_and_in_order(connect, url):
@@ -105,240 +123,174 @@ def test_predictions_come_back_typed_and_in_order(connect, url):
         assert rows[2].labels == ("red",)
 
 
-def test_a_name_of_the_catalog_is_asked_for_as_the_bank_has_it(connect, url, trouble):
+def test_a_name_of_the_catalog_is_sent_as_the_bank_has_it(connect, url, faults):
     with connect(url) as client, pytest.raises(ServiceError):
         client.predict("glue/mrpc", ["a"], ["b"], best=3)
-    method, path, body = trouble.asked[-1]
+    method, path, body = faults.requests[-1]
     assert (method, path) == ("POST", "/v1/tasks/glue-mrpc/predict")
-    assert protocol.predict("glue/mrpc", ["a"], ["b"], 3).json == {"texts": ["a"], "pairs": ["b"], "best": 3}
-    assert b"pairs" in body
+    assert json.loads(body) == {"texts": ["a"], "pairs": ["b"], "best": 3}
 
 
-def test_tasks_are_listed_with_the_encoder_and_the_problems(connect, url):
+def test_tasks_are_listed_with_the_encoder_and_the_problems(connect, url, service):
+    service.problems = [{"task": "broken", "message": "It is damaged."}]
     with connect(url) as client:
         found = client.tasks()
         assert len(found) == 50
         assert next(iter(found)).name == "task-00"
         assert found.tasks[1].labels[1] == "plain"
         assert found.backbone["name"] == "minilm"
+        assert found.problems == ({"task": "broken", "message": "It is damaged."},)
         assert client.task("task-00")["ablation"]["metric"] == "accuracy"
+        assert client.rollback("task-03") == {"task": "task-03", "version": 1}
         assert client.remove("task-03") == {"removed": "task-03"}
-        assert client.rollback("task-03") == {"task": "task-03", "default": 1}
-        assert client.health() is True
-        assert client.ready() is False
+        assert len(client.tasks()) == 49
 
 
-def test_a_run_is_queued_followed_and_waited_for(connect, url, trouble, reviews, monkeypatch):
-    monkeypatch.setattr("adapterbank.client.client._POLL", 0.0)
+def test_a_server_is_alive_before_it_is_ready(connect, url, service):
+    service.ready = False
+    with connect(url) as client:
+        assert (client.health(), client.ready()) == (True, False)
+        service.ready = True
+        assert (client.health(), client.ready()) == (True, True)
+
+
+def test_a_run_is_queued_followed_and_waited_for(connect, url, faults, jobs, reviews, monkeypatch):
+    monkeypatch.setattr(protocol, "POLL", 0.0)
     with connect(url) as client:
         id = client.train("mine", reviews, epochs=2, size=8)
-        assert trouble.asked[-1][2] == reviews.read_bytes()
-        assert client.run(id).options == {"format": "csv", "epochs": "2", "size": "8"}
-        assert not client.run(id).over
-        events = list(client.events(id))
-        assert [event.kind for event in events] == ["state", *["progress"] * 6, "state"]
-        assert events[3].data["score"] == pytest.approx(0.7)
+        assert faults.requests[-1][2] == reviews.read_bytes()
+        assert client.run(id).options == {"epochs": 2, "size": 8}
         seen = []
         done = client.wait(id, seen.append)
         assert done == seen[-1]
         assert (done.state, done.version, len(done.history)) == ("done", 1, 2)
+        events = list(client.events(id))
+        assert [event.kind for event in events] == ["progress", "progress", "state"]
+        assert [event.data.get("score") for event in events[:2]] == [pytest.approx(0.7), pytest.approx(0.8)]
+        assert events[-1].data["state"] == "done"
         assert [run.id for run in client.runs()] == [id]
 
 
-def test_a_run_that_fails_or_is_cancelled_is_an_error_of_training(connect, url, trouble, reviews):
+def test_a_run_is_followed_while_it_trains(connect, url, jobs, reviews):
+    jobs.steps = 0
     with connect(url) as client:
         id = client.train("mine", reviews)
-        assert client.cancel(id).state == "cancelled"
-        with pytest.raises(TrainingError, match="Run run1 of 'mine' was cancelled"):
+        threading.Timer(0.5, lambda: setattr(jobs, "steps", 6)).start()
+        events = list(client.events(id))
+    states = [event.data["state"] for event in events if event.kind == "state"]
+    assert states in (["queued", "running", "done"], ["running", "done"])
+    assert [event.data["epoch"] for event in events if "score" in event.data] == [1, 2]
+
+
+def test_a_run_that_fails_or_is_cancelled_raises_a_training_error(connect, url, jobs, reviews):
+    jobs.steps = 0
+    with connect(url) as client:
+        id = client.train("mine", reviews)
+        client.cancel(id)
+        with pytest.raises(TrainingError, match=f"Run {id} of 'mine' was cancelled"):
             client.wait(id)
-        trouble.runs[id] |= {"state": "failed", "failure": "The loss is not a number."}
+        id = client.train("mine", reviews)
+        while not jobs.runs.end(id, "failed", failure="The loss is not a number."):
+            time.sleep(0.01)  # until it has begun
         with pytest.raises(TrainingError, match=r"^The loss is not a number"):
             client.wait(id)
         with pytest.raises(ServiceError, match="There is no run 'run9'"):
             list(client.events("run9"))
 
 
-def test_a_server_that_is_started_again_is_waited_for(connect, url, trouble, reviews, monkeypatch, no_pause):
-    monkeypatch.setattr("adapterbank.client.client._POLL", 0.0)
+def test_a_restart_of_the_server_does_not_end_a_wait(connect, url, faults, reviews, monkeypatch):
+    monkeypatch.setattr(protocol, "POLL", 0.0)
     with connect(url, retries=0) as client:
         id = client.train("mine", reviews)
-        list(client.events(id))
-        trouble.refuse = [(503, "not_ready", {})] * 3
+        faults.refuse = [(503, "not_ready", {})] * 3
         assert client.wait(id).state == "done"
-        trouble.refuse = [(404, "unknown_run", {})]
+        faults.refuse = [(404, "unknown_run", {})]
         with pytest.raises(ServiceError, match="unknown_run"):
             client.wait(id)
 
 
-def test_a_server_that_stays_away_is_given_up():
-    now = [0.0]
-    waiting = protocol.Waiting(None, clock=lambda: now[0])
-    gone = HttpReply(lost="refused").error("here")
-    now[0] = 299
-    waiting.missed(gone)
-    assert not waiting.heard(protocol.RunStatus("r", "mine", "running"))
-    now[0] = 598
-    waiting.missed(gone)
-    now[0] = 600
-    with pytest.raises(ServiceError, match="does not answer"):
-        waiting.missed(gone)
-
-
-def test_an_error_is_the_servers_sentence_with_its_code(connect, url):
-    with connect(url) as client, pytest.raises(ServiceError, match=r"is not a task here. Did you mean") as caught:
+def test_an_error_has_the_servers_message_and_code(connect, url):
+    with connect(url) as client, pytest.raises(ServiceError, match=r"is not a task of this bank. Did you") as caught:
         client.predict("markdown", ["a"])
-    assert (caught.value.code, caught.value.status, caught.value.request_id) == ("unknown_task", 404, "r-1")
+    assert (caught.value.code, caught.value.status) == ("unknown_task", 404)
+    assert len(caught.value.request_id) == 32
     assert isinstance(caught.value, adapterbank.AdapterbankError)
 
 
 @pytest.mark.parametrize(("status", "code"), [(429, "overloaded"), (429, "rate_limited"), (503, "not_ready")])
-def test_a_busy_server_is_asked_again(connect, url, trouble, no_pause, status, code):
-    trouble.refuse = [(status, code, {"Retry-After": "2"})] * 3
+def test_a_request_to_a_busy_server_is_sent_again(connect, url, faults, no_pause, status, code):
+    faults.refuse = [(status, code, {"Retry-After": "2"})] * 3
     with connect(url) as client:
         assert len(client.tasks()) == 50
-    assert len(trouble.asked) == 4
+    assert len(faults.requests) == 4
     assert all(2 <= wait <= 2.5 for wait in no_pause)
 
 
-def test_the_tries_are_bounded(connect, url, trouble, no_pause):
-    trouble.refuse = [(429, "overloaded", {})] * 9
+def test_the_number_of_attempts_is_limited(connect, url, faults, no_pause):
+    faults.refuse = [(429, "overloaded", {})] * 9
     with connect(url, retries=2) as client, pytest.raises(ServiceError, match="Refused with overloaded"):
         client.tasks()
-    assert len(trouble.asked) == 3
+    assert len(faults.requests) == 3
 
 
 @pytest.mark.parametrize(("status", "code"), [(503, "damaged"), (500, "internal"), (422, "bad_request")])
-def test_what_will_not_change_is_not_asked_again(connect, url, trouble, no_pause, status, code):
-    trouble.refuse = [(status, code, {})] * 9
+def test_a_permanent_error_is_not_retried(connect, url, faults, no_pause, status, code):
+    faults.refuse = [(status, code, {})] * 9
     with connect(url) as client, pytest.raises(ServiceError, match=f"Refused with {code}"):
         client.tasks()
-    assert len(trouble.asked) == 1
+    assert len(faults.requests) == 1
 
 
-def test_a_key_is_sent(connect, url, trouble):
-    trouble.key = "secret"
-    with connect(url, key="secret") as client:
-        assert len(client.tasks()) == 50
-    with connect(url) as client, pytest.raises(ServiceError, match="wants a key") as caught:
-        client.tasks()
+def test_a_key_is_sent(connect, service, faults, tmp_path):
+    keys = Keys(tmp_path / "keys.json")
+    secret = keys.add("reader", ["predict"])
+    with served(make_app(service, faults, keys=keys, page=False)) as url:
+        with connect(url, key=secret) as client:
+            assert len(client.tasks()) == 50
+        with connect(url) as client, pytest.raises(ServiceError, match="requires a key") as caught:
+            client.tasks()
     assert caught.value.code == "unauthorized"
 
 
-def test_a_server_that_is_not_there_is_told_after_the_last_try(connect, no_pause):
+def test_an_unreachable_server_is_reported_after_the_last_attempt(connect, no_pause):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        with connect(address) as client, pytest.raises(ServiceError, match=r"does not answer .* running there"):
+        with connect(address) as client, pytest.raises(ServiceError, match=r"does not respond .* running there"):
             client.predict("a", ["b"])
         assert len(no_pause) == 4
-        with connect(address) as client, pytest.raises(ServiceError, match="does not answer"):
+        with connect(address) as client, pytest.raises(ServiceError, match="does not respond"):
             list(client.events("run1"))
         with connect(address) as client:
             assert client.health() is False
 
 
-def conversation(call, replies, retries=4):
-    """Hold a conversation with these replies; give how many were used, and the error or the answer."""
-    talking, used = talk(call, retries, "here"), 0
-    try:
-        wanted = next(talking)
-        while True:
-            if wanted is None:
-                used += 1
-                wanted = talking.send(replies[used - 1])
-            else:
-                wanted = next(talking)
-    except StopIteration as end:
-        return used, end.value
-    except ServiceError as error:
-        return used, error
+def test_events_that_end_before_their_run_raise_an_error(connect, url, jobs, reviews, monkeypatch):
+    async def cut_off(*_):
+        yield routes_train.event("state", {"state": "running"})
 
-
-@pytest.mark.parametrize("status", [500, 502, 504])
-def test_what_a_proxy_lost_is_sent_again_if_it_may_be(reviews, status):
-    lost = HttpReply(status)
-    assert (
-        conversation(protocol.run("r"), [lost, lost, HttpReply(200, {"id": "r", "task": "t", "state": "done"})])[0] == 3
-    )
-    used, error = conversation(protocol.train("mine", reviews, {}), [lost])
-    assert (used, error.status) == (1, status)
-    assert "not as adapterbank does" in str(error)
-
-
-def test_a_training_that_may_have_arrived_is_not_sent_twice(reviews):
-    lost, never = HttpReply(lost="timed out"), HttpReply(lost="refused", unsent=True)
-    good = HttpReply(202, {"id": "r"})
-    call = protocol.train("mine", reviews, {})
-    assert conversation(call, [never, good]) == (2, "r")
-    used, error = conversation(call, [lost, good])
-    assert used == 1
-    assert isinstance(error, ServiceError)
-    assert conversation(protocol.runs(), [lost, HttpReply(200, {"runs": []})]) == (2, [])
-    assert conversation(protocol.rollback("a"), [lost])[0] == 1
-    assert conversation(protocol.remove("a"), [lost])[0] == 1
-
-
-def test_an_answer_of_another_service_is_told_in_a_sentence():
-    assert "not as adapterbank does" in str(conversation(protocol.runs(), [HttpReply(404, None)])[1])
-    assert "cannot read" in str(conversation(protocol.runs(), [HttpReply(200, {"hello": 1})])[1])
-    assert "cannot read" in str(conversation(protocol.runs(), [HttpReply(200, None)])[1])
-    assert "cannot read" in str(conversation(protocol.tasks(), [HttpReply(200, {"backbone": {}, "tasks": [{}]})])[1])
-
-
-def test_fields_of_a_later_server_are_left_out():
-    body = {"task": "a", "version": 1, "predictions": [{"label": "x", "mood": "good"}]}
-    assert conversation(protocol.predict("a", ["t"], None, 0), [HttpReply(200, body)])[1][0].label == "x"
-
-
-@pytest.mark.parametrize("luck", [0.0, 1.0])
-def test_a_pause_grows_and_is_never_shorter_than_asked_for(luck):
-    free = [pause(attempt, None, luck) for attempt in range(12)]
-    assert free == sorted(free)
-    assert max(free) <= 37.5
-    assert pause(0, "7", luck) >= 7
-    assert pause(0, "7", luck) <= 8.75
-    assert pause(0, "600", luck) is None
-    assert pause(0, "Wed, 21 Oct 2026 07:28:00 GMT", luck) == free[0]
-
-
-def test_events_are_read_as_the_standard_has_them():
-    stream = Stream()
-    lines = [": hello", "", "event: progress", 'data: {"a":', "data: 1}", "id: 4", "", "data:{}", ""]
-    found = [event for line in lines if (event := stream.feed(line))]
-    assert [(event.kind, event.data) for event in found] == [("progress", {"a": 1}), ("", {})]
-
-
-@pytest.mark.parametrize("state", ["queued", "running", None])
-def test_a_stream_that_ends_before_its_run_is_told(state):
-    stream = Stream()
-    for line in ["event: state", f'data: {{"state": "{state}"}}', ""] if state else []:
-        stream.feed(line)
-    with pytest.raises(ServiceError, match="has ended, and its run has not"):
-        stream.end()
-    for line in ["event: state", 'data: {"state": "failed"}', ""]:
-        stream.feed(line)
-    stream.end()
-
-
-def test_events_that_end_before_their_run_are_an_error(connect, url, trouble, reviews, monkeypatch):
-    async def broken_off(run, trouble):
-        yield event("state", {**run, "state": "running"})
-
-    monkeypatch.setattr(stand_in, "story", broken_off)
+    monkeypatch.setattr(routes_train, "follow", cut_off)
     with connect(url) as client:
         id = client.train("mine", reviews)
-        with pytest.raises(ServiceError, match="has ended, and its run has not"):
+        with pytest.raises(ServiceError, match="The stream ended before its run"):
             list(client.events(id))
 
 
-def test_input_that_cannot_be_sent_is_told_before_it_is(tmp_path):
-    with pytest.raises(InputError, match="texts is one string, 'hello'; give a list"):
-        protocol.predict("a", "hello", None, 0)
-    with pytest.raises(InputError, match="cannot be read: No such file"):
-        protocol.train("a", tmp_path / "none.csv", {})
+def test_a_file_that_cannot_be_read_is_an_error_before_anything_is_sent(connect, url, faults, tmp_path):
+    with connect(url) as client, pytest.raises(InputError, match="cannot be read: No such file"):
+        client.train("a", tmp_path / "none.csv")
+    assert faults.requests == []
 
 
-def test_without_httpx_the_extra_is_named():
+def test_a_compressed_file_is_sent_uncompressed(connect, url, faults, tmp_path, reviews):
+    packed = tmp_path / "reviews.csv.gz"
+    packed.write_bytes(gzip.compress(reviews.read_bytes()))
+    with connect(url) as client:
+        client.train("mine", packed)
+    assert faults.requests[-1][2] == reviews.read_bytes()
+
+
+def test_without_httpx_the_error_names_the_extra():
     code = (
         "import sys; sys.modules['httpx'] = None\n"
         "import adapterbank\n"

@@ -19,7 +19,7 @@ from adapterbank.encoder.batch import PaddedLayout
 from adapterbank.encoder.dropout import Dropout, row_keys
 from adapterbank.encoder.forward import KERNEL_WIDTHS, AttentionInputs, attend
 
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")]
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")]
 
 SHAPES = [  # rows, longest, heads, width
     (1, 1, 1, 16),

@@ -1,4 +1,4 @@
-"""One compiled form serves all layers, lengths and numbers of rows of an encoder with slots of one shape."""
+"""Promise: one compiled form serves all layers, lengths and numbers of rows of an encoder with slots of one shape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from adapterbank.encoder.dropout import Dropout, row_keys
 from adapterbank.encoder.forward import compiled_layer_fns, forward, join_projections, run_layer
 from adapterbank.inference import graphs
 from adapterbank.inference.graphs import GraphCompiler
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.static_routing import StaticRoute
 from families import TEXTS, save_random
 
@@ -54,7 +55,7 @@ def pass_through(backbone: Backbone, new_slot: Any, fns: Any, *, slots: int, len
     rows = backbone.tokenize(TEXTS[:4] * slots, max_length=length)[: 2 * slots]
     batch, _ = TokenStore.of(rows, CPU).batch(torch.arange(len(rows)), length)
     drop = Dropout(row_keys(1, 2, torch.arange(len(rows))), batch.rows, batch.positions, rate=0.1, attention_rate=0.1)
-    route = StaticRoute(join_projections(backbone.tensors), own, plan.adapter)
+    route = StaticRoute(join_projections(backbone.tensors), own, plan)
     return forward(backbone.config, route, batch, drop, layer_fns=fns)
 
 

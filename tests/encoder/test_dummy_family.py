@@ -1,4 +1,4 @@
-"""A family unlike BERT costs one row and the arithmetic that is new: it trains, predicts and serves like the others.
+"""Promise: a family unlike BERT is one row and the arithmetic that is new; it trains, predicts and serves like any.
 
 The dummy has pre-norm blocks without a LayerNorm in the first, a gated feed-forward, no biases, joined projections in
 its checkpoint, a final LayerNorm, rotary positions (Su et al. 2021), and attention within a span in its middle layer.
@@ -34,10 +34,11 @@ from adapterbank.encoder.protocol import Slots
 from adapterbank.inference.graph_runner import GraphRunner
 from adapterbank.inference.graphs import GraphCompiler
 from adapterbank.inference.runner import outputs
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.stack import Stacks
 from families import TEXTS, tokenizer
-from jobs import CPU, assert_close, job_on, learn, three_runs
+from jobs import CPU, assert_close, job_on, three_runs, train_jobs
 from small_data import reviews
 
 SOURCE = Path(adapterbank.__file__).parent
@@ -295,6 +296,14 @@ SAVED: Mapping[str, tuple[dict[str, Any], set[str]]] = {
         {"method": "lora", "targets": "query,up,down"},
         low_rank("attention.query", "feedforward.up", "feedforward.down"),
     ),
+    "ia3": (
+        {"method": "ia3"},
+        {
+            f"layers.{i}.{site}.ia3.scale"
+            for i in range(LAYERS)
+            for site in ("attention.key", "attention.value", "feedforward.inner")
+        },
+    ),
     "bitfit": ({"method": "bitfit"}, set()),  # there are no biases but the head's
     "feature": ({"method": "feature"}, set()),
 }
@@ -319,11 +328,11 @@ def test_a_method_trains_and_saves_exactly_these_tensors(method: str, dummy: Bac
 # --- both look-ups
 
 
-def test_steps_of_fixed_shape_train_like_eager_ones(dummy: Backbone, new_slot: Any, steadily: Any) -> None:
+def test_steps_of_fixed_shape_train_like_eager_ones(dummy: Backbone, new_slot: Any, graph_training: Any) -> None:
     whole = Options(method="full"), Options(method="lora", targets="up,value"), Options(method="layernorm")
     jobs = [three_runs(dummy, new_slot), *([job_on(dummy, new_slot, options)] for options in whole)]
     for mine in jobs:
-        for found, expected in zip(steadily(dummy, *mine), learn(dummy, *mine), strict=True):
+        for found, expected in zip(graph_training(dummy, *mine), train_jobs(dummy, *mine), strict=True):
             assert_close(found, expected)
 
 
@@ -337,7 +346,7 @@ def test_batches_of_fixed_shape_give_what_routed_ones_give(dummy: Backbone, new_
     tokens = [row for _ in slots for row in dummy.tokenize(TEXTS[:3])]
     chosen = [slots[i % len(slots)] for i in range(len(tokens))]
     with torch.inference_mode():
-        found = outputs(dummy.config, stacks, tokens, chosen, mixed=runner)
+        found = outputs(dummy.config, stacks, tokens, chosen, graph_runner=runner)
         alone = [outputs(dummy.config, stacks, [row], [slot])[0] for row, slot in zip(tokens, chosen, strict=True)]
     for mine, routed, expected in zip(found, outputs(dummy.config, stacks, tokens, chosen), alone, strict=True):
         np.testing.assert_allclose(mine, expected, atol=2e-5)
@@ -353,7 +362,7 @@ def test_the_dummy_trains_predicts_evaluates_and_serves(dummy: Backbone, tmp_pat
     from adapterbank.serving.http.app import create_app
     from adapterbank.serving.service.service import BankService
     from adapterbank.storage.bank import Bank
-    from stand_in import served
+    from serving.sample_server import served
 
     bank = adapterbank.open_bank(tmp_path / "bank", dummy, device="cpu")
     bank.train("sentiment", reviews(), epochs=12, size=8, lr=0.01, batch=8, max_length=32)

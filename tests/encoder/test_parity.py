@@ -1,4 +1,4 @@
-"""Claims about the forward pass: it equals `transformers`, packed or not, and can start in the middle."""
+"""Promise: the forward pass computes what `transformers` computes, packed or not, and can start in the middle."""
 
 from __future__ import annotations
 

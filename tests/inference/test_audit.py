@@ -1,4 +1,4 @@
-"""Claims about `adapterbank.inference.audit`: nothing is forgotten, and whatever has changed is named."""
+"""`inference.audit`: an unchanged bank passes, and every change is reported."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from adapterbank.api import open_bank
 from adapterbank.inference import audit as audits
+from adapterbank.inference.engine import Engine
 from adapterbank.storage import files
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import read_manifest
@@ -23,7 +24,7 @@ SHORT = {name: value for name, value in FAST.items() if name != "size"}
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, checkpoint):
-    """Make one bank of two tasks, one with two versions, beside an encoder of its own; tests work on copies."""
+    """Return a folder with a bank of two tasks, one with two versions, and its encoder; tests use copies."""
     folder = tmp_path_factory.mktemp("audit")
     encoder = shutil.copytree(checkpoint("bert")[0], folder / "encoder")
     bank = open_bank(folder / "bank", str(encoder), device="cpu")
@@ -48,7 +49,7 @@ def package(path, ref):
 
 
 def rewrite(path, ref, **fingerprint):
-    """Write a manifest anew with another fingerprint and a checksum that fits, as if it had been made so."""
+    """Rewrite a manifest with another fingerprint and a matching checksum."""
     folder = package(path, ref)
     manifest = read_manifest(folder)
     changed = replace(manifest, fingerprint={**manifest.fingerprint, **fingerprint})
@@ -60,14 +61,14 @@ def shifted(path, ref, by):
     return [[*out[:-1], out[-1] + by] for out in outputs]
 
 
-def test_an_untouched_bank_is_the_same_to_the_bit(bank):
+def test_an_unchanged_bank_is_the_same_to_the_bit(bank):
     found = audited(bank)
     assert list(found) == ["score@1", "sentiment@1", "sentiment@2"]
     for finding in found.values():
         assert (finding.ok, finding.how, finding.difference) == (True, "to the bit", 0.0)
 
 
-def test_the_shell_says_so_too(bank):
+def test_the_shell_prints_the_findings(bank):
     found = shell("audit", "--bank", bank)
     assert (found.code, found.err) == (0, "")
     assert found.out.splitlines() == [
@@ -118,32 +119,32 @@ def change_outputs(path):
         (change_outputs, "outputs on the probe texts differ by"),
     ],
 )
-def test_a_package_that_was_tampered_with_is_named_and_the_others_are_not(bank, tamper, how):
+def test_only_a_package_that_was_tampered_with_is_reported(bank, tamper, how):
     tamper(bank)
     found = audited(bank)
     assert [ref for ref, finding in found.items() if not finding.ok] == ["sentiment@1"]
     assert len(found) == 3
     assert how in found["sentiment@1"].how
-    said = shell("audit", "--bank", bank)
-    assert said.code == 1
-    assert said.out.splitlines()[-1] == "3 packages, 1 different: sentiment@1"
+    reported = shell("audit", "--bank", bank)
+    assert reported.code == 1
+    assert reported.out.splitlines()[-1] == "3 packages, 1 different: sentiment@1"
     assert shell("audit", "--bank", bank, "--json").json["ok"] is False
 
 
-def test_a_default_version_that_is_gone_is_named(bank):
+def test_a_missing_default_version_is_reported(bank):
     shutil.rmtree(package(bank, "sentiment@2"))
-    said = shell("audit", "--bank", bank)
-    assert said.code == 1
-    assert "DIFFERENT sentiment: 'sentiment' has no version 2; its versions are 1." in said.out
-    assert "same      sentiment@1" in said.out
+    reported = shell("audit", "--bank", bank)
+    assert reported.code == 1
+    assert "DIFFERENT sentiment: 'sentiment' has no version 2; its versions are 1." in reported.out
+    assert "same      sentiment@1" in reported.out
 
 
-def test_a_task_of_which_only_the_pointer_is_left_is_named(bank):
+def test_a_task_without_any_version_is_reported(bank):
     shutil.rmtree(package(bank, "score@1"))
     assert shell("audit", "--bank", bank).out.splitlines()[-1] == "3 packages, 1 different: score"
 
 
-def test_damaged_pointers_are_named(bank):
+def test_a_damaged_task_file_is_reported(bank):
     (bank / "tasks" / "score" / "task.json").write_text("{")
     found = audited(bank)
     assert not found["score"].ok
@@ -151,7 +152,7 @@ def test_damaged_pointers_are_named(bank):
     assert found["sentiment@2"].ok
 
 
-def test_an_encoder_that_has_changed_is_found_in_every_package(bank, tmp_path, checkpoint):
+def test_a_changed_encoder_is_reported_for_every_package(bank, tmp_path, checkpoint):
     encoder = tmp_path / "encoder"
     shutil.copytree(checkpoint("bert")[0], encoder)
     own = open_bank(tmp_path / "own", str(encoder), device="cpu")
@@ -159,31 +160,31 @@ def test_an_encoder_that_has_changed_is_found_in_every_package(bank, tmp_path, c
     own.train("b", ROWS, ROWS, method="feature", **SHORT)
     assert shell("audit", "--bank", own.path).code == 0
     save_random("bert", encoder, seed=1)
-    said = shell("audit", "--bank", own.path)
-    assert said.code == 1
-    assert said.out.splitlines()[-1] == "2 packages, 2 different: a@1, b@1"
-    assert "a@1 was trained on backbone" in said.out
+    reported = shell("audit", "--bank", own.path)
+    assert reported.code == 1
+    assert reported.out.splitlines()[-1] == "2 packages, 2 different: a@1, b@1"
+    assert "a@1 was trained on backbone" in reported.out
 
 
 @pytest.mark.parametrize(("by", "ok"), [(5e-5, True), (2e-4, False)])
-def test_a_stamp_of_another_torch_is_compared_within_a_tolerance_and_said_so(bank, by, ok):
+def test_a_stamp_of_another_torch_version_is_compared_within_a_tolerance(bank, by, ok):
     stamp = read_manifest(package(bank, "sentiment@1")).fingerprint["stamp"]
     rewrite(bank, "sentiment@1", stamp={**stamp, "torch": "1.0"}, outputs=shifted(bank, "sentiment@1", by))
     finding = audited(bank)["sentiment@1"]
     assert finding.ok is ok
     assert finding.difference == pytest.approx(by, rel=0.1)
-    wanted = "within 0.0001, as the library or the machine is not" if ok else "outputs on the probe texts differ"
+    wanted = "within 0.0001, because the library or the machine is not" if ok else "outputs on the probe texts differ"
     assert finding.how.startswith(wanted)
 
 
 @pytest.mark.parametrize("key", ["library", "device", "cpu", "threads", "precision"])
-def test_whatever_may_move_the_last_bit_is_part_of_the_stamp(bank, key):
+def test_everything_that_may_change_the_last_bit_is_part_of_the_stamp(bank, key):
     stamp = read_manifest(package(bank, "sentiment@1")).fingerprint["stamp"]
     rewrite(bank, "sentiment@1", stamp={**stamp, key: "another"}, outputs=shifted(bank, "sentiment@1", 1e-6))
     assert audited(bank)["sentiment@1"].how.startswith("within 0.0001")
 
 
-def test_half_precision_on_either_side_is_compared_within_its_own_tolerance(bank):
+def test_bf16_on_either_side_is_compared_within_its_own_tolerance(bank):
     stamp = read_manifest(package(bank, "sentiment@1")).fingerprint["stamp"]
     rewrite(bank, "sentiment@1", stamp={**stamp, "precision": "bf16"}, outputs=shifted(bank, "sentiment@1", 0.05))
     finding = audited(bank)["sentiment@1"]
@@ -191,16 +192,16 @@ def test_half_precision_on_either_side_is_compared_within_its_own_tolerance(bank
     assert finding.how.startswith("within 0.1")
 
 
-def test_outputs_of_another_shape_are_named(bank):
+def test_outputs_of_another_shape_are_reported(bank):
     outputs = read_manifest(package(bank, "sentiment@1")).fingerprint["outputs"]
     for wrong in (outputs[:-1], [out[:-1] for out in outputs]):
         rewrite(bank, "sentiment@1", outputs=wrong)
         assert "another shape" in audited(bank)["sentiment@1"].how
 
 
-def test_an_output_that_is_not_a_number_is_no_match(bank, monkeypatch):
-    real = audits._outputs
-    monkeypatch.setattr(audits, "_outputs", lambda engine, name: [*real(engine, name)[:-1], [float("nan")] * 2])
+def test_a_nan_output_never_matches(bank, monkeypatch):
+    real = Engine.outputs
+    monkeypatch.setattr(Engine, "outputs", lambda *arguments: [*real(*arguments)[:-1], np.full(2, np.nan)])
     assert not audited(bank)["sentiment@1"].ok
 
 
@@ -219,14 +220,14 @@ def test_the_first_tasks_outputs_are_bit_identical_after_five_more_tasks(tmp_pat
     fresh = open_bank(bank.path, bert, device="cpu")
     assert kept == first.manifest.fingerprint
     assert audits.fingerprint(fresh.engine, fresh.engine.load(first)) == kept
-    for opened in (bank, fresh):  # one that saw all six, and one that knows of the first alone
+    for opened in (bank, fresh):  # one that has seen all six tasks, and a new one
         assert [answer.probabilities for answer in opened.predict("first", texts)] == before
     assert (first.path / "weights.safetensors").read_bytes() == weights
     assert all(finding.how == "to the bit" for finding in bank.audit())
     assert len(list(bank.audit())) == 6
 
 
-def test_a_fingerprint_has_outputs_for_every_probe_as_json_holds_them(made):
+def test_a_fingerprint_has_exact_float32_outputs_for_every_probe(made):
     manifest = read_manifest(package(made / "bank", "sentiment@1"))
     outputs = manifest.fingerprint["outputs"]
     assert len(outputs) == len(audits.PROBES)
@@ -234,7 +235,7 @@ def test_a_fingerprint_has_outputs_for_every_probe_as_json_holds_them(made):
     assert set(manifest.fingerprint["stamp"]) >= {"torch", "device", "cpu", "threads", "precision"}
 
 
-def test_a_task_of_short_texts_has_a_fingerprint_too(tmp_path, bert):
+def test_a_task_with_a_short_max_length_has_a_fingerprint(tmp_path, bert):
     bank = open_bank(tmp_path / "bank", bert, device="cpu")
     options = {**FAST, "max_length": 16}
     bank.train("span", answers(), answers(), **options)

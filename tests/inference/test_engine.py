@@ -1,4 +1,4 @@
-"""The engine: any requests in one go give what each gives by itself."""
+"""`inference.engine`: requests of any tasks give the same results together as alone."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ import torch
 from adapterbank.errors import UnknownName
 from adapterbank.inference import runner
 from adapterbank.inference.engine import Engine
-from adapterbank.inference.predictions import Prediction, decided, told
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.inference.predictions import Prediction, predict, predict_json
+from adapterbank.inference.rows import Rows
+from adapterbank.kinds.kind import HeadOutputs
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.tasks.spec import Examples, Task
 from families import FAMILIES
 
@@ -31,7 +34,7 @@ def task(name, kind, *, pair=False):
 
 
 def residents(backbone):
-    """Give tasks that differ in kind, method, size, pooling and length: name -> (task, plan, max_length)."""
+    """Return (task, plan, max_length) by name, for tasks that differ in kind, method, size, pooling and length."""
     config = backbone.config
     pooler = "pooler" if backbone.has_pooler else "first"
     wanted = {
@@ -87,8 +90,8 @@ REQUESTS = [
 
 def assert_same(found, expected):
     assert len(found) == len(expected)
-    for mine, wanted in zip(found, expected, strict=True):
-        a, b = mine.to_json(), wanted.to_json()
+    for first, second in zip(found, expected, strict=True):
+        a, b = first.to_json(), second.to_json()
         assert a.keys() == b.keys()
         for key in a:
             if key in ("label", "labels", "answer", "start", "end"):
@@ -100,20 +103,20 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_requests_of_many_tasks_in_one_go_are_answered_as_each_alone(family, engine_of):
+def test_requests_of_many_tasks_give_the_same_results_together_as_alone(family, engine_of):
     engine = engine_of(family)
     requests = [r for r in REQUESTS for _ in range(2)]
     random.Random(0).shuffle(requests)
     together = engine.predict(requests)
-    assert [len(mine) for mine in together] == [len(examples) for _, examples in requests]
-    for (name, examples), mine in zip(requests, together, strict=True):
-        assert_same(mine, engine.predict([(name, examples)])[0])
-        lonely = engine_of(family, names=(name,)) if name else engine_of(family, names=())
+    assert [len(predictions) for predictions in together] == [len(examples) for _, examples in requests]
+    for (name, examples), found in zip(requests, together, strict=True):
+        assert_same(found, engine.predict([(name, examples)])[0])
+        alone = engine_of(family, names=(name,)) if name else engine_of(family, names=())
         for i in range(len(examples)):
-            assert_same([mine[i]], lonely.predict([(name, examples.select([i]))])[0])
+            assert_same([found[i]], alone.predict([(name, examples.select([i]))])[0])
 
 
-def test_answers_keep_the_order_of_the_rows(engine_of):
+def test_predictions_have_the_order_of_the_rows(engine_of):
     engine = engine_of("bert")
     name, examples = request("place", [0, 1, 2, 3, 4])
     forward = engine.predict([(name, examples)])[0]
@@ -122,16 +125,16 @@ def test_answers_keep_the_order_of_the_rows(engine_of):
     assert len({tuple(p.probabilities.values()) for p in forward}) == 5
 
 
-def test_more_rows_than_one_batch_holds_keep_their_order_too(engine_of, monkeypatch):
+def test_predictions_of_several_batches_have_the_order_of_the_rows(engine_of, monkeypatch):
     engine = engine_of("bert")
     whole = engine.predict(REQUESTS)
     monkeypatch.setattr(runner, "TOKENS_AT_ONCE", 12)
-    for mine, wanted in zip(engine.predict(REQUESTS), whole, strict=True):
-        assert_same(mine, wanted)
+    for found, expected in zip(engine.predict(REQUESTS), whole, strict=True):
+        assert_same(found, expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_request_for_no_task_gives_the_mean_of_the_last_hidden_states(family, engine_of, checkpoint):
+def test_a_request_without_a_task_returns_the_mean_of_the_last_hidden_states(family, engine_of, checkpoint):
     engine, model = engine_of(family, names=("place",)), checkpoint(family)[1]
     found = engine.predict([(None, Examples(TEXTS))])[0]
     for text, prediction in zip(TEXTS, found, strict=True):
@@ -142,7 +145,7 @@ def test_a_request_for_no_task_gives_the_mean_of_the_last_hidden_states(family, 
         assert set(prediction.to_json()) == {"embedding"}
 
 
-def test_each_kind_of_task_answers_in_its_own_fields(engine_of):
+def test_predictions_have_the_fields_of_their_kind(engine_of):
     engine = engine_of("bert")
     kinds = dict.fromkeys(["place", "short", "grade", "where"])
     for name in kinds:
@@ -156,38 +159,40 @@ def test_each_kind_of_task_answers_in_its_own_fields(engine_of):
 
 
 @pytest.mark.parametrize("likely", [0.0, 4e-7, 0.12345649, 0.5, 0.999999499, 0.9999999, 1.0])
-def test_json_has_six_digits_of_a_probability(likely):
+def test_probabilities_have_six_digits_in_json(likely):
     assert Prediction(probabilities={"a": likely}).to_json() == {"probabilities": {"a": round(likely, 6)}}
 
 
-def test_what_is_no_number_stays_so_in_json():
+def test_a_nan_probability_stays_nan_in_json():
     assert str(Prediction(label="a", probabilities={"a": float("nan")}).to_json()["probabilities"]["a"]) == "nan"
 
 
 @pytest.mark.parametrize("kind", ["classification", "multilabel", "regression"])
-def test_what_is_told_at_once_is_what_each_prediction_tells_to_the_bit(kind):
+def test_predict_json_equals_the_json_of_each_prediction_to_the_bit(kind):
     wide = 1 if kind == "regression" else len(LABELS)
-    given = np.random.default_rng(4).normal(0, 9, (500, wide)).astype(np.float32)
-    given[7, 0], given[8], given[9] = np.nan, 0, 300
-    expected = [one.to_json() for one in decided(task("a", kind), list(given))]
-    assert json.dumps(told(task("a", kind), list(given))) == json.dumps(expected)
-    assert told(task("a", kind), []) == decided(task("a", kind), []) == []
+    outputs = np.random.default_rng(4).normal(0, 9, (500, wide)).astype(np.float32)
+    outputs[7, 0], outputs[8], outputs[9] = np.nan, 0, 300
+    many = HeadOutputs(task("a", kind), Examples([""] * 500), Rows([], None), list(outputs))
+    assert json.dumps(predict_json(many)) == json.dumps([one.to_json() for one in predict(many)])
+    none = HeadOutputs(task("a", kind), Examples([]), Rows([], None), [])
+    assert predict_json(none) == predict(none) == []
 
 
-def test_a_request_is_told_as_its_predictions_tell_it_whatever_its_kind(engine_of):
+def test_finish_json_equals_the_json_of_finish_for_every_kind(engine_of):
     engine = engine_of("bert")
     for name in (*residents(engine.backbone), None):
-        (one,) = engine.prepare([request(name, [0, 3, 4])])
-        given = engine.compute(one.rows.tokens, [one.known] * len(one.rows.tokens))
-        assert engine.tell(one, given, 2) == [mine.to_json() for mine in engine.finish(one, given, 2)]
+        (prepared,) = engine.prepare([request(name, [0, 3, 4])])
+        outputs = engine.compute(prepared.rows.tokens, [prepared.handle] * len(prepared.rows.tokens))
+        predictions = engine.finish(prepared, outputs, 2)
+        assert engine.finish_json(prepared, outputs, 2) == [prediction.to_json() for prediction in predictions]
 
 
 def test_probabilities_are_the_softmax_or_sigmoid_of_the_outputs(engine_of):
     engine = engine_of("bert")
     for name, squash in (("place", scipy.special.softmax), ("short", scipy.special.expit)):
         _, examples = request(name, [0, 1, 2])
-        given = engine.outputs(engine.rows(name, examples).tokens, [name] * 3)
-        for out, prediction in zip(given, engine.predict([(name, examples)])[0], strict=True):
+        outputs = engine.outputs(engine.rows(name, examples).tokens, [name] * 3)
+        for out, prediction in zip(outputs, engine.predict([(name, examples)])[0], strict=True):
             expected = squash(out.astype(np.float64))
             assert list(prediction.probabilities) == list(LABELS)
             assert list(prediction.probabilities.values()) == pytest.approx(list(expected), abs=1e-12)
@@ -197,22 +202,22 @@ def test_probabilities_are_the_softmax_or_sigmoid_of_the_outputs(engine_of):
                 assert prediction.labels == tuple(x for x, p in zip(LABELS, expected, strict=True) if p > 0.5)
 
 
-def certain(engine, name, bias):
-    """Put a task again with a head that says the same of everything."""
-    held = engine.residents[name]
+def make_constant(engine, name, bias):
+    """Replace a task by one whose head gives the same outputs for every text."""
+    resident = engine.residents[name]
     with engine.slots.using([engine.slots.find(name)]) as slots:
         (slot,) = slots.values()
         tensors = {key: tensor.numpy() for key, tensor in engine.stacks.take(slot).items()}
     tensors["head.weight"] = np.zeros_like(tensors["head.weight"])
     tensors["head.bias"] = np.array(bias, dtype=np.float32)
-    engine.put(name, held.task, held.plan, tensors, held.max_length)
+    engine.put(name, resident.task, resident.plan, tensors, resident.max_length)
 
 
-def test_a_label_that_is_beyond_doubt_has_probability_zero_or_one_without_a_warning(engine_of):
+def test_extreme_outputs_give_probabilities_of_zero_or_one_without_a_warning(engine_of):
     engine = engine_of("bert")
     bias = [2000.0, -2000.0, 2000.0, -2000.0]
     for name in ("place", "short"):
-        certain(engine, name, bias)
+        make_constant(engine, name, bias)
     many = engine.predict([request("short", [0])])[0][0]
     assert many.labels == ("north", "south")
     assert list(many.probabilities.values()) == [1.0, 0.0, 1.0, 0.0]
@@ -220,15 +225,15 @@ def test_a_label_that_is_beyond_doubt_has_probability_zero_or_one_without_a_warn
     assert list(one.probabilities.values()) == [0.5, 0.0, 0.5, 0.0]
 
 
-def test_a_replaced_task_answers_as_the_new_one_and_the_others_as_before(engine_of, new_slot):
+def test_a_replaced_task_gives_new_results_and_the_others_the_same_as_before(engine_of, new_slot):
     engine = engine_of("bert")
     before = engine.predict(REQUESTS)
-    held = len(engine.stacks)
+    count = len(engine.stacks)
     about, plan, length = residents(engine.backbone)["pair"]
-    other = replace(plan, adapter=replace(plan.adapter, size=17))
+    other = replace(plan, additions=(plan.additions[0].resized(17),))
     tensors = {key: t.numpy() for key, t in new_slot(engine.backbone, other, seed=50).items()}
     engine.put("pair", about, other, tensors, length)
-    assert len(engine.stacks) == held
+    assert len(engine.stacks) == count
     after = engine.predict(REQUESTS)
     for (name, _), a, b in zip(REQUESTS, before, after, strict=True):
         if name == "pair":
@@ -241,13 +246,13 @@ def test_a_replaced_task_answers_as_the_new_one_and_the_others_as_before(engine_
     assert_same(after[REQUESTS.index(pair)], fresh.predict([pair])[0])
 
 
-def test_the_length_that_a_task_was_trained_with_cuts_its_texts_and_no_others(engine_of):
+def test_the_max_length_of_a_task_cuts_only_its_own_texts(engine_of):
     engine = engine_of("bert")
     text = Examples([TEXTS[2]])
     assert [len(engine.rows(name, text).tokens[0]) for name in ("short", "place", None)] == [5, 11, 11]
 
 
-def test_an_unknown_task_is_told_the_tasks_that_are_there(engine_of):
+def test_the_error_for_an_unknown_task_lists_the_tasks(engine_of):
     engine = engine_of("bert")
     with pytest.raises(UnknownName, match="Did you mean 'place'") as caught:
         engine.predict([request("plaice", [0])])
@@ -265,34 +270,34 @@ def test_a_removed_task_is_unknown_and_the_others_stay(engine_of):
     assert_same(engine.predict([request("place", [0, 1])])[0], before)
 
 
-def test_no_requests_and_requests_without_rows_get_no_answers(engine_of):
+def test_no_requests_and_requests_without_rows_give_no_predictions(engine_of):
     engine = engine_of("bert")
     assert engine.predict([]) == []
     empty = [(name, Examples([], [] if name in ("pair", "where") else None)) for name in (None, *engine.residents)]
     assert engine.predict(empty) == [[] for _ in empty]
     mixed = engine.predict([empty[0], request("place", [1]), empty[1]])
-    assert [len(mine) for mine in mixed] == [0, 1, 0]
+    assert [len(predictions) for predictions in mixed] == [0, 1, 0]
     assert engine.decide([("place", Examples([]))]) == [[]]
 
 
-def test_an_empty_text_is_answered_too(engine_of):
+def test_an_empty_text_has_a_prediction(engine_of):
     engine = engine_of("bert")
     assert engine.predict([("place", Examples([""]))])[0][0].label in LABELS
     found = engine.predict([("where", Examples(["who"], [""]))])[0][0]
     assert (found.answer, found.start, found.end) == ("", 0, 0)
 
 
-def test_decide_gives_what_the_metric_compares(engine_of):
+def test_decide_returns_what_the_metric_compares(engine_of):
     engine = engine_of("bert")
     for name, key in (("place", "label"), ("short", "labels"), ("grade", "value"), ("where", "answer")):
         _, examples = request(name, [0, 1, 3])
-        (said,) = engine.decide([(name, examples)])
+        (decided,) = engine.decide([(name, examples)])
         expected = [getattr(p, key) for p in engine.predict([(name, examples)])[0]]
         if key == "label":
-            said = [LABELS[i] for i in said]
+            decided = [LABELS[i] for i in decided]
         elif key == "labels":
-            said = [tuple(LABELS[i] for i in chosen) for chosen in said]
-        assert said == expected
+            decided = [tuple(LABELS[i] for i in chosen) for chosen in decided]
+        assert decided == expected
 
 
 def test_predicting_changes_no_tensor_of_the_backbone(engine_of):

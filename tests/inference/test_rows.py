@@ -1,4 +1,4 @@
-"""Rows and batches: every row once an epoch, and spans that lead back to the characters they came from."""
+"""Rows and batches: every row once in an epoch, and answer tokens that map back to the same characters."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from adapterbank.errors import DataError, InputError
-from adapterbank.inference import spans
-from adapterbank.inference.rows import NO_ANSWER, epoch_order, make_rows
+from adapterbank.inference.rows import epoch_order, make_rows
+from adapterbank.kinds import span as spans
+from adapterbank.kinds.span import NO_ANSWER
 from adapterbank.storage import cache
 from adapterbank.tasks.spec import Examples
 from families import FAMILIES
@@ -40,21 +41,21 @@ def test_an_epoch_has_every_row_once(lengths, batch, seed, epoch):
     assert 1 <= len(order[-1]) <= batch
 
 
-def test_the_order_is_the_seeds_and_the_epochs_and_nothing_elses():
+def test_the_order_depends_on_seed_and_epoch_alone():
     lengths = np.random.RandomState(5).randint(4, 60, 100)
 
     def order(seed, epoch):
         return np.concatenate(epoch_order(lengths, 7, seed=seed, epoch=epoch)).tolist()
 
     expected = order(3, 1)
-    np.random.seed(0)  # what nothing may depend on
+    np.random.seed(0)  # must have no effect
     assert order(3, 1) == expected
     all_orders = [order(seed, epoch) for seed in range(4) for epoch in range(4)]
     assert all(a != b for a, b in itertools.combinations(all_orders, 2))
     assert list(range(100)) not in all_orders
 
 
-def test_rows_of_a_batch_are_of_near_lengths_and_batches_of_any_length_come_in_any_order():
+def test_rows_of_a_batch_have_similar_lengths_and_batches_are_shuffled():
     lengths = np.random.RandomState(1).randint(4, 64, 2000)
     order = epoch_order(lengths, 32, seed=0, epoch=0)
     packed, grid = lengths.sum(), sum(len(part) * lengths[part].max() for part in order)
@@ -73,19 +74,19 @@ def span_rows(backbone, answers, *, context=CONTEXT, question="who was it", max_
 
 
 def answer_place(out, row, context=CONTEXT):
-    """Give the characters of the answer that a row's outputs speak of."""
+    """Return the characters of the answer that a row's outputs favour."""
     answer = spans.read([out], [row], context).answers[0]
     assert context[answer.start : answer.end] == answer.text
     return answer.start, answer.end
 
 
 def pieces(text):
-    """Give the borders of every word and mark, as a reader of the text would draw them."""
+    """Return the start and end of every word and punctuation mark."""
     return [match.span() for match in re.finditer(r"\w+|[^\w\s]", text)]
 
 
 def certain(length, first, last):
-    """Give span outputs that leave no doubt."""
+    """Return span outputs that clearly favour one answer."""
     out = np.zeros((length, 2), dtype=np.float32)
     out[first, 0] = out[last, 1] = 9.0
     return out
@@ -132,7 +133,7 @@ def test_an_answer_inside_a_token_is_answered_with_the_whole_token(bert):
 
 
 def test_an_answer_with_spaces_around_it_is_found_without_them(bert):
-    """Whoever marked the answer may have drawn its borders a space too wide."""
+    """An annotated answer may include the spaces around it."""
     start = CONTEXT.index("Who was") - 1
     rows = span_rows(bert, [(start, start + len(" Who was ")), pieces(CONTEXT)[0]])
     assert rows.unreachable == 0
@@ -142,22 +143,22 @@ def test_an_answer_with_spaces_around_it_is_found_without_them(bert):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("max_length", [24, 32, 48])
-def test_an_answer_is_found_again_in_whichever_window_holds_it(family, max_length, tiny):
+def test_an_answer_is_found_again_in_every_window_that_contains_it(family, max_length, tiny):
     words = pieces(LONG)
     answers = [(words[i][0], words[min(i + k, len(words) - 1)][1]) for k in (0, 2) for i in range(len(words))]
     rows = span_rows(tiny(family), answers, context=LONG, max_length=max_length)
     assert rows.unreachable == 0
     assert len(rows) > len(answers)
-    for mine, (start, end) in zip(rows.by_example(len(answers)), answers, strict=True):
-        held = [row for row in mine if rows.targets[row] != NO_ANSWER]
-        assert held
-        for row in held:
+    for windows, (start, end) in zip(rows.by_example(len(answers)), answers, strict=True):
+        answered = [row for row in windows if rows.targets[row] != NO_ANSWER]
+        assert answered
+        for row in answered:
             assert answer_place(certain(len(rows.tokens[row]), *rows.targets[row]), rows.tokens[row], LONG) == (
                 start,
                 end,
             )
-        outs = [certain(len(rows.tokens[row]), *rows.targets[row]) for row in mine]
-        best = spans.read(outs, [rows.tokens[row] for row in mine], LONG).answers[0]
+        outs = [certain(len(rows.tokens[row]), *rows.targets[row]) for row in windows]
+        best = spans.read(outs, [rows.tokens[row] for row in windows], LONG).answers[0]
         assert (best.start, best.end) == (start, end)
 
 
@@ -179,7 +180,7 @@ def test_a_question_without_an_answer_points_at_the_first_token_of_every_window(
     assert rows.targets[by[1][0]] != NO_ANSWER
 
 
-def test_an_answer_that_no_window_holds_is_left_out_and_counted(bert):
+def test_an_answer_that_fits_no_window_is_left_out_and_counted(bert):
     words = pieces(LONG)
     rows = span_rows(bert, [words[0], (words[0][0], words[-1][1])], context=LONG, max_length=24)
     assert rows.unreachable == 1
@@ -194,7 +195,7 @@ def test_a_text_that_fits_is_one_window(bert):
     assert rows.by_example(len(rows)) == [[i] for i in range(len(rows))]
 
 
-def test_a_question_longer_than_the_limit_says_what_to_raise(bert):
+def test_the_error_for_a_question_over_the_limit_names_the_option(bert):
     with pytest.raises(InputError, match="--max-length"):
         span_rows(bert, [pieces(CONTEXT)[0]], question="the cat sat on the mat " * 3, max_length=8)
 
@@ -208,7 +209,7 @@ def test_only_rows_that_lost_their_end_count_as_cut(bert):
     assert rows.unreachable == 0
 
 
-def test_rows_without_targets_are_rows_all_the_same(bert):
+def test_examples_without_targets_become_rows(bert):
     for kind in ("classification", "span"):
         rows = make_rows(bert, Examples(["who", "why"], ["the cat", "a dog"]), kind=kind, max_length=16)
         assert rows.targets is None
@@ -224,7 +225,7 @@ def test_tokens_outside_the_context_can_never_be_an_answer(bert):
     assert 0 <= start < end <= len(CONTEXT)
 
 
-# --- kept tokens --------------------------------------------------------------------------------------------
+# --- cached tokens --------------------------------------------------------------------------------------------
 
 
 def same(a, b):
@@ -234,11 +235,11 @@ def same(a, b):
     for one, other in zip(a.tokens, b.tokens, strict=True):
         assert one.cut == other.cut
         for name in ("ids", "types", "offsets"):
-            mine, theirs = getattr(one, name), getattr(other, name)
-            assert (mine is None) == (theirs is None)
-            if mine is not None:
-                assert mine.dtype == theirs.dtype
-                assert np.array_equal(mine, theirs)
+            first, second = getattr(one, name), getattr(other, name)
+            assert (first is None) == (second is None)
+            if first is not None:
+                assert first.dtype == second.dtype
+                assert np.array_equal(first, second)
 
 
 MANY = Examples([f"the cat {'sat ' * (i % 40)}{i}" for i in range(1000)], [LONG[: 5 + i % 200] for i in range(1000)])
@@ -251,7 +252,7 @@ def kept(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["classification", "span"])
-def test_kept_tokens_are_the_tokens(bert, kept, kind):
+def test_cached_tokens_are_the_same_tokens(bert, kept, kind):
     options = {"kind": kind, "max_length": 60}
     new = make_rows(bert, MANY, **options)
     assert not kept.exists()
@@ -261,7 +262,7 @@ def test_kept_tokens_are_the_tokens(bert, kept, kind):
     same(new, second)
 
 
-def test_the_second_time_nothing_is_tokenised(bert, kept, monkeypatch):
+def test_cached_examples_are_not_tokenised_again(bert, kept, monkeypatch):
     make_rows(bert, MANY, kind="classification", max_length=60, keep=True)
     monkeypatch.setattr("adapterbank.inference.rows.tokenize", None)
     seen = []
@@ -278,7 +279,7 @@ def test_the_second_time_nothing_is_tokenised(bert, kept, monkeypatch):
         make_rows(bert, MANY, kind="classification", max_length=50, keep=True)
 
 
-def test_other_texts_tokenizers_lengths_and_strides_are_other_entries(tiny, kept):
+def test_other_texts_tokenizers_lengths_and_strides_have_their_own_cache_entry(tiny, kept):
     one, other = tiny("bert"), tiny("roberta")
     moved = Examples([f"{text} " for text in MANY.texts], MANY.pairs)
     shifted = Examples([MANY.texts[0] + MANY.pairs[0], *MANY.texts[1:]], ["", *MANY.pairs[1:]])
@@ -296,15 +297,15 @@ def test_other_texts_tokenizers_lengths_and_strides_are_other_entries(tiny, kept
         assert cache.usage()[0] == before + 1
 
 
-def test_what_an_older_release_kept_is_not_taken(bert, kept, monkeypatch):
+def test_a_cache_entry_of_another_format_is_ignored(bert, kept, monkeypatch):
     make_rows(bert, MANY, kind="classification", max_length=60, keep=True)
-    monkeypatch.setattr("adapterbank.inference.rows._FORMAT", 0)
+    monkeypatch.setattr("adapterbank.inference.rows.CACHE_FORMAT", 0)
     make_rows(bert, MANY, kind="classification", max_length=60, keep=True)
     assert cache.usage()[0] == 2
 
 
 @pytest.mark.parametrize("harm", ["cut", "flipped", "emptied", "foreign"])
-def test_a_damaged_entry_is_made_again(bert, kept, harm):
+def test_a_damaged_cache_entry_is_replaced(bert, kept, harm):
     options = {"kind": "span", "max_length": 60, "keep": True}
     new = make_rows(bert, MANY, **options)
     (file,) = kept.glob("*.npz")
@@ -313,9 +314,9 @@ def test_a_damaged_entry_is_made_again(bert, kept, harm):
         data[len(data) // 2] ^= 0xFF
     file.write_bytes({"cut": data[: len(data) // 3], "emptied": b"", "foreign": b"no archive"}.get(harm, bytes(data)))
     same(new, make_rows(bert, MANY, **options))
-    assert cache.get(file.stem) is not None  # and it is whole again
+    assert cache.get(file.stem) is not None  # the entry is valid again
 
 
-def test_few_rows_are_not_worth_a_file(bert, kept):
+def test_few_rows_are_not_cached(bert, kept):
     make_rows(bert, Examples(["the cat"] * 999), kind="classification", max_length=60, keep=True)
     assert cache.usage() == (0, 0)

@@ -1,4 +1,4 @@
-"""What the tests of serving share."""
+"""Fixtures of the tests of serving."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from serving.training import new_bank
 
 @pytest.fixture
 def small(tmp_path, bert, new_slot, no_flush):
-    """Give an empty bank for the small encoder."""
+    """An empty bank for the small encoder."""
     return SmallBank(tmp_path / "bank", bert, new_slot)
 
 
 @pytest.fixture
 def idle(tmp_path, bert):
-    """Give jobs of an empty bank that nobody works on."""
+    """A queue of an empty bank whose runs are not started."""
     return JobQueue(new_bank(tmp_path / "bank", bert), threads=1)

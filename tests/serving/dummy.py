@@ -1,4 +1,4 @@
-"""A service of thirty lines: every route can be asked, and nothing is computed. And a way to call an app in-process."""
+"""A service of thirty lines that computes nothing, for tests of every route; and a way to call an app in-process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from adapterbank.serving.service.protocol import CODES, Refusal, Reply
 
 
 class Dummy:
-    """Says how long each text is; a task `slow` waits to be released, `broken` fails."""
+    """Predicts the length of each text; the task `slow` waits to be released, `broken` fails."""
 
     def __init__(self, names=("length", "other", "slow", "broken")):
         self.names, self.ready, self.asked, self.cancelled = list(names), True, [], 0
@@ -55,8 +55,8 @@ class Dummy:
     def numbers(self):
         return {"batches": 3, "queue_tokens": 7, "resident": 2, "evictions": 1, "loads": 1, "tasks": len(self.names)}
 
-    def on_batch(self, hear):
-        hear(8, 64, 0.5, 0.01)
+    def on_batch(self, callback):
+        callback(8, 64, 0.5, 0.01)
 
     async def start(self):
         pass
@@ -77,7 +77,7 @@ class _Ask:
 
 @asynccontextmanager
 async def calling(app):
-    """Run the app's life, and give a client that calls it without a socket."""
+    """Run the app's lifespan, and yield a client that calls it without a socket."""
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://server", timeout=60) as client:
@@ -85,7 +85,7 @@ async def calling(app):
 
 
 def ask(app, method, path, **options):
-    """Send one request and give the answer."""
+    """Send one request and return the response."""
 
     async def run():
         async with calling(app) as client:
@@ -95,12 +95,12 @@ def ask(app, method, path, **options):
 
 
 def post(app, path, value, **options):
-    """Send JSON and give the answer."""
+    """Send JSON and return the response."""
     return ask(app, "POST", path, json=value, **options)
 
 
 def code(answer):
-    """Give an error's code, after a look at its shape."""
+    """Return an error's code, after checking its shape."""
     error = answer.json()["error"]
     assert answer.json().keys() == {"error"}
     assert error.keys() == {"code", "message", "request_id"}

@@ -11,9 +11,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from adapterbank.inference.engine import Engine
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
 from adapterbank.serving.service.protocol import Ask
 from adapterbank.serving.service.service import BankService
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import FORMAT, Manifest
 from adapterbank.tasks.spec import Task
@@ -65,7 +66,7 @@ class SmallBank:
         return Engine(self.backbone, device="cpu", precision="fp32", **options)
 
     def alone(self, *refs):
-        """Give an engine that has read the packages by itself, to compare with."""
+        """Return a plain engine with the packages, to compare with."""
         engine = self.engine()
         for ref in refs:
             engine.load(self.bank.get(ref), ref)
@@ -74,7 +75,7 @@ class SmallBank:
 
 @asynccontextmanager
 async def running(bank: SmallBank, *, budget=None, **options):
-    """Give a service that has loaded the bank."""
+    """Start a service and wait until it has loaded the bank."""
     service = BankService(bank.bank, bank.engine(budget=budget), **{"lanes": 1, **options})
     await service.start()
     try:
@@ -106,7 +107,7 @@ class Gate:
 
 
 async def occupied(service):
-    """Put a row of the task `a` on the device and hold it there; gives the gate and the request."""
+    """Put a row of the task `a` on the device and block it there; return the gate and the request."""
     gate = Gate(service)
     first = asyncio.ensure_future(service.predict([Ask("a", ["why"])]))
     await until(gate.busy.is_set)
@@ -124,3 +125,17 @@ def assert_same(found, wanted):
                 assert list(mine[key]) == list(value) if isinstance(value, (list, tuple)) else mine[key] == value
             else:
                 assert mine[key] == pytest.approx(value, abs=1e-5)
+
+
+def damage(package):
+    file = package.path / "weights.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    rewrite(file, data)
+
+
+def rewrite(file, data):
+    """Write a file anew, at another time than it has: some clocks of files tick a hundred times a second."""
+    before = file.stat().st_ctime_ns
+    while file.stat().st_ctime_ns == before:
+        file.write_bytes(data)

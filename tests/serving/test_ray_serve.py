@@ -1,4 +1,4 @@
-"""Claims about the engine ray: a real cluster on this machine, a replica killed under load, and no answer lost."""
+"""Claims about the engine ray: on a real cluster on this machine, a replica killed under load loses no request."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from ray import serve
 
 import adapterbank
 from adapterbank.storage import cache
-from adapterbank.serving.mirror import FOLDER
-from adapterbank.serving.replicas import Scale, deployed
-from adapterbank.serving.settings import Settings
+from adapterbank.serving.service.bank_mirror import FOLDER
+from adapterbank.serving.ray_serve import Scale, deployed
+from adapterbank.serving.build import ServerSettings
 
 bank, new = Path("bank").absolute(), Path("new").absolute()
 words = "the cat sat on a mat and was very good".split()
 mirrors = cache.folder() / FOLDER
-said, failed, statuses, names = [], [], [], set()
+predicted, failed, statuses, names = [], [], [], set()
 stop, leaving, calm = threading.Event(), threading.Event(), threading.Event()
 
 class Stopped(Exception):
@@ -89,7 +89,7 @@ def load(seed, retries, count):
             except Exception as error:
                 failed.append(repr(error))
             else:
-                said.append((task, texts, [one.probabilities for one in answers]))
+                predicted.append((task, texts, [one.probabilities for one in answers]))
             time.sleep(1 if calm.is_set() else 0)
 
 def loaded(retries, count):
@@ -100,22 +100,22 @@ def loaded(retries, count):
 
 listens = port()
 url = f"http://127.0.0.1:{listens}"
-settings = Settings(f"local://{bank}", device="cpu", page=False)
+settings = ServerSettings(f"local://{bank}", device="cpu", page=False)
 with deployed(settings, Scale(1, 2, target=1), host="127.0.0.1", port=listens):
     alone = len(pids())
     threads = loaded(8, 4)
     until("a second replica for what waits", whole)
     until("numbers of both", scraped)
     before = pids()
-    until("answers", lambda: len(said) > 100)
+    until("answers", lambda: len(predicted) > 100)
     os.kill(min(before), signal.SIGSTOP)  # so that it dies with requests that it has not answered
     time.sleep(0.3)
     os.kill(min(before), signal.SIGKILL)
     calm.set()  # all six go on asking, but leave a machine of few cores the time to start a replica
     until("another replica", lambda: pids() - before and min(before) not in pids() and whole())
     calm.clear()
-    count = len(said)
-    until("answers of the new one", lambda: len(said) > count + 100)
+    count = len(predicted)
+    until("answers of the new one", lambda: len(predicted) > count + 100)
     stop.set()
     for thread in threads:
         thread.join()
@@ -125,7 +125,7 @@ with deployed(settings, Scale(1, 2, target=1), host="127.0.0.1", port=listens):
     time.sleep(1)
     with Client(url, retries=0) as client:
         for _ in range(40):
-            said.append(("t3", ["the cat"], [one.probabilities for one in client.predict("t3", ["the cat"])]))
+            predicted.append(("t3", ["the cat"], [one.probabilities for one in client.predict("t3", ["the cat"])]))
     stop.clear()
     threads = loaded(0, 100)
     time.sleep(1)
@@ -134,28 +134,28 @@ with deployed(settings, Scale(1, 2, target=1), host="127.0.0.1", port=listens):
 for thread in threads:
     thread.join()
 left = [place.name for place in mirrors.glob("*-*")]
-told = {"said": said, "failed": failed, "statuses": sorted(set(statuses)), "left": left}
-told |= {"names": len(names), "alone": alone}
-print(json.dumps(told))
+result = {"predicted": predicted, "failed": failed, "statuses": sorted(set(statuses)), "left": left}
+result |= {"names": len(names), "alone": alone}
+print(json.dumps(result))
 """
 
 
 @pytest.mark.slow
-def test_replicas_grow_with_what_waits_and_one_killed_under_load_loses_no_answer_and_comes_back(small, tmp_path):
+def test_replicas_grow_with_the_queue_and_a_killed_one_loses_no_request_and_comes_back(small, tmp_path):
     pytest.importorskip("ray.serve", reason="pip install 'adapterbank[ray]'")
     for number in range(4):
         small.put(f"t{number}", number)
     engine = small.alone("t0", "t1", "t2", "t3")
     (small.bank.path / "tasks" / "t3").rename(tmp_path / "new")
-    told = json.loads(clusters.run(KILLED, tmp_path))
-    assert told["failed"] == []
-    assert 200 in told["statuses"]  # others among them are those that were lost with the replica and asked again
-    assert told["left"] == []
-    assert told["alone"] == 1  # and there were two once requests waited
-    assert told["names"] == 2  # who asks for numbers learns which replica's they are
-    assert len(told["said"]) > 240
-    wanted = engine.predict([(task, Examples(texts)) for task, texts, _ in told["said"]])
-    for (_, _, got), expected in zip(told["said"], wanted, strict=True):
+    result = json.loads(clusters.run(KILLED, tmp_path))
+    assert result["failed"] == []
+    assert 200 in result["statuses"]  # the others are requests that were lost with the replica and sent again
+    assert result["left"] == []
+    assert result["alone"] == 1  # and two when requests were queued
+    assert result["names"] == 2  # the metrics name their replica
+    assert len(result["predicted"]) > 240
+    wanted = engine.predict([(task, Examples(texts)) for task, texts, _ in result["predicted"]])
+    for (_, _, got), expected in zip(result["predicted"], wanted, strict=True):
         for one, other in zip(got, expected, strict=True):
             assert one == pytest.approx(other.probabilities, abs=1e-5)
 
@@ -200,7 +200,7 @@ class Cluster:
 def cluster(monkeypatch):
     def make(**options):
         made = Cluster(**options)
-        monkeypatch.setattr(ray_serve, "_libraries", lambda: (made, made))
+        monkeypatch.setattr(ray_serve, "libraries", lambda: (made, made))
         return made
 
     return make
@@ -211,7 +211,7 @@ def serve(settings, scale=None):
         return as_told
 
 
-def test_a_cluster_without_ray_serve_gets_one_where_it_was_told_and_loses_it_again(cluster):
+def test_ray_serve_is_started_on_the_requested_address_and_stopped_again(cluster):
     made = cluster()
     assert serve(ServerSettings("bank")) is True
     assert [name for name, _ in made.asked] == ["init", "start", "run", "delete", "shutdown", "shutdown"]
@@ -219,20 +219,20 @@ def test_a_cluster_without_ray_serve_gets_one_where_it_was_told_and_loses_it_aga
     assert made.asked[1][1]["http_options"] == {"host": "127.0.0.1", "port": 8000}
 
 
-def test_where_ray_serve_runs_already_keys_are_needed_as_it_may_listen_anywhere(cluster):
+def test_a_cluster_with_ray_serve_requires_keys(cluster):
     made = cluster(running=True)
     with pytest.raises(InputError, match="Ray Serve runs on this cluster already"):
         serve(ServerSettings("bank"))
     assert [name for name, _ in made.asked] == ["init", "shutdown"]
 
 
-def test_where_ray_serve_runs_already_only_our_own_app_is_taken_away(cluster):
+def test_only_our_own_app_is_deleted_from_a_cluster_with_ray_serve(cluster):
     made = cluster(running=True)
     assert serve(ServerSettings("bank", locked=True)) is False
     assert [name for name, _ in made.asked] == ["init", "run", "delete", "shutdown"]
 
 
-def test_a_replica_has_a_gpu_where_there_are_some(cluster):
+def test_a_replica_has_a_gpu_if_the_cluster_has_some(cluster):
     made = cluster()
     for gpus, device, wanted in ((0, "auto", 0), (4, "auto", 1), (4, "cuda", 1), (4, "cpu", 0)):
         made.resources = {"CPU": 8, "GPU": gpus}
@@ -243,7 +243,7 @@ def test_a_replica_has_a_gpu_where_there_are_some(cluster):
     assert made.options["autoscaling_config"]["max_replicas"] == 4
 
 
-def test_why_no_replica_could_be_started_is_told_in_its_own_words(cluster):
+def test_the_reason_why_no_replica_started_is_reported(cluster):
     made = cluster(fails="'nowhere' is neither a folder, nor a name.")
     with pytest.raises(ServiceError, match=r"^No replica could be started: 'nowhere' is neither a folder"):
         serve(ServerSettings("bank"))
@@ -251,7 +251,7 @@ def test_why_no_replica_could_be_started_is_told_in_its_own_words(cluster):
 
 
 def test_a_replica_whose_service_has_stopped_is_not_healthy(cluster):
-    replica = ray_serve._replica(cluster(), ServerSettings("bank"), 1, ".")()
+    replica = ray_serve.replica_class(cluster(), ServerSettings("bank"), 1, ".")()
     replica.app = SimpleNamespace(state=SimpleNamespace(service=SimpleNamespace(alive=True)))
     assert replica.check_health() is None
     replica.app.state.service.alive = False
@@ -260,28 +260,28 @@ def test_a_replica_whose_service_has_stopped_is_not_healthy(cluster):
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("1", (1, 1)), ("3", (3, 3)), ("1:4", (1, 4)), ("2:2", (2, 2))])
-def test_replicas_are_a_number_or_two(text, wanted):
+def test_replicas_are_one_number_or_two(text, wanted):
     assert parse_replicas(text) == wanted
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "4:1", "0:2", "1:", ":2", "a", "1:2:3", "1.5", "²"])
-def test_what_is_no_number_of_replicas_is_told(text):
+def test_an_invalid_number_of_replicas_is_reported(text):
     with pytest.raises(InputError, match=r"give a number, or the least and the most, as in 1:4"):
         parse_replicas(text)
 
 
-def test_the_number_of_replicas_follows_the_requests_that_wait():
+def test_the_number_of_replicas_follows_the_queued_requests():
     config = pytest.importorskip("ray.serve.config", reason="pip install 'adapterbank[ray]'")
     made = config.AutoscalingConfig(**autoscaling(Scale(2, 5, target=7)))
     assert (made.min_replicas, made.max_replicas, made.target_ongoing_requests) == (2, 5, 7)
 
 
 @pytest.mark.parametrize("missing", ["ray", "ray.serve"])
-def test_without_ray_serve_it_says_what_to_install(monkeypatch, missing):
+def test_without_ray_serve_the_error_says_what_to_install(monkeypatch, missing):
     pytest.importorskip("ray.serve", reason="pip install 'adapterbank[ray]'")
     import ray
 
     monkeypatch.delattr(ray, "serve", raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(InputError, match=r"pip install 'adapterbank\[ray,serve\]'"):
-        ray_serve._libraries()
+        ray_serve.libraries()

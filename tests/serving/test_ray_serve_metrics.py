@@ -1,4 +1,4 @@
-"""Claims about the numbers of several replicas at one address: each is told apart, so that they can be added up."""
+"""Claims about the metrics of several replicas at one address: their labels differ, so that they can be added up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from serving.dummy import Dummy, ask
 
 
 def series(text):
-    """Give the names and labels of all numbers, without when they began."""
+    """Return the names and labels of all metrics, without their creation times."""
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return [(one.name, tuple(sorted(one.labels.items()))) for one in samples if not one.name.endswith("_created")]
 
@@ -25,34 +25,34 @@ def scraped(**options):
     return ask(create_app(Dummy(), page=False, **options), "GET", "/metrics").text
 
 
-def test_every_number_of_a_replica_has_its_name():
+def test_every_metric_of_a_replica_has_its_label():
     found = series(scraped(replica="r1"))
     assert len(found) > 30
     assert all(dict(labels)["replica"] == "r1" for _, labels in found)
 
 
-def test_numbers_of_two_replicas_are_different_series():
+def test_metrics_of_two_replicas_are_different_series():
     assert not set(series(scraped(replica="r1"))) & set(series(scraped(replica="r2")))
 
 
-def test_a_server_that_is_alone_has_no_such_label():
+def test_a_single_server_has_no_replica_label():
     found = series(scraped())
     assert found
     assert not any("replica" in dict(labels) for _, labels in found)
 
 
-def test_asking_twice_names_it_once():
+def test_a_task_in_two_asks_is_named_once():
     app = create_app(Dummy(), page=False, replica="r1")
     first, second = (ask(app, "GET", "/metrics").text for _ in range(2))
     assert set(series(first)) <= set(series(second))
 
 
-def test_a_replica_is_called_as_ray_calls_it(small, monkeypatch):
+def test_a_replica_has_rays_name(small, monkeypatch):
     serve = pytest.importorskip("ray.serve", reason="pip install 'adapterbank[ray]'")
     monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(replica_tag="x7y"))
     monkeypatch.setattr(ray_serve, "log_to", lambda stream: None)
     monkeypatch.setattr("torch.set_num_threads", lambda threads: None)
     asked = []
     monkeypatch.setattr(ray_serve, "build", lambda *given, **more: asked.append(more) or create_app(Dummy()))
-    ray_serve._app(ServerSettings(str(small.bank.path)), 1, ".")
+    ray_serve.replica_app(ServerSettings(str(small.bank.path)), 1, ".")
     assert asked == [{"replica": "x7y"}]

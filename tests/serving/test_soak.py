@@ -1,4 +1,4 @@
-"""A short soak: thousands of requests to a real server while tasks come and go; the long one is in bench/serving.py."""
+"""Promise: a real server answers thousands of requests while tasks change; the long soak is in bench/serving.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEAK = 48e6
 
 @pytest.fixture
 def server(small, tmp_path):
-    """Give the address and process of a server; its log goes to a file, as nobody reads a pipe here."""
+    """Start a server; its address and process. Its log is written to a file, because nothing reads a pipe here."""
     for i in range(TASKS):
         small.put(f"task-{i}", seed=i)
     start = [sys.executable, "-c", "from adapterbank.cli.entry import main; main()", "serve", "--port", "0"]

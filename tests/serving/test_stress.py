@@ -1,4 +1,4 @@
-"""Several lanes, slots that come and go all the time, tasks replaced meanwhile: no answer is swapped, torn or lost."""
+"""Promise: with several lanes, evicted slots and replaced tasks no prediction is swapped, mixed up or lost."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from serving.small_bank import running, text_of
 SEEDS, CLIENTS, REQUESTS = 6, 12, 25
 SIZES = (3, 8, 4)
 GONE = {"unknown_task", "unknown_version"}
-"""What may be told of a task that is removed now and then."""
+"""The errors of a task that is removed from time to time."""
 
 
-@pytest.mark.usefixtures("hasty")
-def test_lanes_answer_as_the_engine_alone_while_slots_are_dropped_and_tasks_replaced(small):
+@pytest.mark.usefixtures("frequent_thread_switches")
+def test_lanes_predict_like_a_plain_engine_while_slots_are_evicted_and_tasks_replaced(small):
     draw = random.Random(0)
     texts = [text_of(draw, 30) for _ in range(6)]
     seeds = {}
@@ -32,7 +32,7 @@ def test_lanes_answer_as_the_engine_alone_while_slots_are_dropped_and_tasks_repl
     put("moving", 0)
     alone = small.alone(*(f"steady-{seed}" for seed in range(SEEDS)))
     wanted = [[one.to_json() for one in alone.predict([(f"steady-{k}", Examples(texts))])[0]] for k in range(SEEDS)]
-    fit = int(2.5 * max(known.bytes for known in alone.slots._known.values()))
+    fit = int(2.5 * max(known.bytes for known in alone.slots._handles.values()))
     names = [*(f"steady-{seed}" for seed in range(SEEDS)), "guest", "moving", "moving@1"]
     left, answers, refused = [CLIENTS], [], []
 
@@ -59,16 +59,16 @@ def test_lanes_answer_as_the_engine_alone_while_slots_are_dropped_and_tasks_repl
             turn += 1
             await asyncio.to_thread(put, "moving", turn % SEEDS)
             await (service.remove("guest") if turn % 2 else asyncio.to_thread(put, "guest", turn % SEEDS))
-            await asyncio.to_thread(service.shelf.look, closely=turn % 3 == 0)
+            await asyncio.to_thread(service.registry.scan, thorough=turn % 3 == 0)
 
     async def run():
         async with running(small, lanes=3, budget=fit) as service:
-            service.batching.budget = 64
+            service.scheduler.budget = 64
             await asyncio.gather(change(service), *(client(number, service) for number in range(CLIENTS)))
-            known = service.engine.slots._known
-            return service.batching, service.numbers(), sum(one.users for one in known.values()), len(known)
+            known = service.engine.slots._handles
+            return service.scheduler, service.numbers(), sum(one.users for one in known.values()), len(known)
 
-    batching, numbers, users, known = asyncio.run(run())
+    scheduler, numbers, users, known = asyncio.run(run())
     assert len(answers) > CLIENTS * REQUESTS / 2
     assert set(refused) <= GONE
     assert min(numbers["loads"], numbers["evictions"]) > CLIENTS
@@ -77,5 +77,5 @@ def test_lanes_answer_as_the_engine_alone_while_slots_are_dropped_and_tasks_repl
             expected = wanted[seeds[answer.task, answer.version]][i]
             assert found["label"] == expected["label"]
             assert found["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-5)
-    assert (batching.waiting, batching.ready, batching._counts, users) == (0, 0, {}, 0)
+    assert (scheduler.waiting, scheduler.ready, scheduler.counts, users) == (0, 0, {}, 0)
     assert known <= SEEDS + 3

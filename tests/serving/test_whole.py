@@ -1,9 +1,8 @@
-"""Claims about all parts together: page and client over the real app, engine and training, on a tiny encoder."""
+"""Promise: all parts work together: page and client over the real app, engine and training, on a tiny encoder."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -23,14 +22,15 @@ from adapterbank.serving.http.auth import Keys
 from adapterbank.serving.jobs.queue import JobQueue
 from adapterbank.serving.service.service import BankService
 from adapterbank.storage.bank import Bank
+from chromium import MISSING, find_chromium
+from serving.sample_server import served
 from serving.training import FAST, new_bank
 from small_data import answers, pairs, reviews, write
-from stand_in import served
 
 ROOT = Path(__file__).parents[2]
-CHROMIUM = os.environ.get("ADAPTERBANK_CHROMIUM", "/usr/bin/chromium")
+CHROMIUM = find_chromium()
 PATIENCE = 600_000
-"""Milliseconds for what waits for a run, which gives way to all else on the machine."""
+"""Milliseconds to wait for a run, which has the lowest priority on the machine."""
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def bank(tmp_path, bert):
 
 @pytest.fixture
 def serve(bank, bert):
-    """Give a way to serve the bank, with or without keys."""
+    """A function that serves the bank, with or without keys."""
 
     def start(keys=None):
         service = BankService(Bank.open(bank), Engine(bert, device="cpu"))
@@ -54,7 +54,7 @@ def csv(tmp_path):
     return write(tmp_path / "reviews.csv", reviews())
 
 
-def test_the_client_trains_a_task_and_asks_it(serve, csv, tmp_path, bank, bert):
+def test_the_client_trains_a_task_and_uses_it(serve, csv, tmp_path, bank, bert):
     with serve() as url, adapterbank.Client(url, timeout=600) as client:
         assert client.health()
         seen = []
@@ -87,7 +87,7 @@ def test_the_client_trains_a_task_and_asks_it(serve, csv, tmp_path, bank, bert):
         assert caught.value.code == "unknown_task"
 
 
-def test_the_client_hears_the_servers_own_sentences(serve, csv, bank):
+def test_the_client_reports_the_servers_messages(serve, csv, bank):
     keys = Keys(bank / "keys.json")
     key = keys.add("reader", ["predict"])
     with serve(keys) as url:
@@ -107,13 +107,13 @@ def test_the_client_hears_the_servers_own_sentences(serve, csv, bank):
 
 
 def commands():
-    """Give the lines of the document that call curl."""
+    """Return the lines of the docs that call curl."""
     text = (ROOT / "docs" / "serving-curl.md").read_text(encoding="utf-8")
     return [line for line in text.splitlines() if line.startswith("curl ")]
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
-def test_every_curl_of_the_documents_works_in_their_order(serve, bank, bert, csv):
+def test_every_curl_command_of_the_docs_works_in_order(serve, bank, bert, csv):
     opened = adapterbank.open_bank(bank, bert, device="cpu")
     for name, rows in {"sentiment": reviews(), "topic": reviews(), "glue-mrpc": pairs(), "squad-v1": answers()}.items():
         opened.train(name, rows, **FAST)
@@ -133,7 +133,7 @@ def test_every_curl_of_the_documents_works_in_their_order(serve, bank, bert, csv
         assert len(client.tasks()) == 3
 
 
-def test_the_documents_have_a_curl_for_every_route(serve):
+def test_the_docs_have_a_curl_command_for_every_route(serve):
     asked = {re.sub(r"'?http://127.0.0.1:8000|\?.*", "", word) for line in commands() for word in line.split()
              if "http://" in word}  # fmt: skip
     asked = {re.sub(r"/runs/ID", "/runs/{id}", re.sub(r"tasks/[\w@-]+", "tasks/{task}", path)) for path in asked}
@@ -142,8 +142,8 @@ def test_the_documents_have_a_curl_for_every_route(serve):
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(not os.path.exists(CHROMIUM), reason=f"there is no Chromium at {CHROMIUM}")
-def test_the_page_trains_a_task_and_asks_it(serve, tmp_path):
+@pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
+def test_the_page_trains_a_task_and_uses_it(serve, tmp_path):
     playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
     expect = playwright.expect
     expect.set_options(timeout=PATIENCE)
@@ -153,7 +153,9 @@ def test_the_page_trains_a_task_and_asks_it(serve, tmp_path):
         page = browser.new_page(viewport={"width": 360, "height": 740})
         page.set_default_timeout(PATIENCE)
         errors = []
-        page.on("console", lambda said: errors.append(said.text) if said.type in ("error", "warning") else None)
+        page.on(
+            "console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None
+        )
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(url)
         expect(page.locator("#tasks-empty")).to_be_visible()
@@ -170,8 +172,8 @@ def test_the_page_trains_a_task_and_asks_it(serve, tmp_path):
         expect(page.locator("#try-task")).to_have_value("doubles")
         page.get_by_role("textbox", name="premise").fill("the big cat was good")
         page.get_by_role("textbox", name="hypothesis").fill("it is a cat")
-        page.get_by_role("button", name="Ask").click()
-        expect(page.locator(".said")).to_have_text(re.compile("^(yes|no)$"))
+        page.get_by_role("button", name="Predict").click()
+        expect(page.locator(".prediction")).to_have_text(re.compile("^(yes|no)$"))
         expect(page.locator(".odds .bar")).to_have_count(2)
         page.get_by_role("link", name="Tasks", exact=True).click()
         expect(page.locator("#tasks-list li")).to_contain_text("doubles")

@@ -1,9 +1,10 @@
-"""What tests of training as a service share: a bank for a tiny encoder, data files, waiting for a run."""
+"""Shared by the tests of training as a service: a bank for a tiny encoder, data files, waiting for a run."""
 
 from __future__ import annotations
 
 import contextlib
 import glob
+import json
 import os
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ from small_data import reviews
 FAST: dict[str, Any] = {"epochs": 2, "size": 4, "lr": 0.01, "batch": 8, "max_length": 32}
 linux = pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="looks for processes in /proc")
 LONG: dict[str, Any] = {**FAST, "epochs": 2000, "patience": 0}
-"""More epochs than a test has patience for."""
+"""More epochs than any test waits for."""
 
 
 def new_bank(folder: Path, backbone: Any) -> Path:
@@ -35,18 +36,18 @@ def send(jobs: JobQueue, task: str = "sentiment", data: bytes | None = None, **o
 
 
 def left(jobs: JobQueue) -> list[str]:
-    """Give what lies in the folder of data files."""
+    """Return the names in the folder of data files."""
     return sorted(path.name for path in (jobs.bank / "serving" / "data").iterdir())
 
 
 def table(count: int = 24) -> bytes:
-    """Give the bytes of a CSV file of reviews."""
+    """Return the bytes of a CSV file of reviews."""
     lines = ["text,label", *(f"{text},{label}" for text, label in reviews(count))]
     return "\n".join(lines).encode()
 
 
 def until(jobs: JobQueue, id: str, found: Any = lambda run: run.over, seconds: float = 900) -> TrainingRun:
-    """Wait until a run is as wanted; its process gives way to all others, so that on a busy machine it takes long."""
+    """Wait for a state of a run; its process has the lowest priority, so it takes long on a busy machine."""
     end = time.monotonic() + seconds
     while not found(run := jobs.get(id)):
         assert time.monotonic() < end, run
@@ -56,14 +57,21 @@ def until(jobs: JobQueue, id: str, found: Any = lambda run: run.over, seconds: f
 
 
 def children(pid: int | None = None) -> list[int]:
-    """Give the processes of runs that a process, or this one, has started."""
+    """Return the worker processes that a process, or this one, has started."""
     found = glob.glob(f"/proc/{pid or os.getpid()}/task/*/children")
-    started = [one for path in found for one in _told(path).split()]
-    return [int(one) for one in started if "serving.trainee" in _told(f"/proc/{one}/cmdline")]
+    started = [one for path in found for one in _read(path).split()]
+    return [int(one) for one in started if "serving.jobs.worker" in _read(f"/proc/{one}/cmdline")]
 
 
-def _told(path: str) -> str:
-    """Read what the system says of a process or thread; nothing once it has ended."""
+def _read(path: str) -> str:
+    """Read a file of /proc; empty once the process has ended."""
     with contextlib.suppress(OSError):
         return Path(path).read_text()
     return ""
+
+
+def events(text: str) -> list[tuple[str, Any]]:
+    """Read server-sent events as pairs of name and value."""
+    parts = [part.split("\n") for part in text.split("\n\n") if part and not part.startswith(":")]
+    assert all(len(part) == 2 for part in parts)
+    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in parts]

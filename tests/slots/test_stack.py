@@ -1,4 +1,4 @@
-"""Stacks: what is put in comes out, padding is exact, and no slot's coming or going moves another."""
+"""`slots.stack`: slots are stored unchanged, padding is exact, and adding or removing one affects no other."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from adapterbank.inference.runner import segments
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
 from adapterbank.slots import heads
-from adapterbank.slots.additions import bottleneck
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.routing import Route
 from adapterbank.slots.stack import Stacks
+from additions import draw
 
 HIDDEN = 8
 FROZEN = {"embeddings.word.weight": torch.zeros(4, HIDDEN)}
-"""Enough of an encoder for stacks that no pass is made over."""
+"""The least that stacks need of an encoder when no pass runs."""
 DOWN, UP = (f"layers.0.attention.adapter.{part}.weight" for part in ("down", "up"))
 
 
@@ -27,7 +28,7 @@ def adapter_plan(size, **options):
 
 def adapter_tensors(plan, seed=0, sigma=0.5):
     generator = torch.Generator().manual_seed(seed)
-    made = bottleneck.initial(plan.adapter, HIDDEN, sigma, generator) | heads.initial(plan.head, HIDDEN, generator)
+    made = draw(plan.additions[0], HIDDEN, sigma, generator) | heads.initial(plan.head, HIDDEN, generator)
     return {name: t + 0.1 * torch.randn(t.shape, generator=generator) for name, t in made.items()}
 
 
@@ -44,7 +45,7 @@ def assert_same(found, expected):
 
 @settings(deadline=None, max_examples=60)
 @given(size=st.integers(1, 65), depth=st.integers(1, 3), inner_norm=st.booleans(), seed=st.integers(0, 99))
-def test_what_is_put_in_comes_out_at_its_true_size(size, depth, inner_norm, seed):
+def test_take_returns_what_was_put_at_its_true_size(size, depth, inner_norm, seed):
     plan = adapter_plan(size, depth=depth, inner_norm=inner_norm)
     tensors = adapter_tensors(plan, seed)
     stacks = Stacks(FROZEN)
@@ -55,23 +56,23 @@ def test_what_is_put_in_comes_out_at_its_true_size(size, depth, inner_norm, seed
 
 @settings(deadline=None, max_examples=20)
 @given(sizes=st.lists(st.integers(1, 65), min_size=2, max_size=9), data=st.data())
-def test_any_puts_and_removes_leave_every_resident_slot_as_it_was_put(sizes, data):
-    stacks, held = Stacks(FROZEN), {}
+def test_no_sequence_of_puts_and_removes_changes_a_resident_slot(sizes, data):
+    stacks, stored = Stacks(FROZEN), {}
     for seed, size in enumerate(sizes):
         plan = adapter_plan(size)
         tensors = adapter_tensors(plan, seed)
-        held[stacks.put(plan, tensors)] = tensors
+        stored[stacks.put(plan, tensors)] = tensors
         if data.draw(st.booleans()):
-            gone = data.draw(st.sampled_from(sorted(held)))
-            stacks.remove(gone)
-            del held[gone]
-    assert len(stacks) == len(held)
-    for slot, tensors in held.items():
+            removed = data.draw(st.sampled_from(sorted(stored)))
+            stacks.remove(removed)
+            del stored[removed]
+    assert len(stacks) == len(stored)
+    for slot, tensors in stored.items():
         assert_same(stacks.take(slot), tensors)
 
 
 @pytest.mark.parametrize("size", range(1, 66))
-def test_padding_to_the_size_class_is_exact_but_for_rounding(size):
+def test_padding_to_the_size_class_is_exact_up_to_rounding(size):
     for options in (
         {},
         {"depth": 3, "inner_norm": True, "activation": "silu"},
@@ -85,7 +86,7 @@ def test_padding_to_the_size_class_is_exact_but_for_rounding(size):
         y, x = torch.randn(6, HIDDEN), torch.randn(6, HIDDEN)
         for site in ("layers.0.attention", "layers.1.feedforward"):
             parts = {name.removeprefix(f"{site}.adapter."): t for name, t in tensors.items() if name.startswith(site)}
-            expected = bottleneck.bottleneck(y, x, plan.adapter, parts)
+            expected = plan.additions[0].apply(y, x, [parts])
             torch.testing.assert_close(route.add(y, x, site), expected, atol=1e-6, rtol=1e-6)
 
 
@@ -113,21 +114,21 @@ def test_one_wide_task_does_not_widen_a_thousand_narrow_ones():
     assert sum(layout.width for layout in stacks.slot(3).layouts) > 4 * sum(widths)
 
 
-def test_many_slots_lie_in_several_stacks_and_share_a_pass_as_if_in_one():
-    stacks, held = Stacks(FROZEN), []
+def test_slots_in_several_blocks_share_a_pass_as_if_in_one():
+    stacks, stored = Stacks(FROZEN), []
     for k in range(150):
         plan = adapter_plan(3)
-        held.append((plan, adapter_tensors(plan, k)))
-        assert stacks.put(*held[-1]) == k
+        stored.append((plan, adapter_tensors(plan, k)))
+        assert stacks.put(*stored[-1]) == k
     assert [len(block.owners) for block in blocks_with(stacks, UP)] == [64, 64, 22]
     chosen = [0, 63, 64, 127, 128, 149]
     y = torch.linspace(-1, 1, 18 * HIDDEN).view(18, HIDDEN)
     together = Route(stacks, segments([(k, 3) for k in chosen])).add(y, y.flip(0), "layers.0.attention")
-    for k, mine, x in zip(chosen, together.split(3), y.flip(0).split(3), strict=True):
+    for k, shared, x in zip(chosen, together.split(3), y.flip(0).split(3), strict=True):
         alone = Stacks(FROZEN)
         part = y[3 * chosen.index(k) : 3 * chosen.index(k) + 3]
-        found = Route(alone, segments([(alone.put(*held[k]), 3)])).add(part, x, "layers.0.attention")
-        torch.testing.assert_close(mine, found, atol=1e-6, rtol=1e-6)
+        found = Route(alone, segments([(alone.put(*stored[k]), 3)])).add(part, x, "layers.0.attention")
+        torch.testing.assert_close(shared, found, atol=1e-6, rtol=1e-6)
 
 
 def run(stacks, slot, site="layers.0.attention"):
@@ -135,12 +136,12 @@ def run(stacks, slot, site="layers.0.attention"):
     return Route(stacks, segments([(slot, 3)])).add(y, y.flip(0), site)
 
 
-@pytest.mark.parametrize("left", [float("nan"), 1e3])
-def test_a_freed_place_is_used_again_and_nothing_of_the_old_slot_is_left_in_it(left):
+@pytest.mark.parametrize("leftover", [float("nan"), 1e3])
+def test_a_freed_row_is_reused_without_any_trace_of_the_old_slot(leftover):
     stacks = Stacks(FROZEN)
     kept = stacks.put(adapter_plan(8), adapter_tensors(adapter_plan(8), 1))
     old = stacks.put(
-        adapter_plan(8), {n: torch.full_like(t, left) for n, t in adapter_tensors(adapter_plan(8)).items()}
+        adapter_plan(8), {n: torch.full_like(t, leftover) for n, t in adapter_tensors(adapter_plan(8)).items()}
     )
     stacks.remove(old)
     plan, tensors = adapter_plan(5), adapter_tensors(adapter_plan(5), 2)
@@ -156,28 +157,28 @@ def test_a_freed_place_is_used_again_and_nothing_of_the_old_slot_is_left_in_it(l
     assert not padded[5:].any()
 
 
-def test_a_removed_slot_can_be_asked_for_nothing():
+def test_a_removed_slot_is_unknown_to_every_method():
     stacks = Stacks(FROZEN)
     slot = stacks.put(adapter_plan(4), adapter_tensors(adapter_plan(4)))
     stacks.remove(slot)
     assert len(stacks) == 0
-    for ask in (stacks.take, stacks.plan, stacks.remove):
+    for method in (stacks.take, stacks.plan, stacks.remove):
         with pytest.raises(KeyError):
-            ask(slot)
+            method(slot)
 
 
-def test_many_slots_in_one_class_keep_their_own_numbers():
+def test_slots_of_one_size_class_keep_their_own_numbers():
     stacks = Stacks(FROZEN)
-    held = {}
+    stored = {}
     for seed in range(9):
         plan = adapter_plan(5 + seed % 4)
         tensors = adapter_tensors(plan, seed)
-        held[stacks.put(plan, tensors)] = tensors
-    for slot, tensors in held.items():
+        stored[stacks.put(plan, tensors)] = tensors
+    for slot, tensors in stored.items():
         assert_same(stacks.take(slot), tensors)
 
 
-def test_put_copies_so_that_a_later_change_of_what_was_given_changes_nothing():
+def test_put_and_take_copy_their_tensors():
     stacks, tensors = Stacks(FROZEN), adapter_tensors(adapter_plan(4))
     before = {name: tensor.clone() for name, tensor in tensors.items()}
     slot = stacks.put(adapter_plan(4), tensors)
@@ -196,7 +197,7 @@ def test_write_changes_one_slot_in_place_and_no_other(compute):
     a, b = (stacks.put(adapter_plan(size), adapter_tensors(adapter_plan(size), size)) for size in (5, 7))
     before = stacks.take(b)
     if compute:
-        stacks.learn(compute)
+        stacks.require_gradients(compute)
     leaves = {name: view for block in stacks.blocks for name, view in block.views.items()}
     other = adapter_tensors(adapter_plan(5), 99)
     stacks.write(a, other)
@@ -210,29 +211,29 @@ def test_write_changes_one_slot_in_place_and_no_other(compute):
     assert_same(stacks.take(a), {**other, **part})
 
 
-def test_tensors_stacked_alike_are_written_and_taken_like_the_slots_own():
+def test_other_tensors_of_the_same_layout_are_written_and_taken_like_the_slots_own():
     stacks = Stacks(FROZEN)
     slots = [stacks.put(adapter_plan(size), adapter_tensors(adapter_plan(size), size)) for size in (5, 7)]
     moments = {block: torch.zeros_like(block.tensor) for block in stacks.blocks}
-    mine = adapter_tensors(adapter_plan(7), 5)
-    stacks.write(slots[1], mine, moments)
-    assert_same(stacks.take(slots[1], moments), mine)
+    written = adapter_tensors(adapter_plan(7), 5)
+    stacks.write(slots[1], written, moments)
+    assert_same(stacks.take(slots[1], moments), written)
     assert not any(tensor.any() for tensor in stacks.take(slots[0], moments).values())
     assert_same(stacks.take(slots[1]), adapter_tensors(adapter_plan(7), 7))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_slots_are_kept_in_the_type_that_was_asked_for_but_heads_in_float32(dtype):
+def test_slots_are_stored_in_the_chosen_dtype_and_heads_in_float32(dtype):
     stacks, tensors = Stacks(FROZEN, dtype=dtype), adapter_tensors(adapter_plan(4))
     taken = stacks.take(stacks.put(adapter_plan(4), tensors))
     kept = {name: t if name.startswith("head.") else t.to(dtype).float() for name, t in tensors.items()}
     assert_same(taken, kept)
 
 
-# --- how slots lie in memory
+# --- the memory layout of slots
 
 
-def test_the_next_of_many_slots_copies_no_more_than_a_block_of_64_and_never_a_full_one():
+def test_adding_a_slot_copies_at_most_one_block_of_64_and_never_a_full_one():
     stacks, tensors = Stacks(FROZEN), adapter_tensors(adapter_plan(3))
     largest = 0
     for _ in range(260):
@@ -248,7 +249,7 @@ def test_the_next_of_many_slots_copies_no_more_than_a_block_of_64_and_never_a_fu
 
 
 class Traffic(TorchDispatchMode):
-    """Counts what is done to rows of some blocks: written from elsewhere, or taken out of the whole block."""
+    """Count copies into rows of some blocks, and reads of whole rows."""
 
     def __init__(self, stacks):
         super().__init__()
@@ -264,7 +265,7 @@ class Traffic(TorchDispatchMode):
         return function(*arguments, **(options or {}))
 
 
-def test_a_slot_is_moved_with_one_copy_a_row_and_has_at_most_four():
+def test_a_slot_moves_with_one_copy_per_row_and_has_at_most_four_rows():
     plan = adapter_plan(5, depth=3, inner_norm=True)
     tensors = adapter_tensors(plan)
     stacks = Stacks(FROZEN)
@@ -280,16 +281,16 @@ def test_a_slot_is_moved_with_one_copy_a_row_and_has_at_most_four():
     assert back.written == 4
 
 
-def test_a_row_holds_its_heads_numbers_or_others_and_what_decays_or_not():
+def test_rows_separate_the_head_from_the_rest_and_decaying_tensors_from_others():
     plan = adapter_plan(5, inner_norm=True)
     tensors = adapter_tensors(plan)
     stacks = Stacks(FROZEN)
-    held = stacks.slot(stacks.put(plan, tensors))
-    assert held.places.keys() == tensors.keys()
-    for name, (block, _) in held.places.items():
+    slot = stacks.slot(stacks.put(plan, tensors))
+    assert slot.places.keys() == tensors.keys()
+    for name, (block, _) in slot.places.items():
         assert block.layout.head == name.startswith("head.")
         assert block.layout.decays == (name.endswith(".weight") and ".norm." not in name)
-    for block, _ in held.rows:
+    for block, _ in slot.rows:
         starts, ends = zip(*sorted(block.layout.ranges.values()), strict=True)
         assert all(start % 64 == 0 for start in starts)
         assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
@@ -297,7 +298,7 @@ def test_a_row_holds_its_heads_numbers_or_others_and_what_decays_or_not():
         assert block.layout.width % 64 == 0
 
 
-def test_near_sizes_share_blocks_and_other_arithmetic_does_not():
+def test_similar_sizes_share_blocks_and_different_arithmetic_does_not():
     stacks = Stacks(FROZEN)
     plans = [adapter_plan(5), adapter_plan(8), adapter_plan(4), adapter_plan(7), adapter_plan(6, depth=2)]
     for plan in plans:
@@ -306,22 +307,22 @@ def test_near_sizes_share_blocks_and_other_arithmetic_does_not():
 
 
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
-def test_blocks_that_learn_give_leaves_without_room_to_spare_and_the_same_ones_when_asked_again(compute):
+def test_require_gradients_makes_leaves_without_spare_rows_and_keeps_them_on_the_next_call(compute):
     stacks = Stacks(FROZEN)
-    held = {}
+    stored = {}
     for k, size in enumerate((5, 6, 8)):
-        held[stacks.put(adapter_plan(size), adapter_tensors(adapter_plan(size), k))] = (size, k)
-    stacks.learn(compute)
+        stored[stacks.put(adapter_plan(size), adapter_tensors(adapter_plan(size), k))] = (size, k)
+    stacks.require_gradients(compute)
     leaves = {(block, name): view for block in stacks.blocks for name, view in block.views.items()}
     assert all(view.is_leaf and view.requires_grad and len(view) == 3 for view in leaves.values())
     assert all(view.dtype == (torch.float32 if block.layout.head else compute) for (block, _), view in leaves.items())
-    stacks.learn(compute)
+    stacks.require_gradients(compute)
     assert all(block.views[name] is view for (block, name), view in leaves.items())
-    held[stacks.put(adapter_plan(7), adapter_tensors(adapter_plan(7), 3))] = (7, 3)
-    stacks.learn(compute)
+    stored[stacks.put(adapter_plan(7), adapter_tensors(adapter_plan(7), 3))] = (7, 3)
+    stacks.require_gradients(compute)
     for block in stacks.blocks:
         assert all(view.is_leaf and view.requires_grad and len(view) == 4 for view in block.views.values())
-    for slot, (size, k) in held.items():
+    for slot, (size, k) in stored.items():
         assert_same(stacks.take(slot), adapter_tensors(adapter_plan(size), k))
 
 

@@ -1,4 +1,4 @@
-"""`StaticRoute` on padded rows gives what `Route` gives on packed ones."""
+"""`slots.static_routing`: `StaticRoute` on padded rows computes what `Route` computes on packed rows."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from adapterbank.encoder.batch import TokenStore, pack
 from adapterbank.encoder.dropout import Dropout, row_keys
 from adapterbank.encoder.forward import Within, forward, join_projections
 from adapterbank.inference.runner import segments
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
 from adapterbank.slots import heads
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.routing import Route
 from adapterbank.slots.stack import Stacks
 from adapterbank.slots.static_routing import StaticRoute, apply_linear, apply_norm
@@ -20,16 +21,18 @@ ROWS, LONGEST = 4, 24
 METHODS = {
     "adapter": Options(size=5),
     "adapter without norms": Options(size=8, train_norms=False, activation="silu"),
-    "adapter of all sorts": Options(size=3, placement="parallel", combine="multiply", depth=3, inner_norm=True),
+    "adapter with all variants": Options(size=3, placement="parallel", combine="multiply", depth=3, inner_norm=True),
     "adapter after attention": Options(size=5, sites="attention", activation="tanh"),
-    "adapter here and there": Options(size=5, layers="0,2", activation="relu"),
+    "adapter in some layers": Options(size=5, layers="0,2", activation="relu"),
     "layernorm": Options(method="layernorm"),
-    "layernorm above": Options(method="layernorm", layers="2"),
+    "layernorm in the last layer": Options(method="layernorm", layers="2"),
     "lora": Options(method="lora", rank=3),
-    "lora of one": Options(method="lora", rank=4, targets="value", alpha=1.0),
-    "lora here and there": Options(method="lora", rank=5, targets="key,output,up,down", layers="0,2"),
+    "lora of one target": Options(method="lora", rank=4, targets="value", alpha=1.0),
+    "lora in some layers": Options(method="lora", rank=5, targets="key,output,up,down", layers="0,2"),
+    "ia3": Options(method="ia3"),
+    "ia3 in the last layer": Options(method="ia3", layers="2"),
     "bitfit": Options(method="bitfit"),
-    "bitfit above": Options(method="bitfit", layers="2"),
+    "bitfit in the last layer": Options(method="bitfit", layers="2"),
     "feature": Options(method="feature"),
     "top": Options(method="top", top=2),
     "full": Options(method="full"),
@@ -47,7 +50,7 @@ class Both:
         self.stacks = Stacks(join_projections(backbone.tensors) if joined else backbone.tensors)
         for seed in range(slots):
             assert self.stacks.put(plan, new_slot(backbone, plan, seed=seed)) == seed
-        self.stacks.learn(torch.float32)
+        self.stacks.require_gradients(torch.float32)
         texts = backbone.tokenize(TEXTS)
         rows = [texts[(3 * slot + k) % len(texts)] for slot in range(slots) for k in range(ROWS)]
         self.lengths = [len(row) for row in rows]
@@ -55,7 +58,7 @@ class Both:
         self.route = Route(self.stacks, segments([(i // ROWS, n) for i, n in enumerate(self.lengths)]))
         self.padded, _ = TokenStore.of(rows, torch.device("cpu")).batch(torch.arange(len(rows)), LONGEST)
         self.leaves = {name: view for block in self.stacks.blocks for name, view in block.views.items()}
-        self.uniform = StaticRoute(self.stacks.frozen, self.leaves, plan.adapter, plan.lora)
+        self.static_route = StaticRoute(self.stacks.frozen, self.leaves, plan)
 
     def dropout(self, batch, rate):
         keys = torch.cat([row_keys(slot, 5, torch.arange(ROWS)) for slot in range(self.slots)])
@@ -66,16 +69,16 @@ class Both:
         hidden = forward(self.config, self.route, self.packed, drop)
         return hidden, torch.cat(heads.outputs(hidden, self.packed, self.route, drop))
 
-    def by_uniform(self, rate=0.0, uniform=None):
-        uniform = uniform or self.uniform
+    def by_static_route(self, rate=0.0, route=None):
+        route = route or self.static_route
         drop = self.dropout(self.padded, rate)
-        hidden = forward(self.config, uniform, self.padded, drop)
-        x = heads.reads(hidden, self.padded, self.plan.head, self.uniform.linear, drop)
-        out = heads.apply(x.view(self.slots, -1, x.shape[-1]).squeeze(0), self.plan.head, self.uniform.own)
+        hidden = forward(self.config, route, self.padded, drop)
+        x = heads.reads(hidden, self.padded, self.plan.head, self.static_route.linear, drop)
+        out = heads.apply(x.view(self.slots, -1, x.shape[-1]).squeeze(0), self.plan.head, self.static_route.own)
         return self.real(hidden), self.real(out) if self.plan.head.kind == "span" else out.flatten(0, -2)
 
     def real(self, x):
-        """Give the real tokens of filled-up rows, end to end."""
+        """Return the real tokens of padded rows, end to end."""
         rows = x.reshape(len(self.lengths), LONGEST, -1)
         return torch.cat([row[:n] for row, n in zip(rows, self.lengths, strict=True)])
 
@@ -84,13 +87,13 @@ class Both:
         return dict(zip(self.leaves, found, strict=True))
 
 
-def assert_both_alike(both, rate):
-    (hidden, out), (mine, given) = both.by_route(rate), both.by_uniform(rate)
-    torch.testing.assert_close(mine, hidden, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(given, out, atol=1e-5, rtol=1e-5)
-    expected, found = both.gradients(out), both.gradients(given)
+def assert_both_equal(both, rate):
+    (hidden, out), (static_hidden, static_out) = both.by_route(rate), both.by_static_route(rate)
+    torch.testing.assert_close(static_hidden, hidden, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(static_out, out, atol=1e-5, rtol=1e-5)
+    expected, found = both.gradients(out), both.gradients(static_out)
     for name, gradient in expected.items():
-        if gradient is None:  # nobody has read it
+        if gradient is None:  # not used in the pass
             assert found[name] is None
         else:
             close = {"atol": 1e-5, "rtol": 1e-5}
@@ -100,20 +103,20 @@ def assert_both_alike(both, rate):
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_on_filled_up_rows_is_what_a_route_gives(method, slots, rate, bert, new_slot):
-    assert_both_alike(Both(bert, new_slot, METHODS[method], slots), rate)
+def test_every_method_gives_equal_results_on_padded_and_packed_rows(method, slots, rate, bert, new_slot):
+    assert_both_equal(Both(bert, new_slot, METHODS[method], slots), rate)
 
 
-@pytest.mark.parametrize("method", ["adapter", "lora", "bitfit"])
+@pytest.mark.parametrize("method", ["adapter", "lora", "ia3", "bitfit"])
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_on_filled_up_rows_is_what_a_route_gives(family, slots, method, tiny, new_slot):
-    assert_both_alike(Both(tiny(family), new_slot, METHODS[method], slots), 0.1)
+def test_every_family_gives_equal_results_on_padded_and_packed_rows(family, slots, method, tiny, new_slot):
+    assert_both_equal(Both(tiny(family), new_slot, METHODS[method], slots), 0.1)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_whole_encoder_of_every_family_too(family, tiny, new_slot):
-    assert_both_alike(Both(tiny(family), new_slot, Options(method="full"), 1), 0.1)
+def test_a_fully_trained_encoder_of_every_family_gives_equal_results_on_padded_and_packed_rows(family, tiny, new_slot):
+    assert_both_equal(Both(tiny(family), new_slot, Options(method="full"), 1), 0.1)
 
 
 @pytest.mark.parametrize("slots", [1, 3])
@@ -128,56 +131,57 @@ def test_a_whole_encoder_of_every_family_too(family, tiny, new_slot):
         Head("span", 2, hidden=4),
     ],
 )
-def test_every_head_on_filled_up_rows_is_what_a_route_gives(head, slots, bert, new_slot):
-    assert_both_alike(Both(bert, new_slot, Options(size=3), slots, head), 0.1)
+def test_every_head_gives_equal_results_on_padded_and_packed_rows(head, slots, bert, new_slot):
+    assert_both_equal(Both(bert, new_slot, Options(size=3), slots, head), 0.1)
 
 
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("method", ["adapter", "top", "lora", "bitfit"])
-def test_query_key_and_value_may_lie_joined_or_apart(method, slots, bert, new_slot):
+def test_joined_and_separate_query_key_and_value_give_equal_results(method, slots, bert, new_slot):
     together, apart = (Both(bert, new_slot, METHODS[method], slots, joined=joined) for joined in (True, False))
-    for mine, other in zip(together.by_uniform(), apart.by_uniform(), strict=True):
-        torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
+    for joined, separate in zip(together.by_static_route(), apart.by_static_route(), strict=True):
+        torch.testing.assert_close(joined, separate, atol=1e-5, rtol=1e-5)
 
 
 class ByFullNames:
-    """A `StaticRoute` whose layers look everything up by full names, as `Route`'s do."""
+    """A `StaticRoute` whose layers use full names, like those of `Route`."""
 
-    def __init__(self, uniform):
-        self.uniform = uniform
+    def __init__(self, route):
+        self.route = route
 
     def __getattr__(self, name):
-        return getattr(self.uniform, name)
+        return getattr(self.route, name)
 
     def layer(self, weights, site):
-        return Within(self.uniform, weights, site)
+        return Within(self.route, weights, site)
 
 
-@pytest.mark.parametrize("method", ["adapter", "adapter here and there", "layernorm", "lora", "bitfit", "top"])
-def test_short_names_within_a_layer_find_what_full_names_find(method, bert, new_slot):
+@pytest.mark.parametrize("method", ["adapter", "adapter in some layers", "layernorm", "lora", "bitfit", "top"])
+def test_short_names_within_a_layer_and_full_names_find_the_same_tensors(method, bert, new_slot):
     both = Both(bert, new_slot, METHODS[method], 3)
-    for mine, other in zip(both.by_uniform(), both.by_uniform(uniform=ByFullNames(both.uniform)), strict=True):
-        assert torch.equal(mine, other)
+    full_names = ByFullNames(both.static_route)
+    for short, full in zip(both.by_static_route(), both.by_static_route(route=full_names), strict=True):
+        assert torch.equal(short, full)
 
 
-def test_what_stands_in_the_padding_reaches_no_real_token(bert, new_slot):
+def test_the_content_of_the_padding_affects_no_real_token(bert, new_slot):
     both = Both(bert, new_slot, Options(size=5), 3)
-    hidden, out = both.by_uniform(0.3)
+    hidden, out = both.by_static_route(0.3)
     real = both.padded.mask.expand(-1, -1, 1, -1).flatten()
     both.padded.ids[~real] = 17
     both.padded.types[~real] = 1
-    again, given = both.by_uniform(0.3)
+    again, again_out = both.by_static_route(0.3)
     torch.testing.assert_close(again, hidden, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(given, out, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(again_out, out, atol=1e-6, rtol=1e-6)
 
 
-def test_a_slots_rows_feel_no_other_slot(bert, new_slot):
+def test_a_change_to_one_slot_affects_no_rows_of_other_slots(bert, new_slot):
     both = Both(bert, new_slot, Options(size=5), 3)
-    _, out = both.by_uniform()
+    _, out = both.by_static_route()
     with torch.no_grad():
         for leaf in both.leaves.values():
             leaf[1] += 0.5
-    _, moved = both.by_uniform()
+    _, moved = both.by_static_route()
     assert torch.equal(moved[:ROWS], out[:ROWS])
     assert torch.equal(moved[2 * ROWS :], out[2 * ROWS :])
     assert not torch.isclose(moved[ROWS : 2 * ROWS], out[ROWS : 2 * ROWS]).any()
@@ -185,20 +189,20 @@ def test_a_slots_rows_feel_no_other_slot(bert, new_slot):
 
 @pytest.mark.parametrize("own_weight", [False, True])
 @pytest.mark.parametrize("own_bias", [False, True])
-def test_a_module_may_have_its_weight_its_bias_both_or_neither_of_its_own(own_weight, own_bias):
+def test_the_weight_and_bias_of_a_module_can_each_be_shared_or_per_slot(own_weight, own_bias):
     torch.manual_seed(0)
     x = torch.randn(6, 5, 4)  # two slots with three rows of five tokens each
     weight = torch.randn(*([2] if own_weight else []), 7, 4)
     bias = torch.randn(*([2] if own_bias else []), 7)
     gain, shift = torch.randn(*([2] if own_weight else []), 4), torch.randn(*([2] if own_bias else []), 4)
     for flat in (False, True):
-        given = x.flatten(0, 1) if flat else x
-        linear, norm = apply_linear(given, weight, bias), apply_norm(given, gain, shift, 1e-5)
-        assert (linear.shape, norm.shape) == ((*given.shape[:-1], 7), given.shape)
-        for k, mine in enumerate(x.split(3)):
+        inputs = x.flatten(0, 1) if flat else x
+        linear, norm = apply_linear(inputs, weight, bias), apply_norm(inputs, gain, shift, 1e-5)
+        assert (linear.shape, norm.shape) == ((*inputs.shape[:-1], 7), inputs.shape)
+        for k, part in enumerate(x.split(3)):
             w, b = weight[k] if own_weight else weight, bias[k] if own_bias else bias
             g, s = gain[k] if own_weight else gain, shift[k] if own_bias else shift
-            expected = torch.nn.functional.linear(mine, w, b)
+            expected = torch.nn.functional.linear(part, w, b)
             torch.testing.assert_close(linear.view(6, 5, 7)[3 * k : 3 * k + 3], expected, atol=1e-6, rtol=1e-5)
-            expected = torch.nn.functional.layer_norm(mine, (4,), g, s, 1e-5)
+            expected = torch.nn.functional.layer_norm(part, (4,), g, s, 1e-5)
             torch.testing.assert_close(norm.view(6, 5, 4)[3 * k : 3 * k + 3], expected, atol=1e-6, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Claims about `adapterbank.storage.bank`: packages are never renumbered, one is served, and all stay inside."""
+"""Claims about `adapterbank.storage.bank`: versions are never reused, one is served, and names stay inside the bank."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 import adapterbank
 from adapterbank.errors import BackboneMismatch, BankError, InputError, PackageDamaged, UnknownName
-from adapterbank.storage import files as storage
+from adapterbank.storage import files
 from adapterbank.storage.bank import Bank, Pointers
 from adapterbank.storage.package import FORMAT
-from packages import BACKBONE, STRANGE_NAMES, TENSORS, draft, files, pointers, put
+from packages import BACKBONE, STRANGE_NAMES, TENSORS, contents, draft, pointers, put
 
 pytestmark = pytest.mark.usefixtures("no_flush")
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("no_flush")
 
 @pytest.mark.parametrize("name", STRANGE_NAMES)
 def test_a_strange_name_is_refused_by_every_use_and_changes_nothing(bank: Bank, name: str) -> None:
-    before = files(bank)
+    before = contents(bank)
     uses: list[Callable[[], object]] = [
         lambda: bank.put(draft(name), TENSORS),
         lambda: bank.versions(name),
@@ -41,16 +41,16 @@ def test_a_strange_name_is_refused_by_every_use_and_changes_nothing(bank: Bank, 
     for use in uses:
         with pytest.raises(InputError):
             use()
-    assert files(bank) == before
+    assert contents(bank) == before
 
 
-def test_a_missing_bank_is_not_made_by_accident(tmp_path: Path) -> None:
-    with pytest.raises(BankError, match="does not exist; the first training makes it"):
+def test_a_missing_bank_is_not_created_by_accident(tmp_path: Path) -> None:
+    with pytest.raises(BankError, match="does not exist; the first training creates it"):
         Bank.open(tmp_path / "bank")
     assert not (tmp_path / "bank").exists()
 
 
-def test_a_bank_is_made_once_and_then_only_opened(tmp_path: Path) -> None:
+def test_a_bank_is_created_once_and_then_only_opened(tmp_path: Path) -> None:
     Bank.open(tmp_path / "deep" / "bank", BACKBONE, create=True)
     head = (tmp_path / "deep" / "bank" / "bank.json").read_bytes()
     again = Bank.open(str(tmp_path / "deep" / "bank"), BACKBONE, create=True)
@@ -60,7 +60,7 @@ def test_a_bank_is_made_once_and_then_only_opened(tmp_path: Path) -> None:
     assert Bank.open(again.path) == again
 
 
-def test_making_a_bank_needs_a_whole_backbone(tmp_path: Path) -> None:
+def test_creating_a_bank_needs_a_complete_backbone(tmp_path: Path) -> None:
     for backbone in (None, {"name": "tiny"}):
         with pytest.raises(InputError, match="give its backbone"):
             Bank.open(tmp_path / "bank", backbone, create=True)
@@ -73,15 +73,15 @@ def test_a_bank_may_start_in_a_folder_with_only_hidden_files(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("create", [False, True])
-def test_a_folder_of_other_things_is_not_taken_for_a_bank(tmp_path: Path, create: bool) -> None:
+def test_a_folder_of_other_files_is_not_used_as_a_bank(tmp_path: Path, create: bool) -> None:
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(BankError, match=r"is not a bank|is no bank"):
+    with pytest.raises(BankError, match=r"is not a bank"):
         Bank.open(tmp_path, BACKBONE, create=create)
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
 
 @pytest.mark.parametrize("create", [False, True])
-def test_a_file_is_not_taken_for_a_bank(tmp_path: Path, create: bool) -> None:
+def test_a_file_is_not_used_as_a_bank(tmp_path: Path, create: bool) -> None:
     (tmp_path / "bank").write_text("")
     with pytest.raises(BankError, match="is a file, and a bank is a folder"):
         Bank.open(tmp_path / "bank", BACKBONE, create=create)
@@ -128,14 +128,14 @@ def test_each_put_is_a_new_version_and_the_default(bank: Bank) -> None:
     assert pointers(bank) == {"default": 3, "previous": [1, 2], "last": 3}
 
 
-def test_an_unknown_task_is_answered_with_near_names(bank: Bank) -> None:
+def test_an_unknown_task_is_reported_with_similar_names(bank: Bank) -> None:
     put(bank, "mrpc", "sst2")
     for ref in ("mprc", "mprc@1"):
         with pytest.raises(UnknownName, match="Did you mean 'mrpc'"):
             bank.get(ref)
 
 
-def test_an_unknown_version_is_answered_with_those_there_are(bank: Bank) -> None:
+def test_an_unknown_version_is_reported_with_the_existing_ones(bank: Bank) -> None:
     put(bank, "sst2", "sst2")
     with pytest.raises(BankError, match="has no version 7; its versions are 1, 2"):
         bank.get("sst2@7")
@@ -151,7 +151,7 @@ def test_a_copied_bank_is_the_same_bank(bank: Bank, tmp_path: Path) -> None:
 def test_a_package_moved_under_another_name_is_detected(bank: Bank) -> None:
     put(bank, "sst2")
     shutil.copytree(bank.path / "tasks" / "sst2", bank.path / "tasks" / "mrpc")
-    with pytest.raises(PackageDamaged, match="holds sst2@1"):
+    with pytest.raises(PackageDamaged, match="contains sst2@1"):
         bank.get("mrpc")
 
 
@@ -209,7 +209,7 @@ def test_the_size_of_a_bank_counts_every_version(bank: Bank) -> None:
 # --- defaults, rollback, removal
 
 
-def test_rollback_goes_back_one_default_at_a_time_and_then_says_so(bank: Bank) -> None:
+def test_rollback_goes_back_one_default_at_a_time_and_reports_the_end(bank: Bank) -> None:
     put(bank, "sst2", "sst2", "sst2")
     assert bank.rollback("sst2") == 2
     assert bank.rollback("sst2") == 1
@@ -250,7 +250,7 @@ def test_versions_are_never_reused(bank: Bank) -> None:
     assert bank.put(draft(), TENSORS).ref == "sst2@5"
 
 
-def test_a_removed_task_is_gone_but_for_its_last_number(bank: Bank) -> None:
+def test_a_removed_task_leaves_only_its_last_number(bank: Bank) -> None:
     put(bank, "mrpc", "sst2", "sst2")
     bank.remove("sst2")
     assert bank.names() == ["mrpc"]
@@ -268,7 +268,7 @@ def test_a_removed_task_is_gone_but_for_its_last_number(bank: Bank) -> None:
             use()
 
 
-def test_when_the_default_goes_the_one_before_it_is_served(bank: Bank) -> None:
+def test_the_previous_default_replaces_a_removed_one(bank: Bank) -> None:
     put(bank, "sst2", "sst2", "sst2")
     bank.remove("sst2@2")
     assert pointers(bank) == {"default": 3, "previous": [1], "last": 3}
@@ -276,7 +276,7 @@ def test_when_the_default_goes_the_one_before_it_is_served(bank: Bank) -> None:
     assert bank.get("sst2").ref == "sst2@1"
 
 
-def test_when_there_was_none_before_it_the_highest_left_is_served(bank: Bank) -> None:
+def test_the_highest_version_replaces_a_removed_default_without_a_previous_one(bank: Bank) -> None:
     put(bank, "sst2", "sst2", "sst2")
     bank.rollback("sst2", to=1)
     bank.remove("sst2@1")
@@ -289,7 +289,7 @@ def test_removing_the_last_version_removes_the_task(bank: Bank) -> None:
     assert bank.names() == []
 
 
-def test_removing_what_is_not_there_says_what_is(bank: Bank) -> None:
+def test_removing_a_missing_version_lists_the_existing_ones(bank: Bank) -> None:
     put(bank, "sst2")
     with pytest.raises(BankError, match="has no version 2; its versions are 1"):
         bank.remove("sst2@2")
@@ -298,7 +298,7 @@ def test_removing_what_is_not_there_says_what_is(bank: Bank) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "set", "back", "remove"]), st.integers(1, 9)), max_size=20))
-def test_pointers_always_lead_to_a_version_that_is_there(steps: list[tuple[str, int]]) -> None:
+def test_pointers_always_name_existing_versions(steps: list[tuple[str, int]]) -> None:
     there: set[int] = set()
     state = Pointers(None, (), 0)
     for step, version in steps:
@@ -321,7 +321,7 @@ def test_pointers_always_lead_to_a_version_that_is_there(steps: list[tuple[str, 
 # --- gc
 
 
-def test_gc_keeps_what_is_served_and_what_a_rollback_goes_to(bank: Bank) -> None:
+def test_gc_keeps_the_default_and_the_version_that_a_rollback_restores(bank: Bank) -> None:
     put(bank, *["sst2"] * 4, "mrpc")
     removed = bank.gc()
     assert [item.path.name for item in removed] == ["1", "2"]
@@ -347,11 +347,11 @@ def test_gc_removes_old_leftovers_but_nothing_that_may_still_be_written(bank: Ba
     assert new.exists()
 
 
-def test_a_dry_run_of_gc_tells_and_touches_nothing(bank: Bank) -> None:
+def test_a_dry_run_of_gc_lists_versions_and_removes_none(bank: Bank) -> None:
     put(bank, *["sst2"] * 3)
-    before = files(bank)
+    before = contents(bank)
     told = bank.gc(dry_run=True)
-    assert files(bank) == before
+    assert contents(bank) == before
     assert told == bank.gc()
 
 
@@ -362,9 +362,9 @@ def test_gc_leaves_records_and_runs_alone(bank: Bank) -> None:
     assert bank.gc(older_than_seconds=0) == []
 
 
-def test_gc_finishes_the_removal_that_a_crash_broke_off(bank: Bank) -> None:
+def test_gc_finishes_a_removal_that_was_interrupted_by_a_crash(bank: Bank) -> None:
     put(bank, "sst2")
-    storage.write_json(bank.path / "tasks" / "sst2" / "task.json", {"default": None, "previous": [], "last": 1})
+    files.write_json(bank.path / "tasks" / "sst2" / "task.json", {"default": None, "previous": [], "last": 1})
     assert bank.names() == []
     assert [item.path.name for item in bank.gc()] == ["1"]
     assert bank.put(draft(), TENSORS).ref == "sst2@2"

@@ -1,4 +1,4 @@
-"""Claims about `Bank.put` under many writers, full disks and interruptions: wholly, or not at all."""
+"""Claims about `Bank.put` under many writers, full disks and interruptions: atomic in every case."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 
 import adapterbank
 from adapterbank.errors import StorageError
-from adapterbank.storage import files as storage
+from adapterbank.storage import files
 from adapterbank.storage.bank import Bank
-from packages import TENSORS, draft, files, pointers, put
+from packages import TENSORS, contents, draft, pointers, put
 
 pytestmark = pytest.mark.usefixtures("no_flush")
 
@@ -23,7 +23,7 @@ RACE = """
 import sys
 import numpy as np
 from adapterbank.storage.bank import Bank
-from adapterbank.package import Manifest
+from adapterbank.storage.package import Manifest
 path, worker = sys.argv[1], int(sys.argv[2])
 backbone = {"name": "tiny", "sha256": "a" * 64}
 print("ready", flush=True)
@@ -36,7 +36,7 @@ for _ in range(4):
 """
 
 
-def test_eight_processes_make_one_bank_and_each_put_gets_a_version_of_its_own(tmp_path: Path) -> None:
+def test_eight_processes_create_one_bank_and_each_put_gets_its_own_version(tmp_path: Path) -> None:
     path = tmp_path / "bank"
     environment = os.environ | {"PYTHONPATH": str(Path(adapterbank.__file__).parents[1])}
     workers = [
@@ -49,7 +49,7 @@ def test_eight_processes_make_one_bank_and_each_put_gets_a_version_of_its_own(tm
         )
         for worker in range(8)
     ]
-    for worker in workers:  # all have imported what they need, so that they truly start together
+    for worker in workers:  # all imports are done, so that the workers start at the same time
         assert worker.stdout is not None
         assert worker.stdout.readline() == "ready\n"
     for worker in workers:
@@ -70,7 +70,7 @@ def test_eight_processes_make_one_bank_and_each_put_gets_a_version_of_its_own(tm
 
 
 def fail_from(monkeypatch: pytest.MonkeyPatch, call: str, count: int, error: BaseException) -> list[int]:
-    """Let `os.<call>` fail from the `count`-th time on, an interrupt only once; returns the calls made."""
+    """Let `os.<call>` fail from the `count`-th call on, an interrupt only once; return the number of calls."""
     real, made = getattr(os, call), [0]
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -85,37 +85,37 @@ def fail_from(monkeypatch: pytest.MonkeyPatch, call: str, count: int, error: Bas
 
 @pytest.mark.parametrize("earlier", [0, 1])
 @pytest.mark.parametrize("call", ["fsync", "replace", "rename"])
-def test_a_disk_that_fills_up_anywhere_in_a_put_leaves_the_bank_as_it_was(
+def test_a_disk_that_fills_up_during_a_put_leaves_the_bank_unchanged(
     bank: Bank, monkeypatch: pytest.MonkeyPatch, call: str, earlier: int
 ) -> None:
-    told = []
+    messages = []
     for count in range(1, 40):
         name = f"task{count}"
         put(bank, *[name] * earlier)
-        before = files(bank)
+        before = contents(bank)
         with monkeypatch.context() as patch:
             made = fail_from(patch, call, count, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
             try:
                 bank.put(draft(name), TENSORS)
             except StorageError as error:
-                told.append(str(error))
-                assert files(bank) == before
+                messages.append(str(error))
+                assert contents(bank) == before
             else:  # only the flush of a folder was refused, or nothing
                 assert bank.get(name).verify() == []
                 assert bank.get(name).manifest.version == earlier + 1
         if made[0] < count:
             break
-    assert told
-    assert all("the disk is full; free some space" in sentence for sentence in told)
+    assert messages
+    assert all("the disk is full; free some space" in message for message in messages)
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace", "rename", "mkdir", "open"])
-def test_an_interrupt_anywhere_in_a_put_leaves_nothing_or_the_whole_package(
+def test_an_interrupt_during_a_put_leaves_nothing_or_the_complete_package(
     bank: Bank, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     interrupted = 0
     for count in range(1, 30):
-        before, served = files(bank), len(bank.names())
+        before, served = contents(bank), len(bank.names())
         with monkeypatch.context() as patch:
             fail_from(patch, call, count, KeyboardInterrupt())
             try:
@@ -126,14 +126,14 @@ def test_an_interrupt_anywhere_in_a_put_leaves_nothing_or_the_whole_package(
                 break
         assert not list(bank.path.rglob(".tmp-*"))
         if len(bank.names()) == served:
-            assert files(bank) == before
+            assert contents(bank) == before
         else:
             assert bank.get(f"task{count}").verify() == []
     assert interrupted >= 1
 
 
-def test_a_process_killed_before_it_points_leaves_a_bank_that_works(bank: Bank) -> None:
+def test_a_process_killed_before_it_writes_the_pointers_leaves_a_working_bank(bank: Bank) -> None:
     put(bank, "sst2", "sst2")
-    storage.write_json(bank.path / "tasks" / "sst2" / "task.json", {"default": 1, "previous": [], "last": 1})
+    files.write_json(bank.path / "tasks" / "sst2" / "task.json", {"default": 1, "previous": [], "last": 1})
     assert bank.get("sst2").ref == "sst2@1"
     assert bank.put(draft(), TENSORS).ref == "sst2@3"

@@ -1,4 +1,4 @@
-"""The cache: what was put is got, what is damaged is absent, and clearing takes nothing that is not its own."""
+"""Claims about `adapterbank.storage.cache`: damaged entries are absent, and clearing deletes nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_what_was_put_is_got() -> None:
+def test_stored_arrays_are_returned() -> None:
     assert cache.get("key") is None
     cache.put("key", ARRAYS)
     found = cache.get("key")
@@ -32,7 +32,7 @@ def test_what_was_put_is_got() -> None:
 
 
 @pytest.mark.parametrize("where", [0, 40, 500, 3000, -30])
-def test_any_damaged_byte_makes_an_entry_absent_or_leaves_it_true(folder: Path, where: int) -> None:
+def test_any_damaged_byte_makes_an_entry_absent_or_leaves_it_correct(folder: Path, where: int) -> None:
     cache.put("key", ARRAYS)
     file = folder / "key.npz"
     data = bytearray(file.read_bytes())
@@ -42,8 +42,8 @@ def test_any_damaged_byte_makes_an_entry_absent_or_leaves_it_true(folder: Path, 
     assert found is None or all(np.array_equal(found[name], array) for name, array in ARRAYS.items())
 
 
-def test_every_byte_of_a_directory_may_be_damaged(folder: Path) -> None:
-    """Among them are bits that say "encrypted" and bytes that name the way of packing."""
+def test_every_byte_of_the_archives_directory_may_be_damaged(folder: Path) -> None:
+    """Among them are the bit for "encrypted" and the bytes of the compression method."""
     cache.put("key", {"a": np.arange(3)})
     file = folder / "key.npz"
     whole = file.read_bytes()
@@ -57,9 +57,9 @@ def test_every_byte_of_a_directory_may_be_damaged(folder: Path) -> None:
             assert found is None or all(np.array_equal(array, np.arange(3)) for array in found.values()), place
 
 
-def test_a_home_that_is_not_there_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_home_folder_is_reported_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ADAPTERBANK_CACHE", "~nobody-of-this-name/x")
-    with pytest.raises(StorageError, match="ADAPTERBANK_CACHE names '~nobody-of-this-name/x'"):
+    with pytest.raises(StorageError, match="ADAPTERBANK_CACHE is '~nobody-of-this-name/x'"):
         cache.folder()
 
 
@@ -82,13 +82,13 @@ def test_clearing_removes_entries_and_leftovers_and_nothing_else(folder: Path) -
     assert cache.usage() == cache.clear() == (0, 0)
 
 
-def test_a_disk_that_refuses_costs_the_work_and_not_the_run(folder: Path) -> None:
+def test_a_disk_error_does_not_fail_the_run(folder: Path) -> None:
     folder.write_text("a file where the folder should be")
     cache.put("key", ARRAYS)
     assert cache.get("key") is None
 
 
-def test_without_a_name_it_lies_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_default_folder_is_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("ADAPTERBANK_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache.folder() == tmp_path / "adapterbank"

@@ -1,4 +1,4 @@
-"""Claims about `adapterbank.storage.files`: whole or nothing, and a plain sentence when the disk refuses."""
+"""Claims about `adapterbank.storage.files`: atomic writes, and a clear message for each disk error."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def refuse(code: int) -> Callable[..., NoReturn]:
 
 
 def fill(final: Path, then: Callable[[], object] = lambda: None) -> None:
-    """Write an atomic folder with one file in it, and do `then` before it gets its name."""
+    """Write an atomic folder with one file, and call `then` before it is renamed."""
     with files.atomic_folder(final) as temporary:
         (temporary / "a").write_text("1")
         then()
 
 
-def test_checksums_of_bytes_and_of_the_same_bytes_in_a_file_agree(tmp_path: Path) -> None:
+def test_the_checksum_of_bytes_is_that_of_a_file_with_these_bytes(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"abc")
     assert files.sha256_bytes(b"abc") == hashlib.sha256(b"abc").hexdigest()
     assert files.sha256_file(tmp_path / "x") == files.sha256_bytes(b"abc")
@@ -45,17 +45,17 @@ def test_canonical_json_depends_on_neither_key_order_nor_container() -> None:
     assert files.canonical_json({"b": (1, 2), "a": "é"}) == '{"a":"é","b":[1,2]}'
 
 
-def test_canonical_json_is_the_same_before_and_after_a_trip_through_a_file(tmp_path: Path) -> None:
+def test_canonical_json_is_the_same_before_and_after_writing_and_reading_a_file(tmp_path: Path) -> None:
     value = {"by seed": {2: 0.1, 10: 1e-17}, "x": 1.0}
     files.write_json(tmp_path / "v.json", value)
     assert files.canonical_json(files.read_json(tmp_path / "v.json")) == files.canonical_json(value)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, b"raw", "\ud800"])
-def test_what_json_cannot_hold_is_refused_before_anything_is_written(tmp_path: Path, value: Any) -> None:
-    with pytest.raises(InputError, match="cannot be kept as JSON"):
+def test_a_value_that_is_not_json_is_refused_before_anything_is_written(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(InputError, match="cannot be stored as JSON"):
         files.canonical_json({"v": value})
-    with pytest.raises(InputError, match="cannot be kept as JSON"):
+    with pytest.raises(InputError, match="cannot be stored as JSON"):
         files.write_json(tmp_path / "v.json", {"v": value})
     assert list(tmp_path.iterdir()) == []
 
@@ -72,12 +72,12 @@ def test_a_file_that_is_not_json_is_named(tmp_path: Path, data: bytes) -> None:
         files.read_json(tmp_path / "v.json")
 
 
-def test_a_missing_json_file_is_told_from_a_damaged_one(tmp_path: Path) -> None:
+def test_a_missing_json_file_is_distinguished_from_a_damaged_one(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         files.read_json(tmp_path / "v.json")
 
 
-def test_atomic_write_makes_folders_replaces_and_leaves_no_other_file(tmp_path: Path) -> None:
+def test_atomic_write_creates_folders_replaces_files_and_leaves_no_other_file(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "x"
     files.atomic_write(path, b"old")
     files.atomic_write(path, b"new")
@@ -85,7 +85,7 @@ def test_atomic_write_makes_folders_replaces_and_leaves_no_other_file(tmp_path: 
     assert os.listdir(path.parent) == ["x"]
 
 
-def test_a_written_file_can_be_read_by_those_whom_umask_allows(tmp_path: Path) -> None:
+def test_the_umask_decides_who_can_read_a_written_file(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
         files.atomic_write(tmp_path / "x", b"")
@@ -99,7 +99,7 @@ def test_a_written_file_can_be_read_by_those_whom_umask_allows(tmp_path: Path) -
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
-def test_a_refused_write_keeps_the_old_file_and_names_path_and_remedy(
+def test_a_failed_write_keeps_the_old_file_and_names_path_and_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
 ) -> None:
     (tmp_path / "x").write_bytes(b"old")
@@ -112,24 +112,24 @@ def test_a_refused_write_keeps_the_old_file_and_names_path_and_remedy(
     assert os.listdir(tmp_path) == ["x"]
 
 
-def test_a_truly_full_device_is_explained() -> None:
+def test_a_real_full_device_is_explained() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     with (
         pytest.raises(StorageError, match=r"/dev/full .*the disk is full; free some space"),
-        files.refusals_explained(Path("/dev/full")),
+        files.storage_errors(Path("/dev/full")),
         open("/dev/full", "wb") as file,
     ):
         file.write(b"x")
 
 
-def test_an_error_without_a_remedy_passes_as_it_is(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="bad") as caught, files.refusals_explained(tmp_path):
+def test_an_error_without_a_remedy_is_raised_unchanged(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="bad") as caught, files.storage_errors(tmp_path):
         raise OSError(errno.EIO, "bad")
     assert not isinstance(caught.value, StorageError)
 
 
-def test_a_folder_that_cannot_be_flushed_does_not_fail_a_write_that_has_happened(
+def test_a_folder_that_cannot_be_flushed_does_not_fail_a_completed_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.fsync
@@ -162,7 +162,7 @@ def test_atomic_create_never_overwrites(tmp_path: Path, monkeypatch: pytest.Monk
     assert os.listdir(tmp_path) == ["x"]
 
 
-def test_an_atomic_folder_is_hidden_until_it_is_whole(tmp_path: Path) -> None:
+def test_an_atomic_folder_is_hidden_until_it_is_complete(tmp_path: Path) -> None:
     with files.atomic_folder(tmp_path / "p") as temporary:
         assert temporary.parent == tmp_path
         assert temporary.name.startswith(".tmp-")
@@ -173,7 +173,7 @@ def test_an_atomic_folder_is_hidden_until_it_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, ValueError, SystemExit])
-def test_an_interrupted_folder_vanishes(tmp_path: Path, interruption: type[BaseException]) -> None:
+def test_an_interrupted_folder_is_deleted(tmp_path: Path, interruption: type[BaseException]) -> None:
     def interrupt() -> NoReturn:
         raise interruption
 
@@ -209,7 +209,9 @@ def test_not_even_an_empty_folder_is_replaced(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "p") == []
 
 
-def test_a_name_taken_between_the_look_and_the_rename_is_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_taken_between_the_check_and_the_rename_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "mine").write_text("kept")
     monkeypatch.setattr(os.path, "lexists", lambda _: False)
@@ -218,7 +220,7 @@ def test_a_name_taken_between_the_look_and_the_rename_is_safe(tmp_path: Path, mo
     assert os.listdir(tmp_path / "p") == ["mine"]
 
 
-def test_of_many_threads_one_at_a_time_holds_the_lock(tmp_path: Path) -> None:
+def test_only_one_of_many_threads_holds_the_lock(tmp_path: Path) -> None:
     counter = tmp_path / "n"
     counter.write_text("0")
 
@@ -250,7 +252,7 @@ def test_a_lock_that_cannot_be_written_is_explained(tmp_path: Path, monkeypatch:
         pass
 
 
-def test_only_what_is_unfinished_and_old_counts_as_left_over(tmp_path: Path) -> None:
+def test_only_old_unfinished_files_count_as_leftovers(tmp_path: Path) -> None:
     for name in (".tmp-old", ".tmp-new", ".tmp-busy", "kept"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a").write_text(json.dumps("12"))
@@ -269,7 +271,7 @@ def test_size_counts_files_and_not_folders(tmp_path: Path) -> None:
     assert files.size_of(tmp_path / "gone") == 0
 
 
-def test_discarding_takes_files_and_folders_and_what_is_gone_already(tmp_path: Path) -> None:
+def test_discard_deletes_files_and_folders_and_ignores_missing_ones(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "a").write_bytes(b"")
     (tmp_path / "b").write_bytes(b"")

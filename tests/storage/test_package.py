@@ -1,4 +1,4 @@
-"""Claims about `adapterbank.storage.package`: names stay inside, and what comes back is what was put or is refused."""
+"""Claims about `adapterbank.storage.package`: names stay inside the bank, and changed packages are refused."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from adapterbank.errors import BankError, InputError, PackageDamaged
-from adapterbank.storage import files as storage
+from adapterbank.storage import files
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import FORMAT, Array, check_name, parse_ref
-from packages import STRANGE_NAMES, TENSORS, draft, files
+from packages import STRANGE_NAMES, TENSORS, contents, draft
 
 pytestmark = pytest.mark.usefixtures("no_flush")
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("no_flush")
 
 
 @pytest.mark.parametrize("name", ["a", "SST-2", "mrpc.v2", "0", "x" * 100, "a..b"])
-def test_a_plain_name_is_taken(name: str) -> None:
+def test_a_plain_name_is_accepted(name: str) -> None:
     assert check_name(name) == name
 
 
@@ -65,7 +65,7 @@ def test_a_reference_with_a_strange_version_is_refused(ref: str) -> None:
 # --- there and back
 
 
-def test_a_package_comes_back_as_it_was_put(bank: Bank) -> None:
+def test_a_package_is_read_back_as_it_was_written(bank: Bank) -> None:
     package = bank.put(draft(), TENSORS)
     assert package.ref == "sst2@1"
     assert bank.get("sst2") == bank.get("sst2@1") == package
@@ -77,19 +77,19 @@ def test_a_package_comes_back_as_it_was_put(bank: Bank) -> None:
     assert package.verify() == []
 
 
-def test_put_fills_in_what_only_it_can_know(bank: Bank) -> None:
+def test_put_fills_in_size_checksum_and_date(bank: Bank) -> None:
     package = bank.put(draft(), TENSORS)
     weights = package.path / "weights.safetensors"
     manifest = package.manifest
     assert manifest.version == 1
     assert manifest.bytes == weights.stat().st_size
-    assert manifest.weights_sha256 == storage.sha256_file(weights)
+    assert manifest.weights_sha256 == files.sha256_file(weights)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", manifest.created)
     given = draft(version=1, bytes=manifest.bytes, weights_sha256=manifest.weights_sha256)
     assert manifest == dataclasses.replace(given, created=manifest.created)
 
 
-def test_a_transposed_view_and_a_scalar_come_back_as_they_were(bank: Bank) -> None:
+def test_a_transposed_view_and_a_scalar_are_read_back_unchanged(bank: Bank) -> None:
     tensors: dict[str, Array] = {
         "t": np.arange(6, dtype=np.float32).reshape(2, 3).T,
         "s": np.array(3.0),
@@ -108,20 +108,20 @@ def test_the_same_tensors_in_another_order_give_the_same_weights_file(bank: Bank
 
 
 @pytest.mark.parametrize("odd", [np.array(["text"]), np.array([1j]), np.array([1], np.longdouble)])
-def test_tensors_that_could_not_be_read_back_are_refused(bank: Bank, odd: Any) -> None:
+def test_tensors_of_a_type_that_cannot_be_stored_are_refused(bank: Bank, odd: Any) -> None:
     with pytest.raises(InputError):
         bank.put(draft(), {"odd": odd})
     assert bank.names() == []
 
 
-def test_a_manifest_that_json_cannot_hold_is_refused_and_nothing_is_left(bank: Bank) -> None:
-    before = files(bank)
+def test_a_manifest_that_is_not_json_is_refused_and_leaves_nothing(bank: Bank) -> None:
+    before = contents(bank)
     with pytest.raises(InputError, match="null for a number that is nan"):
         bank.put(draft(metrics={"loss": float("nan")}), TENSORS)
-    assert files(bank) == before
+    assert contents(bank) == before
 
 
-def test_tuples_and_number_keys_do_not_upset_the_checksum(bank: Bank) -> None:
+def test_tuples_and_numeric_keys_do_not_change_the_checksum(bank: Bank) -> None:
     bank.put(draft(metrics={2: (1, 2), 10: ()}), TENSORS)
     assert bank.get("sst2").manifest.metrics == {"2": [1, 2], "10": []}
 
@@ -135,7 +135,7 @@ def test_damaged_weights_are_detected(bank: Bank) -> None:
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    with pytest.raises(PackageDamaged, match=r"weights\.safetensors is not what was written.*restore"):
+    with pytest.raises(PackageDamaged, match=r"weights\.safetensors has been changed: its sha256 differs; restore"):
         package.tensors()
     assert len(package.verify()) == 1
     file.unlink()
@@ -153,7 +153,7 @@ def test_an_edited_manifest_is_detected(bank: Bank) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null"])
-def test_a_manifest_that_is_none_is_detected(bank: Bank, text: str) -> None:
+def test_a_file_that_is_not_a_manifest_is_detected(bank: Bank, text: str) -> None:
     package = bank.put(draft(), TENSORS)
     (package.path / "manifest.json").write_text(text)
     with pytest.raises(PackageDamaged, match=r"manifest\.json"):
@@ -161,11 +161,11 @@ def test_a_manifest_that_is_none_is_detected(bank: Bank, text: str) -> None:
 
 
 def resealed(package_path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change a manifest and make its checksum right again, as another release could have written it."""
-    value = storage.read_json(package_path / "manifest.json")
+    """Change a manifest and update its checksum, as another release could have written it."""
+    value = files.read_json(package_path / "manifest.json")
     del value["checksum"]
     change(value)
-    storage.write_json(package_path / "manifest.json", value | {"checksum": storage.sha256_json(value)})
+    files.write_json(package_path / "manifest.json", value | {"checksum": files.sha256_json(value)})
 
 
 def test_a_manifest_with_more_keys_than_this_release_knows_is_read(bank: Bank) -> None:
@@ -178,7 +178,7 @@ def test_a_manifest_with_more_keys_than_this_release_knows_is_read(bank: Bank) -
         bank.get("sst2")
 
 
-def test_a_manifest_that_lacks_a_key_says_which(bank: Bank) -> None:
+def test_a_missing_key_of_a_manifest_is_named(bank: Bank) -> None:
     package = bank.put(draft(), TENSORS)
     resealed(package.path, lambda value: value.pop("recipe"))
     with pytest.raises(PackageDamaged, match="lacks recipe"):

@@ -1,4 +1,4 @@
-"""Claims about `adapterbank.storage.records`: one JSON file a run, never edited."""
+"""Claims about `adapterbank.storage.records`: one JSON file per run, never edited."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_the_hash_of_a_config_stays_the_same_over_releases() -> None:
     assert records.config_hash({"task": "sst2", "seed": 1}) == "8dbce56502225933"
 
 
-def test_a_record_is_named_after_its_config_and_read_back_as_it_was(tmp_path: Path) -> None:
+def test_a_record_is_named_after_its_config_and_read_back_unchanged(tmp_path: Path) -> None:
     path = records.write(tmp_path / "records", record())
     assert path == tmp_path / "records" / f"{records.config_hash(record()['config'])}.json"
     assert records.read(path) == record()
     assert os.listdir(tmp_path / "records") == [path.name]
 
 
-def test_the_same_config_again_is_a_new_file_and_the_old_one_stays(tmp_path: Path) -> None:
+def test_a_repeated_config_gets_a_new_file_and_the_old_one_is_kept(tmp_path: Path) -> None:
     paths = [records.write(tmp_path, record(score=score)) for score in (0.1, 0.2, 0.3)]
     name = records.config_hash(record()["config"])
     assert [path.name for path in paths] == [f"{name}.json", f"{name}.2.json", f"{name}.3.json"]
@@ -49,7 +49,7 @@ def test_records_of_one_config_written_at_once_are_all_kept(tmp_path: Path) -> N
     assert [records.read(path)["metrics"]["validation"] for path in paths] == list(range(16))
 
 
-def test_all_records_come_by_hash_and_then_by_number(tmp_path: Path) -> None:
+def test_records_are_sorted_by_hash_and_then_by_number(tmp_path: Path) -> None:
     for seed, runs in ((1, 11), (2, 2), (3, 1)):
         for run in range(runs):
             records.write(tmp_path, record(seed, run))
@@ -59,7 +59,7 @@ def test_all_records_come_by_hash_and_then_by_number(tmp_path: Path) -> None:
     assert rows == sorted(rows)
 
 
-def test_a_folder_that_is_not_there_has_no_records(tmp_path: Path) -> None:
+def test_a_missing_folder_has_no_records(tmp_path: Path) -> None:
     assert records.read_all(tmp_path / "none") == []
 
 
@@ -90,7 +90,7 @@ def test_a_record_without_config_or_with_nan_is_refused_and_nothing_is_written(
     assert not (tmp_path / "records").exists()
 
 
-def test_a_run_is_found_by_the_hash_of_its_config_or_not_at_all(tmp_path: Path) -> None:
+def test_a_run_is_found_by_the_hash_of_its_config(tmp_path: Path) -> None:
     path = records.write(tmp_path, record())
     records.write(tmp_path, record())
     assert records.find(tmp_path, records.config_hash(record()["config"])) == path
@@ -98,7 +98,7 @@ def test_a_run_is_found_by_the_hash_of_its_config_or_not_at_all(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("hash", ["", "abc", "../../etc/passwd", "*" * 16])
-def test_what_is_not_a_hash_is_refused(tmp_path: Path, hash: str) -> None:
+def test_a_value_that_is_not_a_hash_is_refused(tmp_path: Path, hash: str) -> None:
     with pytest.raises(InputError, match="not the hash of a config"):
         records.find(tmp_path, hash)
 

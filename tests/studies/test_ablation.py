@@ -1,4 +1,4 @@
-"""Claims about ablation: every span is the slot without those adapters, computed once for all and exactly."""
+"""Claims about ablation: every span has exactly the outputs of the slot without those adapters, computed together."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from adapterbank.api import open_bank
+from adapterbank.encoder.placed import place
 from adapterbank.errors import InputError
-from adapterbank.inference.runner import outputs, place
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.inference.runner import outputs
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.stack import Stacks
 from adapterbank.storage import files
 from adapterbank.studies import ablation
@@ -25,20 +27,20 @@ def backbone(tiny, request):
 
 
 def ready(backbone, new_slot, layers="all", kind="classification"):
-    """Give stacks with a task's slot and the same without adapters, the plan, the tensors and the rows."""
+    """Return stacks with a task's slot and the same without adapters, the plan, the tensors and the rows."""
     norms = not backbone.config.shared_layers or layers == "all"
     options = Options(size=4, layers=layers, train_norms=norms)
     head = Head(kind, 2)
     plan = make_plan(options, depth=backbone.config.layers, head=head, shared_layers=backbone.config.shared_layers)
     tensors = new_slot(backbone, plan)
-    stacks = Stacks(place(backbone, torch.device("cpu"), torch.float32))
-    slots = stacks.put(plan, tensors), stacks.put(*without(plan, tensors, plan.adapter.layers))
+    stacks = Stacks(place(backbone, torch.device("cpu"), torch.float32).tensors)
+    slots = stacks.put(plan, tensors), stacks.put(*without(plan, tensors, plan.removable_layers))
     return stacks, slots, plan, tensors, backbone.tokenize(TEXTS, None, 32)
 
 
 def alone(backbone, plan, tensors, tokens):
-    """Evaluate one slot with nobody beside it."""
-    stacks = Stacks(place(backbone, torch.device("cpu"), torch.float32))
+    """Evaluate one slot alone."""
+    stacks = Stacks(place(backbone, torch.device("cpu"), torch.float32).tensors)
     slot = stacks.put(plan, tensors)
     return outputs(backbone.config, stacks, tokens, [slot] * len(tokens))
 
@@ -48,7 +50,7 @@ def assert_near(found, expected):
         np.testing.assert_allclose(a, b, atol=2e-6, rtol=1e-5)
 
 
-def test_every_span_is_the_slot_without_those_adapters_evaluated_alone(backbone, new_slot):
+def test_every_span_has_the_outputs_of_the_slot_without_those_adapters(backbone, new_slot):
     stacks, slots, plan, tensors, tokens = ready(backbone, new_slot)
     found = span_outputs(backbone.config, stacks, tokens, slots)
     assert set(found) == {None, (0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2)}
@@ -64,7 +66,7 @@ def test_spans_change_the_outputs(bert, new_slot):
     assert all(np.abs(given - first[None]).max() > 1e-3 for span, given in first.items() if span)
 
 
-def test_ablating_nothing_changes_nothing_and_ablating_all_is_the_slot_without_adapters(bert, new_slot):
+def test_removing_no_adapter_changes_nothing_and_removing_all_gives_the_slot_without_adapters(bert, new_slot):
     stacks, slots, plan, tensors, tokens = ready(bert, new_slot)
     found = span_outputs(bert.config, stacks, tokens, slots)
     assert_near(found[None], alone(bert, plan, tensors, tokens))
@@ -72,7 +74,7 @@ def test_ablating_nothing_changes_nothing_and_ablating_all_is_the_slot_without_a
     assert_near(found[0, 2], alone(bert, without(plan, tensors, (0, 1, 2))[0], bare, tokens))
 
 
-def test_a_choice_of_layers_has_the_spans_of_those_layers(bert, new_slot):
+def test_a_selection_of_layers_has_the_spans_of_those_layers(bert, new_slot):
     stacks, slots, plan, tensors, tokens = ready(bert, new_slot, "0,2")
     found = span_outputs(bert.config, stacks, tokens, slots)
     assert set(found) == {None, (0, 0), (0, 2), (2, 2)}
@@ -81,7 +83,7 @@ def test_a_choice_of_layers_has_the_spans_of_those_layers(bert, new_slot):
         assert_near(given, alone(bert, *without(plan, tensors, gone), tokens))
 
 
-def test_rows_come_back_in_their_order_whatever_fits_into_a_batch(bert, new_slot, monkeypatch):
+def test_rows_are_returned_in_their_order_whatever_the_batch_size(bert, new_slot, monkeypatch):
     stacks, slots, *_, tokens = ready(bert, new_slot)
     whole = span_outputs(bert.config, stacks, tokens, slots)
     monkeypatch.setattr(ablation, "_TOKENS_AT_ONCE", {"cpu": 1})
@@ -92,7 +94,7 @@ def test_rows_come_back_in_their_order_whatever_fits_into_a_batch(bert, new_slot
     assert seen == [(k + 1, len(tokens)) for k in range(len(tokens))]
 
 
-def test_span_tasks_have_outputs_by_token(bert, new_slot):
+def test_span_tasks_have_outputs_per_token(bert, new_slot):
     stacks, slots, plan, tensors, tokens = ready(bert, new_slot, kind="span")
     found = span_outputs(bert.config, stacks, tokens, slots)
     assert_near(found[1, 2], alone(bert, *without(plan, tensors, (1, 2)), tokens))
@@ -103,17 +105,17 @@ def test_twelve_layers_have_seventy_eight_spans():
     assert spans([0, 3]) == [(0, 0), (0, 3), (3, 3)]
 
 
-def test_removing_takes_the_adapters_of_those_layers_and_nothing_else(bert, new_slot):
+def test_only_the_adapters_of_the_given_layers_are_removed(bert, new_slot):
     *_, plan, tensors, _ = ready(bert, new_slot)
     smaller, rest = without(plan, tensors, (1,))
-    assert smaller.adapter.layers == (0, 2)
+    assert smaller.removable_layers == (0, 2)
     assert smaller.trains == plan.trains
     gone = set(tensors) - set(rest)
     assert gone == {name for name in tensors if name.startswith("layers.1.") and ".adapter." in name}
     assert gone
 
 
-def test_a_task_is_ablated_and_what_was_found_is_kept_beside_the_records(bert, tmp_path):
+def test_the_ablation_of_a_task_is_stored_beside_the_records(bert, tmp_path):
     bank = open_bank(tmp_path / "bank", bert)
     bank.train("s", reviews(), reviews(), **FAST)
     found = bank.ablate("s", reviews())
@@ -133,7 +135,7 @@ def test_span_tasks_are_ablated_on_their_own_metric(bert, tmp_path):
     assert set(bank.ablate("q", answers())["spans"][0]["change"]) == {"span_f1", "exact_match"}
 
 
-def test_a_method_without_adapters_is_told_so(bert, tmp_path):
+def test_a_method_without_adapters_is_reported(bert, tmp_path):
     bank = open_bank(tmp_path / "bank", bert)
     bank.train("s", reviews(), reviews(), **{**FAST, "size": 64, "method": "layernorm"})
     with pytest.raises(InputError, match="'layernorm' has no adapters"):

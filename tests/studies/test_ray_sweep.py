@@ -1,4 +1,4 @@
-"""A sweep on a real Ray cluster, some of which dies: each run leaves one record."""
+"""Claims about `adapterbank.studies.ray_sweep`: even if machines die, each run leaves one record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from adapterbank.storage import records
 from adapterbank.storage.record_store import FolderStore
 from adapterbank.studies import ray_sweep
 from adapterbank.studies.grid import make
-from adapterbank.studies.ray_sweep import ray_engine
+from adapterbank.studies.ray_sweep import RecordWatcher, ray_engine
 from adapterbank.studies.sweep import SweepContext, units
 from small_data import FAST, reviews, shell, write
 
@@ -27,7 +27,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from adapterbank.studies import grid, sweep
-from adapterbank.cluster import ray_engine
+from adapterbank.studies.ray_sweep import ray_engine
 
 study, folder = grid.read("study.yaml"), Path("records")
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -36,7 +36,7 @@ ray.init(address=cluster.address, log_to_driver=False)
 cluster.wait_for_nodes(600)
 killed = []
 
-def kill():  # in the middle: some runs have ended, others are on their way
+def kill():  # in the middle: some runs have ended, others are active
     while len(list(folder.glob("[!.]*.json"))) < 2:
         time.sleep(0.05)
     killed.append(len(list(folder.glob("[!.]*.json"))))
@@ -54,7 +54,7 @@ print(json.dumps({**outcome.to_json(), "killed": killed}))
 
 @pytest.fixture
 def here(tmp_path, monkeypatch, checkpoint):
-    """Be in a folder with data and a study of eight runs."""
+    """Change to a folder with data and a study of eight runs."""
     write(tmp_path / "a.csv", reviews())
     study = {"task": "a", "train": "a.csv", "dev": "a.csv", **FAST, "epochs": 40, "seeds": 4, "layers": ["all", "1"]}
     study |= {"backbone": str(checkpoint("bert")[0]), "device": "cpu"}
@@ -64,21 +64,21 @@ def here(tmp_path, monkeypatch, checkpoint):
 
 
 @pytest.mark.slow
-def test_a_node_that_is_killed_loses_nothing_and_nothing_is_recorded_twice(here):
+def test_a_killed_node_loses_no_run_and_no_run_is_recorded_twice(here):
     pytest.importorskip("ray")
-    said = json.loads(clusters.run(SWEEP, here))
-    assert 2 <= said["killed"][0] < 8
-    assert (said["total"], said["known"] + said["done"], said["failed"]) == (8, 8, 0)
-    held = records.read_all(here / "records")
-    assert len(held) == len({records.config_hash(record["config"]) for record in held}) == 8
+    outcome = json.loads(clusters.run(SWEEP, here))
+    assert 2 <= outcome["killed"][0] < 8
+    assert (outcome["total"], outcome["known"] + outcome["done"], outcome["failed"]) == (8, 8, 0)
+    found = records.read_all(here / "records")
+    assert len(found) == len({records.config_hash(record["config"]) for record in found}) == 8
     alone = shell("sweep", "study.yaml", "--records", "alone", "--json")
     assert alone.json["done"] == 8
-    for mine, expected in zip(held, records.read_all(here / "alone"), strict=True):
+    for mine, expected in zip(found, records.read_all(here / "alone"), strict=True):
         assert mine["config"] == expected["config"]
         assert mine["metrics"]["dev"]["accuracy"] == pytest.approx(expected["metrics"]["dev"]["accuracy"], abs=1e-5)
 
 
-def test_without_ray_the_engine_says_what_to_install(monkeypatch):
+def test_without_ray_the_error_names_the_extra_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"pip install 'adapterbank\[ray\]'"):
         ray_engine()
@@ -90,7 +90,7 @@ def test_a_sweep_without_ray_does_not_import_it(here):
     assert found.stdout == "False\n"
 
 
-def test_the_best_package_cannot_be_told_by_workers_apart(tmp_path):
+def test_keep_best_is_refused_because_workers_cannot_compare_scores(tmp_path):
     pytest.importorskip("ray")
     runs = units(make({"task": "mr"}).runs)
     with pytest.raises(ConfigError, match="use none or all with the engine ray"):
@@ -98,7 +98,7 @@ def test_the_best_package_cannot_be_told_by_workers_apart(tmp_path):
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:6379", None])
-def test_a_cluster_that_is_not_there_is_told_in_one_sentence(tmp_path, monkeypatch, address):
+def test_a_missing_cluster_is_reported_in_one_sentence(tmp_path, monkeypatch, address):
     ray = pytest.importorskip("ray")
 
     def refuse(**_):
@@ -115,26 +115,26 @@ def test_a_cluster_that_is_not_there_is_told_in_one_sentence(tmp_path, monkeypat
     ("address", "variable", "wanted"),
     [("a:1", "b:2", "a:1"), (None, "b:2", "b:2"), (None, "", "local"), ("auto", "b:2", "auto")],
 )
-def test_a_cluster_that_happens_to_run_here_is_joined_only_if_asked_for(monkeypatch, address, variable, wanted):
+def test_a_cluster_on_this_machine_is_joined_only_on_request(monkeypatch, address, variable, wanted):
     asked = []
     monkeypatch.setenv("RAY_ADDRESS", variable)
     ray_sweep.join(SimpleNamespace(init=lambda **options: asked.append(options["address"])), address)
     assert asked == [wanted]
 
 
-def test_a_run_that_was_refused_before_is_told_when_it_has_ended(tmp_path):
+def test_a_run_that_was_refused_before_is_reported_when_it_has_ended(tmp_path):
     runs = make({"task": "a", "train": "a.csv", "seeds": 2}).runs
-    told, ledger = [], FolderStore(tmp_path)
+    events, store = [], FolderStore(tmp_path)
     for run in runs:
-        ledger.add({"config": {**run.to_json(), "data": None}, "failure": "no data", "created": "2026-01-01"})
-    heard = ray_sweep._Heard(runs, SweepContext(ledger, hear=told.append))
-    heard.listen()
-    assert told == []
+        store.add({"config": {**run.to_json(), "data": None}, "failure": "no data", "created": "2026-01-01"})
+    watcher = RecordWatcher(runs, SweepContext(store, notify=events.append))
+    watcher.poll()
+    assert events == []
     about = {"metrics": {"dev": {"accuracy": 1.0}}, "task": {"metric": "accuracy"}, "created": "2026-01-02"}
-    ledger.add({"config": {**runs[0].to_json(), "data": {}}, **about})
-    heard.listen()
-    heard.close()
-    assert [(news.config, news.kind, news.failure) for news in told] == [
+    store.add({"config": {**runs[0].to_json(), "data": {}}, **about})
+    watcher.poll()
+    watcher.close()
+    assert [(event.config, event.kind, event.failure) for event in events] == [
         (runs[0], "done", ""),
         (runs[1], "known", "no data"),
     ]

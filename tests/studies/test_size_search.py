@@ -1,4 +1,4 @@
-"""Claims about the automatic size: halving keeps the best and the small, and the smallest within tolerance wins."""
+"""Claims about the automatic size: halving keeps the best and the small, and the smallest in tolerance is chosen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AUTO = {**FAST, "size": "auto", "epochs": 2}
 
 
 def trials(*scores):
-    """Give trials of the last rung: (size, score)."""
+    """Return trials of the last rung: (size, score)."""
     return [Trial(size, 1e-3, 3, 4, score) for size, score in scores]
 
 
@@ -24,16 +24,18 @@ def test_the_smallest_within_the_tolerance_is_chosen():
     assert choose(found, 0.5).size == 16
     assert choose(found, 0.3).size == 64
     assert choose(found, 2.0).size == 4
-    assert "0.40 points below the best (90.00, size 64): the smallest within 0.5" in reason(found[1], found, 0.5)
-    assert "no smaller one is within 0.1" in reason(found[2], found, 0.1)
+    assert "0.40 points below the best (90.00, size 64): the smallest size within 0.5 points" in reason(
+        found[1], found, 0.5
+    )
+    assert "no smaller size is within 0.1 points" in reason(found[2], found, 0.1)
 
 
-def test_of_one_size_the_better_learning_rate_is_chosen():
+def test_the_better_learning_rate_of_a_size_is_chosen():
     found = [Trial(4, 3e-4, 3, 4, 0.90), Trial(4, 1e-3, 3, 4, 0.91), Trial(64, 1e-3, 3, 4, 0.91)]
     assert choose(found, 1.5) == found[1]
 
 
-def test_the_best_goes_on_then_the_small_within_the_tolerance_then_by_score():
+def test_the_best_continues_then_the_small_within_the_tolerance_then_by_score():
     found = trials((4, 0.896), (8, 0.70), (16, 0.80), (64, 0.898), (256, 0.900))
     assert [trial.size for trial in survivors(found, 0.5, 4)] == [256, 4, 64, 16]
 
@@ -43,7 +45,7 @@ def few(monkeypatch):
     monkeypatch.setattr(size_search, "SIZES", (2, 4))
 
 
-def test_a_task_is_trained_at_the_size_that_was_found_and_the_record_holds_the_table(bert, tmp_path, few):
+def test_a_task_is_trained_at_the_chosen_size_and_the_record_lists_the_trials(bert, tmp_path, few):
     notes, stages = [], []
     bank = open_bank(tmp_path / "bank", bert)
     options = {**AUTO, "lr": None}
@@ -58,7 +60,7 @@ def test_a_task_is_trained_at_the_size_that_was_found_and_the_record_holds_the_t
     assert [done for what, done, total in stages if what.startswith("rung 1")][-1] == 6 * 5
 
 
-def test_the_run_is_the_one_that_a_plain_training_of_that_size_gives(bert, tmp_path, few):
+def test_the_run_is_that_of_a_plain_training_of_that_size(bert, tmp_path, few):
     found = open_bank(tmp_path / "auto", bert).train("s", reviews(40), **AUTO)
     config = found.record["config"]
     plain = open_bank(tmp_path / "plain", bert).train("s", reviews(40), **{**FAST, "size": config["size"], "epochs": 2})
@@ -68,7 +70,7 @@ def test_the_run_is_the_one_that_a_plain_training_of_that_size_gives(bert, tmp_p
     assert all(torch.allclose(torch.from_numpy(ours[n]), torch.from_numpy(theirs[n]), atol=1e-5) for n in ours)
 
 
-def test_rungs_of_as_many_epochs_are_trained_once(bert, tmp_path, few, monkeypatch):
+def test_rungs_of_equally_many_epochs_are_trained_once(bert, tmp_path, few, monkeypatch):
     real, trained = size_search.train, []
 
     def train(backbone, jobs, **options):
@@ -81,7 +83,7 @@ def test_rungs_of_as_many_epochs_are_trained_once(bert, tmp_path, few, monkeypat
     assert [sum(t["rung"] == rung for t in result.record["sizing"]["trials"]) for rung in (1, 2, 3)] == [6, 3, 2]
 
 
-def test_a_rate_that_blows_up_is_left_out_and_told(bert, tmp_path, few, monkeypatch):
+def test_a_diverging_rate_is_left_out_and_reported(bert, tmp_path, few, monkeypatch):
     real = size_search.train
 
     def train(backbone, jobs, **options):
@@ -97,14 +99,14 @@ def test_a_rate_that_blows_up_is_left_out_and_told(bert, tmp_path, few, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"method": "full"}, "method 'full' has no size"),
         ({"resume": True}, "cannot be resumed"),
         ({"tolerance": -1}, "tolerance is -1"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_trained(bert, tmp_path, options, told):
-    with pytest.raises(ConfigError, match=told):
+def test_mistakes_are_reported_before_anything_is_trained(bert, tmp_path, options, message):
+    with pytest.raises(ConfigError, match=message):
         open_bank(tmp_path / "bank", bert).train("s", reviews(), **{**AUTO, **options})
     assert not (tmp_path / "bank").exists()

@@ -1,4 +1,4 @@
-"""The catalog: its table, its lookups, and the real data sets where they are at hand, row for row."""
+"""The catalog: its table, its lookups, and the real data sets if available, row for row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from adapterbank.errors import DataError, UnknownName
 from adapterbank.tasks import catalog
 from adapterbank.tasks.catalog import CATALOG, bank_name, data_root, find, is_named, load, locate, train_splits
 from adapterbank.tasks.examples import read_examples
-from real_data import DATA
+from real_data import DATA, MISSING
 from small_data import write
 
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "ax")
@@ -62,7 +62,7 @@ def test_glue_has_the_benchmarks_metrics() -> None:
     assert CATALOG["glue/wnli"].note == "left out by the paper"
 
 
-def test_names_in_a_bank_are_the_catalogs_with_a_dash_and_no_two_are_alike() -> None:
+def test_names_in_a_bank_are_the_catalogs_with_a_dash_and_all_differ() -> None:
     assert bank_name("glue/mrpc") == "glue-mrpc"
     assert bank_name("my/task") == "my/task"  # only the catalog's names are changed
     assert len({bank_name(name) for name in CATALOG}) == len(CATALOG)
@@ -76,12 +76,12 @@ def test_a_row_of_the_table_is_a_few_lines() -> None:
     assert max(len(row.splitlines()) for row in rows) < 30
 
 
-def test_a_name_that_is_near_is_offered() -> None:
+def test_a_similar_name_is_suggested() -> None:
     with pytest.raises(UnknownName, match=r"'glue/mprc' is not a task of the catalog\. Did you mean 'glue/mrpc'\?"):
         find("glue/mprc")
 
 
-def test_a_file_of_a_tasks_name_goes_first(tmp_path, monkeypatch) -> None:
+def test_a_file_takes_precedence_over_a_task_of_that_name(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert is_named("emotion")
     (tmp_path / "emotion").write_text("mine")
@@ -89,20 +89,20 @@ def test_a_file_of_a_tasks_name_goes_first(tmp_path, monkeypatch) -> None:
     assert not is_named("reviews.csv")
 
 
-def test_the_data_root_is_the_one_named_or_the_environments(tmp_path, monkeypatch) -> None:
+def test_the_data_root_is_the_one_given_or_that_of_the_environment(tmp_path, monkeypatch) -> None:
     assert data_root() is None
     monkeypatch.setenv("ADAPTERBANK_DATA", str(tmp_path))
     assert data_root() == tmp_path
     (tmp_path / "other").mkdir()
     assert data_root(tmp_path / "other") == tmp_path / "other"
-    with pytest.raises(DataError, match=r"--data-root names .*nowhere', which is no folder"):
+    with pytest.raises(DataError, match=r"--data-root is .*nowhere', which is not a folder"):
         data_root(tmp_path / "nowhere")
     monkeypatch.setenv("ADAPTERBANK_DATA", "nowhere")
-    with pytest.raises(DataError, match="ADAPTERBANK_DATA names 'nowhere'"):
+    with pytest.raises(DataError, match="ADAPTERBANK_DATA is 'nowhere'"):
         data_root()
 
 
-def test_a_task_without_training_rows_says_what_there_is(tmp_path) -> None:
+def test_the_error_for_a_task_without_training_rows_lists_its_splits(tmp_path) -> None:
     (tmp_path / "qnli").mkdir()
     write(tmp_path / "qnli" / "dev.parquet", [("a", "b", 0)], ("sentence1", "sentence2", "label"))
     (tmp_path / "qnli" / "labels.json").write_text(json.dumps(["entailment", "not_entailment"]))
@@ -110,7 +110,7 @@ def test_a_task_without_training_rows_says_what_there_is(tmp_path) -> None:
         train_splits("glue/qnli", tmp_path)
 
 
-def test_a_set_whose_labels_are_not_stated_takes_them_from_what_is_labelled(tmp_path) -> None:
+def test_labels_that_the_catalog_does_not_list_come_from_the_labelled_rows(tmp_path) -> None:
     (tmp_path / "clinc150").mkdir()
     write(tmp_path / "clinc150" / "train.parquet", [("a", None), ("b", None)], ("text", "label"))
     with pytest.raises(DataError, match="'clinc150' has no labelled train, dev or test split, only train; add one"):
@@ -123,7 +123,7 @@ def test_a_set_whose_labels_are_not_stated_takes_them_from_what_is_labelled(tmp_
 
 
 def provenance() -> dict[str, dict[str, int]]:
-    """Give the rows of every split as the data folder's own list tells them."""
+    """Return the rows of every split from the data folder's own list."""
     file = DATA / "PROVENANCE.md"
     if not file.exists():
         return {}
@@ -141,14 +141,14 @@ TOLD = provenance()
 @pytest.mark.data
 def test_every_data_set_of_the_folder_is_in_the_catalog() -> None:
     if not TOLD:
-        pytest.skip(f"{DATA} has no PROVENANCE.md; point ADAPTERBANK_DATA at a folder that has it")
+        pytest.skip(MISSING)
     assert set(TOLD) <= {entry.folder for entry in CATALOG.values()}
     assert len(TOLD) >= 25
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("folder", TOLD or [pytest.param("", marks=pytest.mark.skip(f"{DATA} is not there"))])
-def test_rows_are_as_many_as_the_folder_says(folder: str) -> None:
+@pytest.mark.parametrize("folder", TOLD or [pytest.param("", marks=pytest.mark.skip(MISSING))])
+def test_every_data_set_has_the_number_of_rows_of_its_folder(folder: str) -> None:
     entries = [entry for entry in CATALOG.values() if entry.folder == folder and not entry.recut]
     (entry,) = entries
     found = load(entry.name, DATA)
@@ -163,9 +163,9 @@ def test_rows_are_as_many_as_the_folder_says(folder: str) -> None:
 
 
 @pytest.mark.data
-def test_the_papers_cut_of_20_newsgroups_has_the_papers_sizes() -> None:
+def test_the_papers_split_of_20_newsgroups_has_the_papers_sizes() -> None:
     if locate(CATALOG["paper/20newsgroups"], DATA if DATA.exists() else None) is None:
-        pytest.skip(f"{DATA} has no newsgroups20")
+        pytest.skip(MISSING)
     found = load("paper/20newsgroups", DATA)
     assert tuple(table.rows for table in found.tables.values()) == PAPER["20newsgroups"][0]
 
@@ -178,7 +178,7 @@ def test_the_papers_cut_of_20_newsgroups_has_the_papers_sizes() -> None:
 )  # fmt: skip
 def test_squad_has_its_official_counts(name: str, rows: dict[str, int], silent: int) -> None:
     if locate(CATALOG[name], DATA if DATA.exists() else None) is None:
-        pytest.skip(f"{DATA} has no files of {name}")
+        pytest.skip(MISSING)
     found = load(name, DATA)
     assert {split: table.rows for split, table in found.tables.items()} == rows
     targets = [

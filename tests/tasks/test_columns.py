@@ -1,4 +1,4 @@
-"""Columns are found by usual names, tasks are inferred, and what cannot be guessed asks for an option."""
+"""Columns are found by usual names, tasks are inferred, and what cannot be inferred needs an option."""
 
 from __future__ import annotations
 
@@ -8,19 +8,7 @@ from typing import Any
 import pytest
 
 from adapterbank.errors import DataError, InputError, UnknownName
-from adapterbank.tasks.columns import (
-    LABELS,
-    PAIRS,
-    TEXTS,
-    Columns,
-    as_number,
-    find_columns,
-    find_texts,
-    infer_task,
-    is_missing,
-    label_name,
-    label_names,
-)
+from adapterbank.tasks.columns import LABELS, PAIRS, TEXTS, Columns, find_columns, find_texts, infer_task
 from adapterbank.tasks.spec import Task
 from adapterbank.tasks.tables import Table, table_from
 
@@ -72,14 +60,14 @@ def test_every_usual_name_is_found_in_any_case() -> None:
         assert find_columns(table("text", "id", name.upper())).label == name.upper()
 
 
-def test_named_columns_come_before_usual_names() -> None:
+def test_named_columns_take_precedence_over_usual_names() -> None:
     here = table("text", "title", "body", "label", "topic")
     assert find_columns(here, "body", label="topic") == Columns(("body",), "topic")
     assert find_columns(here, "title", "body") == Columns(("title", "body"), "label")
     assert find_columns(here, "label", label="text") == Columns(("label",), "text")
 
 
-def test_without_need_a_label_may_be_absent() -> None:
+def test_a_label_may_be_missing_if_it_is_not_needed() -> None:
     assert find_columns(table("text", "id", "date"), need_label=False) == Columns(("text",), None)
     assert find_columns(table("anything"), need_label=False) == Columns(("anything",), None)
 
@@ -115,7 +103,7 @@ def test_named_columns_that_do_not_fit_are_explained(options: dict[str, str], sa
         find_columns(table("text", "label"), **options)  # type: ignore[arg-type]
 
 
-def test_names_that_say_nothing_ask_for_the_option() -> None:
+def test_columns_without_a_usual_name_need_the_option() -> None:
     with pytest.raises(
         DataError, match=r"a.csv has no columns with usual names for texts; name them with --text.*a, b, c"
     ):
@@ -126,7 +114,7 @@ def test_names_that_say_nothing_ask_for_the_option() -> None:
         find_texts(table("text", "label", "id"), count=2)
 
 
-def test_a_known_count_of_texts_is_kept_to() -> None:
+def test_a_stated_number_of_texts_is_respected() -> None:
     assert find_texts(table("sentence1", "sentence2", "text"), count=1) == ("text",)
     assert find_texts(table("first", "second"), count=2) == ("first", "second")
 
@@ -148,7 +136,7 @@ def test_a_known_count_of_texts_is_kept_to() -> None:
         ([{"text": ["x"], "answer_start": [0]}], "span?"),
     ],
 )
-def test_the_kind_is_read_off_the_labels(labels: list[Any], kind: str) -> None:
+def test_the_kind_is_inferred_from_the_labels(labels: list[Any], kind: str) -> None:
     if kind == "span?":
         with pytest.raises(InputError, match="two text columns"):
             infer(labels)
@@ -178,7 +166,7 @@ def test_question_context_and_answer_are_a_span_task() -> None:
         ([[2, 1], [0]], ("0", "1", "2")),
     ],
 )
-def test_labels_are_strings_in_a_settled_order(labels: list[Any], names: tuple[str, ...]) -> None:
+def test_labels_are_strings_in_a_fixed_order(labels: list[Any], names: tuple[str, ...]) -> None:
     assert infer(labels).labels == names
 
 
@@ -199,8 +187,8 @@ def test_labels_of_rows_without_text_do_not_count() -> None:
     [
         (["a", "a"], {}, "every row has the label 'a' in column 'label'; a classifier needs two labels"),
         ([None, ""], {}, "no row has a text and a value in 'label'"),
-        (["1", "x"], {"kind": "regression"}, "a.csv, row 2: 'x' in column 'label' is no finite number"),
-        ([0.5, math.inf], {}, "row 2: 'inf' in column 'label' is no finite number"),
+        (["1", "x"], {"kind": "regression"}, "a.csv, row 2: 'x' in column 'label' is not a finite number"),
+        ([0.5, math.inf], {}, "row 2: 'inf' in column 'label' is not a finite number"),
         ([0.5, math.nan], {}, "row 2: 'nan' in column"),
         (["0.5", "nan"], {"kind": "regression"}, "row 2: 'nan'"),
         ([0.5, True], {"kind": "regression"}, "row 2: 'True'"),
@@ -208,18 +196,18 @@ def test_labels_of_rows_without_text_do_not_count() -> None:
         (
             [["a"], ["b"]],
             {"kind": "classification"},
-            "row 1: .*'a'.* is not one label; state --kind multilabel",
+            "row 1: .*'a'.* is not a single label; use --kind multilabel",
         ),
         (
             list(range(30)),
             {},
-            "30 different labels in 30 rows .*state --kind regression, or choose another column",
+            "30 different labels in 30 rows .*use --kind regression, or choose another column",
         ),
-        ([f"id{n}" for n in range(21)], {}, "too many to be classes; an identifier or a text"),
+        ([f"id{n}" for n in range(21)], {}, "too many to be classes; if it holds identifiers or texts, choose"),
         ([n % 1001 for n in range(4004)], {}, "1001 different labels in 4004 rows"),
     ],
 )
-def test_labels_that_make_no_task_are_explained(labels: list[Any], options: Any, says: str) -> None:
+def test_labels_that_state_no_task_are_explained(labels: list[Any], options: Any, says: str) -> None:
     with pytest.raises(DataError, match=says):
         infer(labels, **options)
 
@@ -235,7 +223,7 @@ def test_few_rows_may_show_each_class_once() -> None:
     [
         ({"kind": "clasification"}, UnknownName, "Did you mean 'classification'"),
         ({"metric": "speerman"}, UnknownName, "Did you mean 'spearman'"),
-        ({"metric": "pearson"}, InputError, "cannot score a classification task; take one of: accuracy"),
+        ({"metric": "pearson"}, InputError, "cannot score a classification task; choose one of: accuracy"),
         ({"labels": ["one"]}, InputError, "needs 2 labels or more"),
         ({"labels": ["1", "1.0"]}, InputError, "names the label '1' twice"),
         ({"kind": "regression", "labels": ["a", "b"]}, InputError, "has no labels"),
@@ -249,16 +237,3 @@ def test_options_that_do_not_fit_are_explained(options: Any, error: type[Excepti
 def test_a_task_needs_a_label_column() -> None:
     with pytest.raises(DataError, match="has no label column"):
         infer_task(table("text"), Columns(("text",), None), name="t")
-
-
-def test_values_mean_the_same_in_every_format() -> None:
-    labels = {"1": (1, 1.0, "1", " 1.0 "), "true": (True, "True"), "0.5": (0.5, "0.5"), "x": ("x ",)}
-    assert all(label_name(value) == name for name, values in labels.items() for value in values)
-    assert label_names(3) == ["3"]
-    numbers: dict[Any, float | None] = {"1e3": 1000.0, ".5": 0.5, "5.": 5.0, " 2 ": 2.0, 3: 3.0}
-    none = dict.fromkeys(("", "1,5", "inf", None, True))
-    assert all(as_number(value) == number for value, number in {**numbers, **none}.items())
-    missing: list[Any] = [None, "", " \t", math.nan]
-    present: list[Any] = [0, False, "0", [], {}]
-    assert all(map(is_missing, missing))
-    assert not any(map(is_missing, present))

@@ -1,4 +1,4 @@
-"""Rows become examples, a split is seeded and stratified, and every bad row is named."""
+"""Rows become examples, a split is seeded and stratified, and the message for a bad row names it."""
 
 from __future__ import annotations
 
@@ -35,36 +35,36 @@ def span_rows(*answers: Any, context: str = "Ann met Ann in Rome.", **more: list
     return table_from({"question": ["Who?"] * count, "context": [context] * count, "answers": list(answers), **more})
 
 
-def test_classes_become_places_in_the_labels() -> None:
+def test_classes_become_indices_into_the_labels() -> None:
     examples, report = read_examples(rows(["pos", " neg "]), CLASSES)
     assert examples == Examples(["t0", "t1"], None, [1, 0])
     assert (report.rows, report.empty, report.notes) == (2, 0, [])
 
 
-def test_pairs_are_kept_apart() -> None:
+def test_the_texts_of_a_pair_are_separate_columns() -> None:
     examples, _ = read_examples(table_from([{"a": "x", "b": "y", "label": 1.0}]), PAIRS)
     assert examples == Examples(["x"], ["y"], [1])
 
 
-def test_numbers_are_places_where_the_labels_are_words() -> None:
+def test_numbers_are_indices_if_the_labels_are_words() -> None:
     examples, report = read_examples(rows([1, "0", 1.0]), CLASSES)
     assert examples.targets == [1, 0, 1]
-    assert report.notes == ["a.csv: the numbers in 'label' are read as places in: neg, pos."]
+    assert report.notes == ["a.csv: the numbers in 'label' are read as indices into: neg, pos."]
     assert read_examples(rows([[0, 2], []]), MANY)[0].targets == [(0, 2), ()]
 
 
-def test_numbers_beside_words_are_no_places() -> None:
+def test_numbers_beside_words_are_not_indices() -> None:
     with pytest.raises(DataError, match="row 2: the label '1' is not one of"):
         read_examples(rows(["pos", 1]), CLASSES)
 
 
-def test_multilabel_targets_are_sorted_places() -> None:
+def test_multilabel_targets_are_sorted_indices() -> None:
     examples, _ = read_examples(rows(["z|x", "", " y "]), MANY)
     assert examples.targets == [(0, 2), (), (1,)]
     assert read_examples(rows([["z", "x"], []]), MANY)[0].targets == [(0, 2), ()]
 
 
-def test_zero_one_flags_are_no_lists_of_labels() -> None:
+def test_zero_one_flags_are_not_lists_of_labels() -> None:
     with pytest.raises(DataError, match=r"row 1: \[0, 0, 1\] names a label twice; .*not a 0 or 1 for each"):
         read_examples(rows([[0, 0, 1]]), MANY)
 
@@ -87,7 +87,7 @@ def test_an_empty_second_text_makes_a_row_empty() -> None:
     assert (examples.texts, report.empty) == (["x"], 2)
 
 
-def test_for_prediction_every_row_stays() -> None:
+def test_every_row_is_kept_for_prediction() -> None:
     data = table_from({"text": ["a", None, " ", 7, float("nan"), "\ud83d\ude00 \ud800"]})
     examples, report = read_examples(data, CLASSES, need_targets=False)
     assert examples == Examples(["a", "", " ", "7", "", "😀 \ufffd"])
@@ -99,7 +99,7 @@ BAD_ROWS: list[tuple[Table, Task, str]] = [
     (rows(["pos", " "]), CLASSES, "row 2: column 'label' is empty"),
     (rows([1.5, float("nan")]), NUMBER, "row 2: column 'label' is empty"),
     (rows([["x"], None]), MANY, "row 2: column 'label' is empty"),
-    (rows([1.5, "high"]), NUMBER, "row 2: 'high' in column 'label' is no finite number"),
+    (rows([1.5, "high"]), NUMBER, "row 2: 'high' in column 'label' is not a finite number"),
     (rows([1.5, "1e999"]), NUMBER, "row 2: '1e999'"),
     (
         rows(["pos", "meh", "neg", "bah"]),
@@ -109,9 +109,9 @@ BAD_ROWS: list[tuple[Table, Task, str]] = [
     (rows([0, 2]), CLASSES, "row 1: the label '0' is not one of"),
     (rows([-1, -1]), CLASSES, "row 1: the label '-1' is not one of"),
     (rows([["x"], ["y", "q"]]), MANY, "row 2: the label 'q' is not one of the task's 3 labels"),
-    (rows([["pos"]]), CLASSES, "row 1: .*'pos'.* is not one label"),
+    (rows([["pos"]]), CLASSES, "row 1: .*'pos'.* is not a single label"),
     (rows(["pos"], [" "]), CLASSES, "every row is empty in text; choose another column with --text"),
-    (rows(["pos"], [["a", "list"]]), CLASSES, "row 1: .* in column 'text' is no text"),
+    (rows(["pos"], [["a", "list"]]), CLASSES, "row 1: .* in column 'text' is not a text"),
     (table_from({"txt": ["a"], "label": ["pos"]}), CLASSES, r"no column 'text'. Did you mean 'txt'\?"),
     (table_from({"text": ["a"], "lable": ["pos"]}), CLASSES, r"no column 'label'. Did you mean 'lable'\?"),
     (span_rows("Bob"), SPAN, "row 1: the answer 'Bob' does not occur in its context"),
@@ -120,7 +120,7 @@ BAD_ROWS: list[tuple[Table, Task, str]] = [
     (
         span_rows({"text": ["Ann"], "answer_start": [0, 1]}),
         SPAN,
-        r"row 1: answer_start is \[0, 1\]; give one place",
+        r"row 1: answer_start is \[0, 1\]; give one position",
     ),
     (span_rows("Ann", answer_start=["x"]), SPAN, "row 1: answer_start is x"),
 ]
@@ -156,7 +156,7 @@ def test_answers_of_every_shape_become_a_span(data: Table, expected: tuple[int, 
 def test_a_misplaced_answer_moves_to_its_nearest_occurrence(start: int, place: int) -> None:
     examples, report = read_examples(span_rows({"text": [" Ann"], "answer_start": [start]}), SPAN)
     assert examples.targets == [(place, place + 3, ("Ann",))]
-    assert report.notes == ["data: 1 of 1 answers are not at their answer_start; the nearest place was taken."]
+    assert report.notes == ["data: 1 of 1 answers are not at their answer_start; the nearest occurrence is used."]
 
 
 def test_texts_come_from_tables_lines_and_streams(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_texts_that_do_not_fit_the_task_are_explained(tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("x\ty\nno tab\n")
     (tmp_path / "single.csv").write_text("text,id,date\nx,1,2\n")
     (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(DataError, match=r"lines.txt, line 2: 0 tabs where the task 'p' needs exactly one"):
+    with pytest.raises(DataError, match=r"lines.txt, line 2: 0 tabs; the task 'p' needs exactly one"):
         read_texts(tmp_path / "lines.txt", PAIRS)
     with pytest.raises(DataError, match="no columns with usual names for two texts"):
         read_texts(tmp_path / "single.csv", PAIRS)
@@ -210,7 +210,7 @@ def examples_of(targets: list[Any]) -> Examples:
     return Examples([str(row) for row in range(len(targets))], None, targets)
 
 
-def test_a_split_parts_the_rows_and_repeats_for_its_seed() -> None:
+def test_a_split_uses_every_row_once_and_repeats_for_its_seed() -> None:
     whole = examples_of([n % 2 for n in range(100)])
     train, dev = split(whole, task=CLASSES, fraction=0.2, seed=3)
     assert sorted(train.texts + dev.texts) == sorted(whole.texts)
@@ -224,7 +224,7 @@ def test_the_rows_chosen_for_a_seed_never_change() -> None:
     assert dev.texts == ["2", "4", "6", "11"]
 
 
-def test_among_rare_classes_chance_decides_which_reach_dev() -> None:
+def test_which_rare_classes_reach_dev_is_random() -> None:
     task = Task("t", "classification", ("text",), "label", tuple("abcdefghij"), "accuracy")
     whole = examples_of([n // 2 for n in range(20)])
     seen = {place for seed in range(30) for place in split(whole, task=task, seed=seed)[1].targets or []}
@@ -232,14 +232,14 @@ def test_among_rare_classes_chance_decides_which_reach_dev() -> None:
 
 
 def test_too_few_rows_and_wrong_shares_are_refused() -> None:
-    with pytest.raises(DataError, match="There are 1 rows; 2 or more"):
+    with pytest.raises(DataError, match="There are 1 rows; splitting off dev rows needs 2 or more"):
         split(examples_of([0]), task=CLASSES)
     for fraction in (0.0, 1.0, -1.0, float("nan")):
-        with pytest.raises(InputError, match="must lie between 0 and 1"):
+        with pytest.raises(InputError, match="must be between 0 and 1"):
             split(examples_of([0, 1]), task=CLASSES, fraction=fraction)
 
 
-def test_other_kinds_and_rows_without_targets_are_shuffled_plainly() -> None:
+def test_kinds_without_a_single_label_and_rows_without_targets_are_not_stratified() -> None:
     for task, rows_ in (
         (NUMBER, examples_of([0.5] * 10)),
         (MANY, examples_of([(0,)] * 10)),

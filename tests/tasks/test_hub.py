@@ -1,4 +1,4 @@
-"""The hub, with a stand-in for the library `datasets`: names, splits, label words, and what is said when it fails."""
+"""The hub, with a stand-in for the library `datasets`: names, splits, label names, and the message when it fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from adapterbank.tasks.examples import read_examples
 
 
 class Split:
-    """What a data set of the library offers of itself."""
+    """The attributes that a data set of the library has."""
 
     def __init__(self, columns: dict[str, list[Any]], names: list[str] | None = None) -> None:
         self._columns = columns
@@ -30,7 +30,7 @@ class Split:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str | None], Any]:
-    """Give the shelf of a stand-in library, by path and config."""
+    """Return the data sets of a stand-in library, by path and config."""
     shelf: dict[tuple[str, str | None], Any] = {}
 
     def load_dataset(path: str, config: str | None = None) -> Any:
@@ -44,7 +44,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str | None], Any]:
     return shelf
 
 
-def test_what_no_data_root_has_comes_from_the_hub(hub: dict[Any, Any]) -> None:
+def test_data_that_is_not_in_the_data_root_comes_from_the_hub(hub: dict[Any, Any]) -> None:
     names = ["not_equivalent", "equivalent"]
     rows = {"sentence1": ["a", "b"], "sentence2": ["c", "d"], "idx": [0, 1]}
     hub["nyu-mll/glue", "mrpc"] = {
@@ -91,9 +91,10 @@ def test_squad_comes_with_ids_and_questions_without_answers(hub: dict[Any, Any])
     assert found.tables["train"].columns["id"] == ["x", "y"]
 
 
-def test_a_hub_that_fails_is_told_in_one_sentence_with_the_way_out(hub: dict[Any, Any]) -> None:
+def test_a_failure_of_the_hub_is_one_sentence_with_the_remedy(hub: dict[Any, Any]) -> None:
     with pytest.raises(
-        DataError, match=r"'nyu-mll/glue' is not in the data root, and the hub .* \(Couldn't reach"
+        DataError,
+        match=r"'nyu-mll/glue' is not in the data root and cannot be downloaded .* \(Couldn't reach",
     ) as error:
         load("glue/cola")
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Layouts: files written by hand as they are handed out, read back row for row."""
+"""Layouts: files written by hand in the published form, read back row for row."""
 
 from __future__ import annotations
 
@@ -130,13 +130,13 @@ def test_the_official_glue_files_are_read_without_quoting(name: str, parent: str
     assert set(GLUE) == {name for name in CATALOG if name.startswith("glue/")}
 
 
-def test_a_broken_test_row_is_an_error_as_all_after_it_would_shift(tmp_path: Path) -> None:
+def test_a_broken_test_row_is_an_error_because_later_rows_would_shift(tmp_path: Path) -> None:
     put(tmp_path / "QQP/test.tsv", "id\tquestion1\tquestion2\n0\tWhere?\tWhen?\n1\tWhat?\n")
     with pytest.raises(DataError, match="row with too few fields"):
         load("glue/qqp", tmp_path)
 
 
-def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_column_is_named(tmp_path: Path) -> None:
     put(tmp_path / "RTE/train.tsv", "index\tpremise\thypothesis\tlabel\n0\tX.\tY.\tentailment\n")
     with pytest.raises(DataError, match=r"no column 'sentence1'; its columns: index, premise, hypothesis, label"):
         load("glue/rte", tmp_path)
@@ -145,7 +145,7 @@ def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
 # --- Parquet ------------------------------------------------------------------------------------------------
 
 
-def test_parquet_labels_are_places_in_the_names_beside_them(tmp_path: Path) -> None:
+def test_parquet_labels_are_indices_into_the_names_beside_them(tmp_path: Path) -> None:
     (tmp_path / "sst2").mkdir()
     write(tmp_path / "sst2" / "train.parquet", [("a", 1), ("b", 0)], ("sentence", "label"))
     write(tmp_path / "sst2" / "validation.parquet", [("c", 1)], ("sentence", "label"))
@@ -164,7 +164,7 @@ def test_parquet_labels_are_places_in_the_names_beside_them(tmp_path: Path) -> N
     assert isinstance(locate(find("glue/sst2"), tmp_path)[0], Parquet)
 
 
-def test_parquet_as_the_hub_gives_it_needs_no_names_beside_it(tmp_path: Path) -> None:
+def test_parquet_files_of_the_hub_need_no_names_beside_them(tmp_path: Path) -> None:
     names = ("premise", "hypothesis", "label", "idx")
     (tmp_path / "mnli").mkdir()
     for file, rows in {
@@ -190,7 +190,7 @@ def test_parquet_as_the_hub_gives_it_needs_no_names_beside_it(tmp_path: Path) ->
 @pytest.mark.parametrize("names", ['["negative", "positive"]', None])
 @pytest.mark.parametrize("gap", [None, float("nan"), -1])
 @pytest.mark.parametrize("whole", [int, float])
-def test_parquet_numbers_with_gaps_are_places_all_the_same(tmp_path: Path, names, gap, whole) -> None:
+def test_parquet_numbers_with_missing_values_are_indices_too(tmp_path: Path, names, gap, whole) -> None:
     (tmp_path / "sst2").mkdir()
     rows = [("a", whole(1)), ("b", gap), ("c", whole(0))]
     write(tmp_path / "sst2" / "test.parquet", rows, ("sentence", "label"))
@@ -199,7 +199,7 @@ def test_parquet_numbers_with_gaps_are_places_all_the_same(tmp_path: Path, names
     assert load("glue/sst2", tmp_path).tables["test"].columns["label"] == ["positive", None, "negative"]
 
 
-def test_parquet_answers_kept_by_the_server_are_none_of_the_labels(tmp_path: Path) -> None:
+def test_parquet_labels_that_only_the_server_knows_are_missing(tmp_path: Path) -> None:
     (tmp_path / "banking77").mkdir()
     write(tmp_path / "banking77" / "train.parquet", [("a", "x"), ("b", "y")], ("text", "label"))
     write(tmp_path / "banking77" / "test.parquet", [("c", -1)], ("text", "label"))
@@ -207,7 +207,7 @@ def test_parquet_answers_kept_by_the_server_are_none_of_the_labels(tmp_path: Pat
     assert (found.task.labels, list(found.labelled())) == (("x", "y"), ["train"])
 
 
-def test_a_number_without_a_name_is_told_with_its_file(tmp_path: Path) -> None:
+def test_the_error_for_a_number_without_a_name_has_its_file(tmp_path: Path) -> None:
     (tmp_path / "sst2").mkdir()
     write(tmp_path / "sst2" / "train.parquet", [("a", 1), ("b", 0)], ("sentence", "label"))
     (tmp_path / "sst2" / "labels.json").write_text('["negative"]')
@@ -215,10 +215,10 @@ def test_a_number_without_a_name_is_told_with_its_file(tmp_path: Path) -> None:
         load("glue/sst2", tmp_path)
 
 
-def test_parquet_with_other_columns_says_what_it_has(tmp_path: Path) -> None:
+def test_the_error_for_other_parquet_columns_lists_them(tmp_path: Path) -> None:
     (tmp_path / "mrpc").mkdir()
     write(tmp_path / "mrpc" / "train.parquet", [("a", 1)], ("sentence", "label"))
-    with pytest.raises(DataError, match="has the text columns sentence; this data set has sentence1, sentence2"):
+    with pytest.raises(DataError, match="has the text columns sentence; this data set needs sentence1, sentence2"):
         load("glue/mrpc", tmp_path)
 
 
@@ -241,7 +241,7 @@ def squad(*titles: str) -> str:
 
 
 @pytest.mark.parametrize("place", ["dev-v2.0.json", "squad/dev-v2.0.json", "SQuAD/dev-v2.0.json.gz"])
-def test_squads_own_files_are_read_packed_or_not(place: str, tmp_path: Path) -> None:
+def test_squads_own_files_are_read_compressed_or_not(place: str, tmp_path: Path) -> None:
     file = tmp_path / place
     file.parent.mkdir(exist_ok=True)
     data = squad("A", "B").encode()
@@ -305,7 +305,7 @@ LEFT_OUT = {"Can't Decide", "not sure", "N/A", "other"}
 
 
 @pytest.mark.parametrize("name", RAW)
-def test_the_public_files_are_read_as_they_are_handed_out(name: str, tmp_path: Path) -> None:
+def test_the_public_files_are_read_as_published(name: str, tmp_path: Path) -> None:
     file, header, row, labels = RAW[name]
     rows = [row.format(i=i, label=labels[i % len(labels)]) for i in range(60)]
     text = "\n".join([*([header] if header else []), *rows]) + "\n"
@@ -328,7 +328,7 @@ def test_the_public_files_are_read_as_they_are_handed_out(name: str, tmp_path: P
     assert locate(found.entry, other) is not None
 
 
-def test_old_files_are_read_as_latin_1_where_they_are_not_utf_8(tmp_path: Path) -> None:
+def test_old_files_that_are_not_utf_8_are_read_as_latin_1(tmp_path: Path) -> None:
     rows = "".join(f"{('ham', 'spam')[i % 2]}\t\xa3{i} caf\xe9\n" for i in range(10))
     for encoding in ("latin-1", "utf-8"):
         put(tmp_path / "SMSSpamCollection", rows, encoding)
@@ -336,7 +336,7 @@ def test_old_files_are_read_as_latin_1_where_they_are_not_utf_8(tmp_path: Path) 
         assert texts == {f"\xa3{i} caf\xe9" for i in range(10)}
 
 
-def test_complaints_without_a_narrative_are_left_out_before_the_cut(tmp_path: Path) -> None:
+def test_complaints_without_a_narrative_are_left_out_before_the_split(tmp_path: Path) -> None:
     told = [f"1,{('Fees', 'Loans')[i % 2]},{'' if i % 5 == 0 else f't{i}'}" for i in range(25)]
     put(tmp_path / "complaints.csv", "\n".join(["Date received,Issue,Consumer complaint narrative", *told]))
     assert [table.rows for table in load("paper/customer_complaints", tmp_path).tables.values()] == [16, 2, 2]
@@ -350,7 +350,7 @@ def test_every_one_of_the_seventeen_has_a_public_file() -> None:
     assert len(named) == 18  # the seventeen, one of them with two cuts
 
 
-def test_20_newsgroups_has_the_official_cut_and_the_papers(tmp_path: Path) -> None:
+def test_20_newsgroups_has_the_official_split_and_the_papers(tmp_path: Path) -> None:
     for split, count in (("train", 12), ("test", 8)):
         for i in range(count):
             put(
@@ -367,7 +367,7 @@ def test_20_newsgroups_has_the_official_cut_and_the_papers(tmp_path: Path) -> No
     assert all(text.startswith("caf\xe9 ") for text in texts)
 
 
-def test_one_file_a_class_and_one_folder_a_class(tmp_path: Path) -> None:
+def test_a_file_or_a_folder_for_each_class_is_read(tmp_path: Path) -> None:
     put(tmp_path / "rt-polarity.neg", "bad\x85 film\ndull\n" * 10, "latin-1")
     put(tmp_path / "rt-polarity.pos", "good film\r\nfine\r\n" * 10)
     found = load("mr", tmp_path)
@@ -385,7 +385,7 @@ def test_one_file_a_class_and_one_folder_a_class(tmp_path: Path) -> None:
     }
 
 
-def test_clinc_keeps_what_is_out_of_scope_apart(tmp_path: Path) -> None:
+def test_clinc_has_separate_splits_for_out_of_scope_rows(tmp_path: Path) -> None:
     splits = {name: [[f"{name} text", "balance"], ["b", "apr"]] for name in ("train", "val", "test")}
     put(tmp_path / "data_full.json", json.dumps(splits | {"oos_val": [["what", "oos"]]}))
     found = load("clinc150", tmp_path)
@@ -399,7 +399,7 @@ def test_clinc_keeps_what_is_out_of_scope_apart(tmp_path: Path) -> None:
     assert set(found.labelled()) == {"train", "dev", "test"}
 
 
-def test_every_other_set_has_files_or_a_place_on_the_hub() -> None:
+def test_every_other_data_set_has_files_or_a_location_on_the_hub() -> None:
     for entry in CATALOG.values():
         assert entry.layouts or entry.hub
     assert {Delimited, Lines, ClassFiles, Folders} <= {
@@ -410,16 +410,16 @@ def test_every_other_set_has_files_or_a_place_on_the_hub() -> None:
 @pytest.mark.parametrize(
     ("name", "file", "text", "said"),
     [
-        ("glue/cola", "CoLA/train.tsv", "only\ttwo\n", "has no row of 4 fields or more"),
+        ("glue/cola", "CoLA/train.tsv", "only\ttwo\n", "has no row with 4 fields or more"),
         ("glue/sst2", "SST-2/train.tsv", "sentence\tlabel\na\tgood\n", "no label is one of 0, 1; it has good"),
-        ("paper/airline", "Tweets.csv", "", "Tweets.csv is empty; fetch it again"),
+        ("paper/airline", "Tweets.csv", "", "Tweets.csv is empty; download it again"),
         ("paper/airline", "Tweets.csv", "text,mood\na,b\n", "no column 'airline_sentiment'; its columns: text, mood"),
         ("clinc150", "data_full.json", "{", "cannot be read as JSON"),
-        ("clinc150", "data_full.json", '{"train": ["a"]}', r"does not hold lists of \[text, label\]"),
+        ("clinc150", "data_full.json", '{"train": ["a"]}', r"does not contain lists of \[text, label\]"),
         ("squad/v2", "dev-v2.0.json", "{", "not valid JSON"),
     ],
 )
-def test_a_file_that_is_not_what_it_should_be_is_told_in_one_sentence(name, file, text, said, tmp_path: Path) -> None:
+def test_an_unexpected_file_is_one_clear_sentence(name, file, text, said, tmp_path: Path) -> None:
     put(tmp_path / file, text)
     with pytest.raises(DataError, match=said) as caught:
         load(name, tmp_path)
@@ -437,7 +437,7 @@ def test_a_file_that_is_not_what_it_should_be_is_told_in_one_sentence(name, file
      (4952, (3961, 495, 496)), (183334, (146667, 18333, 18334)), (422937, (338349, 42294, 42294)),
      (5574, (4459, 557, 558))],
 )  # fmt: skip
-def test_the_cut_has_the_papers_sizes_and_every_row_once(rows: int, sizes: tuple[int, ...]) -> None:
+def test_the_split_has_the_papers_sizes_and_every_row_once(rows: int, sizes: tuple[int, ...]) -> None:
     whole = Table({"text": list(range(rows)), "label": ["abbcccc"[i % 7] for i in range(rows)]})
     found = cut(whole)
     assert tuple(table.rows for table in found.values()) == sizes

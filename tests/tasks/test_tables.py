@@ -1,4 +1,4 @@
-"""Every format gives the same table, and every bad file one sentence with the way out."""
+"""Every format is read as the same table, and the error for a bad file is one sentence with the remedy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write_csv(path: Path, rows: list[dict[str, str]], **options: Any) -> Path:
     return path
 
 
-def test_all_formats_give_the_same_table(tmp_path: Path) -> None:
+def test_all_formats_are_read_as_the_same_table(tmp_path: Path) -> None:
     lines = "".join(json.dumps(row) + "\n" for row in ROWS)
     paths = [
         write_csv(tmp_path / "a.csv", ROWS),
@@ -64,7 +64,7 @@ def test_a_byte_order_mark_crlf_and_blank_lines_are_tolerated(tmp_path: Path) ->
     assert read_table(path).columns == {"text": ["gut", "schlecht"], "label": ["1", "0"]}
 
 
-def test_tsv_takes_stray_quotes_as_they_are(tmp_path: Path) -> None:
+def test_tsv_keeps_stray_quotes(tmp_path: Path) -> None:
     path = write(tmp_path, "a.tsv", 'sentence\tlabel\n"unclosed\t1\nhe said "no"\t0\n""\t1\n')
     assert read_table(path).columns["sentence"] == ['"unclosed', 'he said "no"', '""']
 
@@ -78,7 +78,7 @@ def test_in_a_single_column_a_blank_line_is_a_row(tmp_path: Path) -> None:
     assert read_table(write(tmp_path, "a.tsv", "text\na\n\nb\n")).columns["text"] == ["a", "", "b"]
 
 
-def test_nameless_columns_get_a_name(tmp_path: Path) -> None:
+def test_columns_without_a_name_get_one(tmp_path: Path) -> None:
     assert list(read_table(write(tmp_path, "a.csv", ",text\n0,hi\n")).columns) == ["column1", "text"]
 
 
@@ -87,7 +87,7 @@ def test_json_rows_may_lack_keys(tmp_path: Path) -> None:
     assert read_table(path).columns == {"text": ["a", "b"], "label": [None, 1]}
 
 
-def test_squad_files_become_a_row_a_question(tmp_path: Path) -> None:
+def test_squad_files_become_one_row_for_each_question(tmp_path: Path) -> None:
     asked = {"id": "1", "question": "Who?", "answers": [{"text": "Ann", "answer_start": 0}]}
     article = {"title": "T", "paragraphs": [{"context": "Ann is.", "qas": [asked]}]}
     table = read_table(write(tmp_path, "a.json", json.dumps({"version": "1.1", "data": [article]})))
@@ -101,27 +101,27 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
     ("blank.tsv", "\n \n", "is empty"),
     ("empty.jsonl", "", "is empty"),
     ("empty.parquet", b"", "is empty"),
-    ("header.csv", "text,label\n", r"names columns \(text, label\) but has no rows"),
-    ("header.tsv", "text\tlabel\r\n", "has no rows"),
+    ("header.csv", "text,label\n", r"has columns \(text, label\) but no rows"),
+    ("header.tsv", "text\tlabel\r\n", "but no rows"),
     ("none.json", "[]", "has no rows"),
     (
         "long.csv",
         'text,label\na,1\n"b\nc",1\nd,e,1\n',
-        r"line 5: 3 fields where the header has 2; quote a text",
+        r"line 5: 3 fields, but the header has 2; quote a text",
     ),
     (
         "short.tsv",
         "text\tlabel\na\t1\nb\n",
-        "line 3: 1 fields where the header has 2; a text may hold no tab",
+        "line 3: 1 fields, but the header has 2; a text must not contain a tab",
     ),
-    ("open.csv", 'text,label\na,1\n"b,1\nc,1\n', "line 3: unexpected end of data; close each quote"),
-    ("odd.csv", 'text,label\n"a" b,1\n', "line 2: .*; close each quote"),
-    ("twice.csv", "text,text\na,b\n", "names the column 'text' twice"),
-    ("semi.csv", "text;label\na;1\n", "seems to have ';' between fields; save it with commas"),
+    ("open.csv", 'text,label\na,1\n"b,1\nc,1\n', "line 3: unexpected end of data; close every quote"),
+    ("odd.csv", 'text,label\n"a" b,1\n', "line 2: .*; close every quote"),
+    ("twice.csv", "text,text\na,b\n", "has two columns named 'text'"),
+    ("semi.csv", "text;label\na;1\n", "seems to separate fields with ';'; save it with commas"),
     (
         "packed.csv",
         gzip.compress(b"text,label\nok,1\n"),
-        r"packed\.csv is packed by gzip, and its name does not end in \.gz; unpack it\.",
+        r"packed\.csv is compressed with gzip, but its name does not end in \.gz; decompress or rename it\.",
     ),
     (
         "latin.csv",
@@ -136,18 +136,18 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
         '{"text": "a"}\n\n{"text": oops}\n',
         r"line 3, column 10: not valid JSON, expecting value, near 'oops",
     ),
-    ("list.jsonl", '{"text": "a"}\n[1, 2]\n', r"line 2: \[1, 2\] is no JSON object"),
+    ("list.jsonl", '{"text": "a"}\n[1, 2]\n', r"line 2: \[1, 2\] is not a JSON object"),
     ("bad.json", '[{"text": "a"},\n {"text" 1}]', "line 2, column 10: not valid JSON"),
-    ("scalar.json", "3", "is no list of objects"),
-    ("rows.json", '[{"text": "a"}, 7]', "row 2: 7 is no JSON object"),
+    ("scalar.json", "3", "is not a list of objects"),
+    ("rows.json", '[{"text": "a"}, 7]', "row 2: 7 is not a JSON object"),
     ("deep.json", "[" * 100_000, "JSON"),
-    ("digits.jsonl", '{"a": ' + "1" * 5000 + "}", "line 1: JSON that cannot be used"),
-    ("fake.parquet", "text,label\na,1\n", "is not a Parquet file that can be read"),
-    ("cut.parquet", b"PAR1" + b"x" * 40 + b"PAR1", "is not a Parquet file"),
-    ("a.xlsx", b"PK", r"ending '.xlsx', which is not one of .csv, .tsv, .jsonl, .ndjson, .json, .parquet"),
-    ("noending", "text\n", "has the ending ''"),
-    ("a.csv.gz", "text\na\n", "cannot be unpacked .*; pack it anew"),
-    ("cut.csv.gz", gzip.compress(b"text\na\n")[:-6], "cannot be unpacked"),
+    ("digits.jsonl", '{"a": ' + "1" * 5000 + "}", "line 1: this JSON cannot be used"),
+    ("fake.parquet", "text,label\na,1\n", "cannot be read as a Parquet file"),
+    ("cut.parquet", b"PAR1" + b"x" * 40 + b"PAR1", "cannot be read as a Parquet file"),
+    ("a.xlsx", b"PK", r"extension '.xlsx', which is not one of .csv, .tsv, .jsonl, .ndjson, .json, .parquet"),
+    ("noending", "text\n", "has the extension ''"),
+    ("a.csv.gz", "text\na\n", "cannot be decompressed .*; compress it again"),
+    ("cut.csv.gz", gzip.compress(b"text\na\n")[:-6], "cannot be decompressed"),
 ]
 
 
@@ -160,13 +160,13 @@ def test_a_bad_file_is_one_clear_sentence(tmp_path: Path, name: str, content: st
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file_suggests_its_neighbours(tmp_path: Path) -> None:
+def test_a_missing_file_suggests_similar_names(tmp_path: Path) -> None:
     write(tmp_path, "train.csv", "")
     with pytest.raises(DataError, match=r"There is no file .*trian.csv; did you mean train.csv\?"):
         read_table(tmp_path / "trian.csv")
-    with pytest.raises(DataError, match=r"its folder holds: train.csv"):
+    with pytest.raises(DataError, match=r"its folder contains: train.csv"):
         read_table(tmp_path / "q")
-    with pytest.raises(DataError, match=r"nor the folder .*nowhere"):
+    with pytest.raises(DataError, match=r"and no folder .*nowhere"):
         read_table(tmp_path / "nowhere" / "a.csv")
     with pytest.raises(DataError, match="cannot be a file"):
         read_table("word " * 2000)
@@ -179,7 +179,7 @@ def test_a_folder_lists_its_tables(tmp_path: Path) -> None:
         read_table(tmp_path)
 
 
-def test_plain_lines_keep_blank_ones(tmp_path: Path) -> None:
+def test_blank_lines_of_a_text_file_are_kept(tmp_path: Path) -> None:
     assert read_lines(write(tmp_path, "a.txt", "\ufeffone\r\n\r\ntwo\u2028still two\n")) == [
         "one",
         "",
@@ -205,7 +205,7 @@ class Dataset:
 
 
 class NAType:
-    """Pandas' mark for a missing value, by its name."""
+    """Pandas' missing value, by its name."""
 
 
 def test_python_data_of_every_shape_becomes_a_table() -> None:
@@ -239,8 +239,8 @@ def test_a_path_is_read(tmp_path: Path) -> None:
         (3, "is a int; give a path"),
         (None, "is a NoneType"),
         ((row for row in ROWS), "is a generator"),
-        (["just text"], "row 1: just text does not fit"),
-        ([("a", 1), ("b",)], "row 2: .*'b',.* does not fit"),
+        (["just text"], "row 1: just text does not match the other rows"),
+        ([("a", 1), ("b",)], "row 2: .*'b',.* does not match"),
         ([("a", 1), {"text": "b"}], "row 2"),
         ([("a", "b", "c", "d")], "row 1"),
         ({"text": "abc"}, "column 'text' is a str"),
@@ -261,7 +261,7 @@ texts = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["
 
 @settings(max_examples=40, deadline=None, suppress_health_check=SHARED)
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=5))
-def test_any_text_survives_csv_jsonl_and_parquet(tmp_path: Path, rows: list[tuple[str, str]]) -> None:
+def test_any_text_round_trips_through_csv_jsonl_and_parquet(tmp_path: Path, rows: list[tuple[str, str]]) -> None:
     columns = {"text": [first for first, _ in rows], "label": [second for _, second in rows]}
     records = [{"text": first, "label": second} for first, second in rows]
     write_csv(tmp_path / "a.csv", records, quoting=csv.QUOTE_ALL)

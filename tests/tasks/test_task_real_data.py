@@ -1,4 +1,4 @@
-"""Real datasets, where they are at hand: columns, kinds, labels and counts come out right without a word."""
+"""Promise: on real data sets, columns, kinds, labels and counts are right without any option."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from adapterbank.errors import DataError
-from adapterbank.metrics import score
+from adapterbank.kinds.scoring import report as score_report
 from adapterbank.tasks.columns import find_columns, infer_task
 from adapterbank.tasks.examples import read_examples, split
 from adapterbank.tasks.tables import read_table
-from real_data import DATA
+from real_data import DATA, MISSING
 
 pytestmark = pytest.mark.data
 
 
 def find(name: str) -> Path:
-    """A file of the data folder, or a skip that says how to get it in."""
+    """A file of the data folder, or a skip that names the remedy."""
     path = DATA / name
     if not path.exists():
-        pytest.skip(f"{path} is not there; point ADAPTERBANK_DATA at a folder that has {name}")
+        pytest.skip(MISSING)
     return path
 
 
@@ -45,17 +45,17 @@ def test_a_dataset_is_read_without_options(name: str, text: tuple[str, ...], kin
     assert len(train) + len(dev) == rows
 
 
-def test_integer_labels_are_places_in_the_stated_names() -> None:
+def test_integer_labels_are_indices_into_the_stated_names() -> None:
     labels = json.loads(find("sst2/labels.json").read_text())
     table = read_table(find("sst2/dev.parquet"))
     task = infer_task(table, find_columns(table), name="sst2", labels=labels)
     examples, report = read_examples(table, task)
     assert task.labels == ("negative", "positive")
     assert examples.targets == table.columns["label"]
-    assert "read as places in: negative, positive" in report.notes[0]
+    assert "read as indices into: negative, positive" in report.notes[0]
 
 
-def test_a_label_that_training_never_saw_is_named() -> None:
+def test_a_label_that_training_does_not_have_is_named() -> None:
     table = read_table(find("clinc150/dev.parquet"))
     task = infer_task(table, find_columns(table), name="clinc150")
     with pytest.raises(
@@ -64,7 +64,7 @@ def test_a_label_that_training_never_saw_is_named() -> None:
         read_examples(read_table(find("clinc150/oos_dev.parquet")), task)
 
 
-def test_squad_answers_lie_at_their_places() -> None:
+def test_squad_answers_are_at_their_stated_positions() -> None:
     table = read_table(find("squad/dev-v1.1.json.gz"))
     task = infer_task(table, find_columns(table), name="squad")
     examples, report = read_examples(table, task)
@@ -72,5 +72,5 @@ def test_squad_answers_lie_at_their_places() -> None:
     assert examples.pairs is not None
     assert examples.targets is not None
     found = [context[start:end] for context, (start, end, _) in zip(examples.pairs, examples.targets, strict=True)]
-    assert score("exact_match", found, examples.targets, ()) == 1.0
-    assert score("span_f1", found, examples.targets, ()) == 1.0
+    scores = score_report(task, found, examples.targets)
+    assert (scores["exact_match"], scores["span_f1"]) == (1.0, 1.0)

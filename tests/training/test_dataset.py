@@ -1,4 +1,4 @@
-"""A run's data: files, Python values, or a task of the catalog by name."""
+"""`training.dataset`: data from files, Python values, or the catalog."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from adapterbank.config import parse
+from adapterbank.config import parse, resolve
 from adapterbank.errors import ConfigError, InputError, UnknownName
-from adapterbank.training.dataset import catalog_name, defaults, named, read_data, scored_table
+from adapterbank.training.dataset import canonical, catalog_name, defaults, read_data, scored_table
 from small_data import reviews, write
 
 SENTENCES = [(text, int(label == "positive")) for text, label in reviews(20)]
@@ -16,7 +16,7 @@ SENTENCES = [(text, int(label == "positive")) for text, label in reviews(20)]
 
 @pytest.fixture
 def root(tmp_path):
-    """Give a data root with SST-2 as Parquet and MNLI as TSV."""
+    """Return a data root with SST-2 as Parquet and MNLI as TSV."""
     (tmp_path / "sst2").mkdir()
     for split, rows in (("train", SENTENCES), ("dev", SENTENCES[:6]), ("test", SENTENCES[:4])):
         write(tmp_path / "sst2" / f"{split}.parquet", rows, ("sentence", "label"))
@@ -32,7 +32,7 @@ def root(tmp_path):
     return tmp_path
 
 
-def test_a_task_of_the_catalog_brings_columns_labels_metric_and_splits(root):
+def test_a_catalog_task_provides_columns_labels_metric_and_splits(root):
     data = read_data(parse({"task": "glue/sst2", "data_root": str(root)}))
     assert (data.task.name, data.task.text, data.task.labels) == ("glue-sst2", ("sentence",), ("negative", "positive"))
     assert {name: len(rows) for name, rows in data.splits.items()} == {"train": 20, "dev": 6, "test": 4}
@@ -40,12 +40,12 @@ def test_a_task_of_the_catalog_brings_columns_labels_metric_and_splits(root):
     assert data.notes == ()
 
 
-def test_what_is_scored_beside_dev_comes_along_and_unlabelled_tests_do_not(root):
+def test_further_labelled_splits_are_included_and_unlabelled_ones_are_not(root):
     data = read_data(parse({"task": "glue/mnli", "data_root": str(root)}))
     assert {name: len(rows) for name, rows in data.splits.items()} == {"train": 12, "dev": 6, "dev_mismatched": 3}
 
 
-def test_another_name_metric_dev_and_limit_may_be_chosen(root, tmp_path):
+def test_name_metric_dev_and_limit_can_be_overridden(root, tmp_path):
     own = write(tmp_path / "own.csv", [(text, ("negative", "positive")[label]) for text, label in SENTENCES[:8]],
                 ("sentence", "label"))  # fmt: skip
     options = {"task": "mine", "train": "glue/sst2", "metric": "matthews", "dev": str(own), "limit": 10}
@@ -54,41 +54,41 @@ def test_another_name_metric_dev_and_limit_may_be_chosen(root, tmp_path):
     assert {name: len(rows) for name, rows in data.splits.items()} == {"train": 10, "dev": 8, "test": 4}
 
 
-def test_options_that_the_catalog_decides_are_refused_together(root):
+def test_all_options_that_the_catalog_decides_are_refused_in_one_error(root):
     with pytest.raises(ConfigError) as caught:
         read_data(parse({"task": "glue/sst2", "text": "sentence", "kind": "regression", "data_root": str(root)}))
     assert len(caught.value.mistakes) == 2
 
 
-def test_a_config_names_its_data_and_the_banks_name():
-    config = named(parse({"task": "glue/sst2"}))
+def test_named_fills_in_the_bank_name_and_the_data_of_a_catalog_task():
+    config = canonical(parse({"task": "glue/sst2"}))
     assert (config.task, config.train) == ("glue-sst2", "glue/sst2")
-    config = named(parse({"task": "glue/sst2", "train": "mine.csv"}))
+    config = canonical(parse({"task": "glue/sst2", "train": "mine.csv"}))
     assert (config.task, config.train) == ("glue-sst2", "mine.csv")
-    assert named(parse({"task": "s", "train": "a.csv"})) == parse({"task": "s", "train": "a.csv"})
+    assert canonical(parse({"task": "s", "train": "a.csv"})) == resolve(parse({"task": "s", "train": "a.csv"}))
 
 
-def test_data_given_from_python_is_not_taken_for_the_catalogs():
-    config = named(parse({"task": "glue/sst2"}), {"train": SENTENCES})
+def test_python_data_replaces_the_data_of_the_catalog():
+    config = canonical(parse({"task": "glue/sst2"}), {"train": SENTENCES})
     assert (config.task, config.train) == ("glue-sst2", "")
 
 
-def test_squad_wants_longer_windows_unless_other_data_is_named():
+def test_squad_has_longer_windows_unless_other_data_is_named():
     assert defaults("squad/v1") == defaults("mine", "squad/v2") == {"max_length": 384}
     assert defaults("squad/v1", "mine.csv") == defaults("squad/v1", [("a", "b")]) == defaults("glue/sst2") == {}
 
 
-def test_a_banks_task_is_known_by_its_catalog_name():
+def test_catalog_name_finds_the_catalog_task_of_a_bank_task():
     assert catalog_name("glue-sst2@3") == catalog_name("glue/sst2") == "glue/sst2"
     assert catalog_name("sentiment") is None
 
 
-def test_rows_to_score_are_the_callers_or_the_catalogs(root, tmp_path):
+def test_scored_rows_come_from_the_caller_or_the_catalog(root, tmp_path):
     own = write(tmp_path / "own.csv", [("a", "b")], ("sentence", "label"))
     assert scored_table("glue-sst2", str(own), "dev", str(root)).rows == 1
     assert scored_table("glue-sst2", None, "test", str(root)).rows == 4
     assert scored_table("mine", "glue/sst2", "dev", str(root)).rows == 6
-    with pytest.raises(InputError, match=r"'mine' is no task of the catalog.*--data"):
+    with pytest.raises(InputError, match=r"'mine' is not in the catalog.*--data"):
         scored_table("mine", None, "dev", str(root))
     with pytest.raises(UnknownName, match=r"'tset' is not a labelled split of 'glue/sst2'.* Did you mean 'test'"):
         scored_table("glue-sst2", None, "tset", str(root))

@@ -1,4 +1,4 @@
-"""Steps as programs: losses that are read late, memory that runs out, and who gets a program at all."""
+"""`training.graph_step`: losses that are read late, memory that runs out, and when a graph is used."""
 
 from __future__ import annotations
 
@@ -9,125 +9,128 @@ import pytest
 import torch
 
 from adapterbank.errors import TrainingError
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, make_plan
+from adapterbank.slots.sharing import step_form
 from adapterbank.training import graph_step
 from adapterbank.training import trainer as trainers
-from adapterbank.training.graph_step import form, padded_length
+from adapterbank.training.eager_step import EagerStep
+from adapterbank.training.graph_step import padded_length
 from adapterbank.training.job import ActiveRun, RunState
-from jobs import GPU, assert_close, assert_same_bits, job_on, learn, three_runs
+from jobs import GPU, assert_close, assert_same_bits, job_on, three_runs, train_jobs
 
 # --- losses that are read late
 
 
-def test_losses_may_be_read_at_the_end_of_an_epoch_only_and_are_the_same(bert, new_slot, steadily, monkeypatch):
+def test_losses_read_only_at_the_end_of_an_epoch_are_the_same(bert, new_slot, graph_training, monkeypatch):
     jobs = three_runs(bert, new_slot)
-    heard = []
-    often = steadily(bert, *jobs)
-    monkeypatch.setattr(trainers, "_READ_EVERY", float("inf"))
-    late = steadily(bert, *jobs, watch=heard.append)
-    for mine, wanted in zip(late, often, strict=True):
-        assert_same_bits(mine, wanted)
+    reports = []
+    often = graph_training(bert, *jobs)
+    monkeypatch.setattr(trainers, "READ_EVERY", float("inf"))
+    late = graph_training(bert, *jobs, watch=reports.append)
+    for state, expected in zip(late, often, strict=True):
+        assert_same_bits(state, expected)
     for run, state in enumerate(late):
-        ends = [p for p in heard if p.run == run and p.score is not None]
+        ends = [p for p in reports if p.run == run and p.score is not None]
         assert [p.score for p in ends] == [epoch["score"] for epoch in state.history]
-        assert all(np.isfinite(p.loss) and p.rows_per_second > 0 for p in heard if p.run == run)
-    assert len(heard) < sum(len(state.history) + state.step for state in late)
+        assert all(np.isfinite(p.loss) and p.rows_per_second > 0 for p in reports if p.run == run)
+    assert len(reports) < sum(len(state.history) + state.step for state in late)
 
 
-def test_losses_may_be_read_at_every_step_too(bert, new_slot, steadily, monkeypatch):
-    monkeypatch.setattr(trainers, "_READ_EVERY", -1.0)
-    heard = []
-    (state,) = steadily(bert, job_on(bert, new_slot), watch=heard.append)
-    assert [p.step for p in heard if p.score is None] == list(range(1, state.step + 1))
+def test_losses_can_be_read_at_every_step(bert, new_slot, graph_training, monkeypatch):
+    monkeypatch.setattr(trainers, "READ_EVERY", -1.0)
+    reports = []
+    (state,) = graph_training(bert, job_on(bert, new_slot), watch=reports.append)
+    assert [p.step for p in reports if p.score is None] == list(range(1, state.step + 1))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_loss_that_is_no_number_ends_the_run_and_names_the_learning_rate(bad, bert, new_slot, steadily):
+def test_a_loss_that_is_not_finite_ends_the_run_and_the_message_names_the_rate(bad, bert, new_slot, graph_training):
     job = job_on(bert, new_slot, rate=0.25)
     job.initial["head.weight"].fill_(bad)
     with pytest.raises(TrainingError, match=r"epoch 1.*learning rate 0\.25.*--lr 0\.025"):
-        steadily(bert, job)
+        graph_training(bert, job)
 
 
-def spoiled_at(step, which=0):
-    """Give a step of `GraphStep` that spoils the loss of one place at one step, from 1."""
+def with_nan_at(step, which=0):
+    """Return a `GraphStep.step` that sets the loss of one run to NaN at one step, counted from 1."""
     original, calls = graph_step.GraphStep.step, []
 
-    def spoil(self, turns, table):
-        calls.append(turns)
-        losses = original(self, turns, table)
+    def step_with_nan(self, inputs, table):
+        calls.append(inputs)
+        losses = original(self, inputs, table)
         if len(calls) == step:
-            losses[turns[which].place] = float("nan")
+            losses[self.place(inputs[which].slot)] = float("nan")
         return losses
 
-    return spoil
+    return step_with_nan
 
 
 @pytest.mark.parametrize("every", [-1.0, float("inf")])
 @pytest.mark.parametrize(
     ("step", "named"), [(1, "step 1, epoch 1"), (3, "step 3, epoch 1"), (4, "step 4, epoch 1"), (6, "step 6, epoch 2")]
 )
-def test_the_step_that_broke_is_named_however_late_its_loss_is_read(
-    step, named, every, bert, new_slot, steadily, monkeypatch
+def test_the_message_names_the_step_that_diverged_however_late_its_loss_is_read(
+    step, named, every, bert, new_slot, graph_training, monkeypatch
 ):
-    monkeypatch.setattr(trainers, "_READ_EVERY", every)
-    steadily.changes = {(graph_step.GraphStep, "step"): spoiled_at(step)}
+    monkeypatch.setattr(trainers, "READ_EVERY", every)
+    graph_training.changes = {(graph_step.GraphStep, "step"): with_nan_at(step)}
     with pytest.raises(TrainingError, match=f"At {named}, the loss became nan"):
-        steadily(bert, job_on(bert, new_slot))
+        graph_training(bert, job_on(bert, new_slot))
 
 
-def test_the_run_whose_loss_broke_is_the_one_that_is_named(bert, new_slot, steadily):
+def test_the_message_names_the_run_that_diverged(bert, new_slot, graph_training):
     jobs = [job_on(bert, new_slot, seed=k, rate=rate) for k, rate in enumerate((1e-3, 0.5, 1e-4))]
     for which, job in enumerate(jobs):
-        steadily.changes = {(graph_step.GraphStep, "step"): spoiled_at(2, which=which)}
+        graph_training.changes = {(graph_step.GraphStep, "step"): with_nan_at(2, which=which)}
         with pytest.raises(TrainingError, match=f"learning rate {job.rate:g} is"):
-            steadily(bert, *jobs)
+            graph_training(bert, *jobs)
 
 
 # --- memory
 
 
 @pytest.mark.parametrize(
-    ("call", "every"),  # the second time with a loss that was not read yet
+    ("call", "every"),  # once with a loss that is not read yet
     [(2, float("inf")), (1, -1.0), (2, -1.0), (5, -1.0)],
 )
-def test_a_program_that_the_device_has_no_room_for_is_given_up_with_the_same_result(
-    call, every, bert, new_slot, steadily, monkeypatch
+def test_a_graph_that_does_not_fit_into_memory_falls_back_to_the_eager_step_with_the_same_result(
+    call, every, bert, new_slot, graph_training, monkeypatch
 ):
     jobs = three_runs(bert, new_slot)
-    expected = learn(bert, *jobs)
-    monkeypatch.setattr(trainers, "_READ_EVERY", every)
+    expected = train_jobs(bert, *jobs)
+    monkeypatch.setattr(trainers, "READ_EVERY", every)
     original, calls = graph_step.GraphStep.step, []
 
-    def scarce(self, turns, table):
-        calls.append(turns)
+    def scarce(self, inputs, table):
+        calls.append(inputs)
         if len(calls) == call:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return original(self, turns, table)
+        return original(self, inputs, table)
 
-    steadily.changes = {
+    graph_training.changes = {
         (graph_step.GraphStep, "step"): scarce,
-        (trainers.Trainer, "_eager_step"): trainers.Trainer._eager_step,
+        (EagerStep, "step"): EagerStep.step,
         (torch.cuda, "empty_cache"): lambda: None,
     }
-    for mine, wanted in zip(steadily(bert, *jobs), expected, strict=True):
-        assert (mine.step, len(mine.history)) == (wanted.step, len(wanted.history))
-        assert_close(mine, wanted)
+    for state, eager in zip(graph_training(bert, *jobs), expected, strict=True):
+        assert (state.step, len(state.history)) == (eager.step, len(eager.history))
+        assert_close(state, eager)
     assert len(calls) == call
 
 
-# --- who shares a program, and when there is one
+# --- which runs share a graph, and when there is one
 
 
 def plan_of(options, head=None):
     return make_plan(options, depth=3, head=head or Head("classification", 2))
 
 
-def test_runs_share_a_program_when_they_differ_in_no_more_than_their_true_size():
+def test_runs_share_a_graph_if_they_differ_only_in_their_true_size():
     base = plan_of(Options(size=5))
     for size in (5, 6, 7, 8):
-        assert form(plan_of(Options(size=size))) == form(base)
-        assert hash(form(plan_of(Options(size=size)))) == hash(form(base))
+        assert step_form(plan_of(Options(size=size))) == step_form(base)
+        assert hash(step_form(plan_of(Options(size=size)))) == hash(step_form(base))
     others = [
         plan_of(Options(size=4)),
         plan_of(Options(size=9)),
@@ -139,10 +142,10 @@ def test_runs_share_a_program_when_they_differ_in_no_more_than_their_true_size()
         plan_of(Options(method="layernorm")),
         plan_of(Options(method="feature")),
     ]
-    assert len({form(plan) for plan in [base, *others]}) == 1 + len(others)
+    assert len({step_form(plan) for plan in [base, *others]}) == 1 + len(others)
 
 
-def test_rows_are_filled_up_to_few_lengths_with_little_padding():
+def test_rows_are_padded_to_few_lengths_with_little_padding():
     padded = {length: padded_length(length, 512) for length in range(1, 513)}
     assert all(length <= found < length + max(8, length / 2) for length, found in padded.items())
     assert list(padded.values()) == sorted(padded.values())
@@ -157,17 +160,17 @@ def test_rows_are_filled_up_to_few_lengths_with_little_padding():
 
 
 def prepared(backbone, monkeypatch, jobs, *, places=8, limit=1 << 30, worth=1):
-    """Give a school that has been told it is on a GPU."""
+    """Return a trainer that was prepared as if it were on a GPU."""
     made = []
-    monkeypatch.setattr(trainers, "_WORTH", worth)
-    monkeypatch.setattr(trainers, "DeviceRows", SimpleNamespace(of=lambda *given: made.append(given) or "data"))
+    monkeypatch.setattr(trainers, "STEPS_WORTH_A_GRAPH", worth)
+    monkeypatch.setattr(trainers, "DeviceRows", SimpleNamespace(of=lambda *arguments: made.append(arguments) or "data"))
     stacks = SimpleNamespace(device=GPU)
-    trainer = SimpleNamespace(config=backbone.config, stacks=stacks, limit=limit, data=None)
+    trainer = SimpleNamespace(context=SimpleNamespace(config=backbone.config), stacks=stacks, limit=limit, data=None)
     trainers.Trainer.prepare(trainer, [ActiveRun(i, x, RunState()) for i, x in enumerate(jobs)], places)
     return trainer
 
 
-def test_a_program_is_made_for_as_many_places_as_memory_has_room_for(bert, new_slot, monkeypatch):
+def test_a_graph_has_as_many_places_as_fit_into_memory(bert, new_slot, monkeypatch):
     jobs = [job_on(bert, new_slot, seed=seed) for seed in range(5)]
     padded = 6 * padded_length(max(len(row) for job in jobs for row in job.train.tokens), bert.config.max_length)
     assert [prepared(bert, monkeypatch, jobs, places=places).places for places in (8, 3, 1)] == [5, 3, 1]
@@ -177,14 +180,14 @@ def test_a_program_is_made_for_as_many_places_as_memory_has_room_for(bert, new_s
     assert prepared(bert, monkeypatch, jobs, limit=padded - 1).data is None
 
 
-def test_a_few_steps_are_not_worth_a_program(bert, new_slot, monkeypatch):
+def test_a_few_steps_run_without_a_graph(bert, new_slot, monkeypatch):
     jobs = [job_on(bert, new_slot, seed=seed, epochs=2) for seed in range(4)]  # 8 steps each
     for places, worth, data in ((4, 8, "data"), (4, 9, None), (2, 16, "data"), (2, 17, None)):
         trainer = prepared(bert, monkeypatch, jobs, places=places, worth=worth)
         assert (trainer.data, trainer.places) == (data, places)
 
 
-def test_on_the_cpu_no_step_is_a_program(bert, new_slot, monkeypatch):
-    monkeypatch.setattr(trainers, "_WORTH", 0)
+def test_the_cpu_never_uses_graphs(bert, new_slot, monkeypatch):
+    monkeypatch.setattr(trainers, "STEPS_WORTH_A_GRAPH", 0)
     monkeypatch.setattr(trainers, "GraphStep", None)
-    learn(bert, job_on(bert, new_slot))
+    train_jobs(bert, job_on(bert, new_slot))

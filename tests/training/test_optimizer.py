@@ -1,4 +1,4 @@
-"""Stacked Adam against torch's AdamW, against BERT's Adam in numpy, and slots against slots alone."""
+"""`training.optimizer`: against torch's AdamW, against BERT's Adam in numpy, and several slots against one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
 from adapterbank.slots import heads
-from adapterbank.slots.additions import bottleneck
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.stack import Stacks
 from adapterbank.training.optimizer import AdamSettings, Schedule, StackedAdam
+from additions import draw
 
 HIDDEN = 8
 DECAYING = {  # every tensor of the slots below that weight decay applies to
@@ -32,10 +33,10 @@ STEPS = 20
 
 
 def new_slot(size, seed):
-    """Give a plan and tensors of all sorts: adapters with a norm inside, LayerNorms, a layer, a table, a head."""
+    """Return a plan and tensors of every type: adapters with an inner norm, LayerNorms, a layer, a table, a head."""
     plan = make_plan(Options(size=size, inner_norm=True), depth=2, head=Head("classification", 3))
     generator = torch.Generator().manual_seed(seed)
-    tensors = bottleneck.initial(plan.adapter, HIDDEN, 0.5, generator) | heads.initial(plan.head, HIDDEN, generator)
+    tensors = draw(plan.additions[0], HIDDEN, 0.5, generator) | heads.initial(plan.head, HIDDEN, generator)
     shapes = {
         "embeddings.word.weight": (11, HIDDEN),
         "layers.0.attention.query.weight": (HIDDEN, HIDDEN),
@@ -53,15 +54,15 @@ def gradients_of(tensors, seed, step, scale=1.0):
 
 
 class Run:
-    """Slots of given (size, seed, settings) in one optimiser, fed with seeded gradients."""
+    """Slots (size, seed, settings) in one optimiser, with seeded gradients."""
 
     def __init__(self, *slots, compute=None):
         self.stacks = Stacks({"embeddings.word.weight": torch.zeros(11, HIDDEN)})
         self.tensors, self.seeds, settings_ = {}, {}, {}
-        for size, seed, mine in slots:
+        for size, seed, slot_settings in slots:
             plan, tensors = new_slot(size, seed)
             slot = self.stacks.put(plan, tensors)
-            self.tensors[slot], self.seeds[slot], settings_[slot] = tensors, seed, mine
+            self.tensors[slot], self.seeds[slot], settings_[slot] = tensors, seed, slot_settings
         self.adam = StackedAdam(self.stacks, settings_, compute)
 
     def step(self, rates, step, scale=1.0):
@@ -70,7 +71,7 @@ class Run:
         return self.adam.step(rates)
 
     def add(self, slots, step, scale=1.0):
-        """Hand over seeded gradients as autograd gives them: one for each leaf."""
+        """Add seeded gradients as autograd returns them: one for each leaf."""
         rows = {block: torch.zeros_like(block.tensor) for block in self.adam.first}
         for slot in slots:
             self.stacks.write(slot, gradients_of(self.tensors[slot], self.seeds[slot], step, scale), rows)
@@ -95,7 +96,7 @@ def assert_close(found, expected, tolerance=1e-6):
 
 @pytest.mark.parametrize("clip", [0.0, 0.7])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_with_bias_correction_it_is_torchs_adamw(decay, clip):
+def test_with_bias_correction_the_result_equals_adamw_of_torch(decay, clip):
     run = Run((5, 3, AdamSettings(epsilon=1e-6, weight_decay=decay, bias_correction=True, clip=clip)))
     theirs = {name: torch.nn.Parameter(tensor.clone()) for name, tensor in run.tensors[0].items()}
     groups = [
@@ -117,7 +118,7 @@ def test_with_bias_correction_it_is_torchs_adamw(decay, clip):
 
 
 def berts_adam(tensors, seed, decay, epsilon):
-    """Take the steps of BERT's public optimiser, in float64: no bias correction, decay outside of the moments."""
+    """Run BERT's public optimiser in float64: no bias correction, decay outside the moments."""
     p = {name: t.double().numpy().copy() for name, t in tensors.items()}
     m = {name: np.zeros_like(a) for name, a in p.items()}
     v = {name: np.zeros_like(a) for name, a in p.items()}
@@ -134,7 +135,7 @@ def berts_adam(tensors, seed, decay, epsilon):
 
 
 @pytest.mark.parametrize("epsilon", [1e-6, 1e-2])
-def test_without_bias_correction_it_is_berts_adam(epsilon):
+def test_without_bias_correction_the_result_equals_the_adam_of_bert(epsilon):
     run = Run((6, 4, AdamSettings(epsilon=epsilon, weight_decay=0.01, bias_correction=False, clip=0.0)))
     for step in range(STEPS):
         run.step({0: rate_at(step)}, step)
@@ -143,7 +144,7 @@ def test_without_bias_correction_it_is_berts_adam(epsilon):
 
 
 @pytest.mark.parametrize("scale", [0.001, 1.0, 100.0])
-def test_clipping_is_torchs_and_the_norm_before_it_is_reported(scale):
+def test_clipping_equals_that_of_torch_and_step_returns_the_norm_before_it(scale):
     run = Run((5, 3, AdamSettings(clip=1.0)))
     norms = run.step({0: 0.1}, 0, scale)
     parameters = [torch.nn.Parameter(t) for t in run.tensors[0].values()]
@@ -155,13 +156,13 @@ def test_clipping_is_torchs_and_the_norm_before_it_is_reported(scale):
     assert_close(run.state(0)[1], expected, 1e-6)
 
 
-def test_no_clip_leaves_large_gradients_as_they_are():
+def test_without_a_clip_large_gradients_are_unchanged():
     run = Run((5, 3, AdamSettings(clip=0.0)))
     run.step({0: 0.1}, 0, 100.0)
     assert_close(run.state(0)[1], {n: 0.1 * g for n, g in gradients_of(run.tensors[0], 3, 0, 100.0).items()}, 1e-5)
 
 
-def test_a_gradient_of_zero_moves_nothing_that_does_not_decay():
+def test_a_zero_gradient_without_decay_changes_nothing():
     run = Run((5, 3, AdamSettings(weight_decay=0.0)))
     norms = run.step({0: 0.1}, 0, 0.0)
     assert norms.tolist() == [0.0]
@@ -175,7 +176,7 @@ SLOTS = [
 ]
 
 
-def test_slots_with_settings_and_rates_of_their_own_in_one_optimiser_equal_optimisers_of_their_own():
+def test_slots_with_different_settings_in_one_optimiser_equal_separate_optimisers():
     together = Run(*SLOTS)
     alone = [Run(slot) for slot in SLOTS]
     for step in range(STEPS):
@@ -189,7 +190,7 @@ def test_slots_with_settings_and_rates_of_their_own_in_one_optimiser_equal_optim
             assert_close(found, expected, 1e-6)
 
 
-def test_a_slot_that_is_not_in_the_rates_stands_still_to_the_bit_and_its_steps_are_not_counted():
+def test_a_slot_without_a_rate_does_not_change_and_its_steps_are_not_counted():
     run = Run(*SLOTS)
     for step in range(3):
         run.step({0: 0.1, 1: 0.1, 2: 0.1}, step)
@@ -201,7 +202,7 @@ def test_a_slot_that_is_not_in_the_rates_stands_still_to_the_bit_and_its_steps_a
     assert run.adam.steps == {0: 6, 1: 3, 2: 6}
 
 
-def test_a_slot_that_waited_goes_on_as_if_it_had_not():
+def test_a_slot_that_paused_continues_as_if_it_had_not():
     waited, straight = Run(*SLOTS), Run(SLOTS[1])
     for step in range(3):
         waited.step({1: 0.1}, step)
@@ -218,15 +219,15 @@ def test_padding_stays_zero_through_any_number_of_steps(epsilon):
         run.step({0: 0.1, 1: 0.1}, step)
     sizes = {}
     for block in run.stacks.blocks:
-        for held in (block.tensor, run.adam.first[block], run.adam.second[block]):
-            for name, view in block.layout.views(held).items():
+        for rows in (block.tensor, run.adam.first[block], run.adam.second[block]):
+            for name, view in block.layout.views(rows).items():
                 if name.endswith("down.weight"):
                     assert not view[0, 5:].any()
                     assert view[1, 5:].any()
                 elif name.endswith("up.weight"):
                     assert not view[0, :, 5:].any()
             for row, slot in enumerate(block.owners):
-                rest = held[row].clone()
+                rest = rows[row].clone()
                 for name, (start, end) in block.layout.ranges.items():
                     true = run.tensors[slot][name].shape
                     rest[start:end].view(block.layout.shapes[name])[tuple(slice(n) for n in true)] = 0.0
@@ -236,7 +237,7 @@ def test_padding_stays_zero_through_any_number_of_steps(epsilon):
     assert sizes["layers.0.attention.adapter.down.weight"] == (8, HIDDEN)
 
 
-def test_a_rate_of_zero_moves_the_moments_and_not_the_weights():
+def test_a_rate_of_zero_updates_the_moments_and_not_the_weights():
     run = Run(SLOTS[0])
     run.step({0: 0.0}, 0)
     weights, first, _ = run.state(0)
@@ -245,7 +246,7 @@ def test_a_rate_of_zero_moves_the_moments_and_not_the_weights():
     assert run.adam.steps == {0: 1}
 
 
-def test_zero_grad_forgets_the_gradients():
+def test_zero_grad_clears_the_gradients():
     run = Run(SLOTS[0])
     run.step({0: 0.1}, 0)
     assert all(gradient.any() for gradient in run.stacks.take(0, run.adam.gradients).values())
@@ -253,9 +254,9 @@ def test_zero_grad_forgets_the_gradients():
     assert not any(gradient.any() for gradient in run.adam.gradients.values())
 
 
-def test_gradients_of_several_parts_add_up_and_a_leaf_without_one_gets_none():
+def test_gradients_of_several_parts_add_up_and_none_leaves_a_leaf_unchanged():
     run = Run(*SLOTS[:2])
-    run.add([0, 1], 0)  # of a step that was not finished
+    run.add([0, 1], 0)  # of an unfinished step
     run.adam.zero_grad()
     for step in (1, 2, 3):
         run.add([0, 1], step)
@@ -269,7 +270,7 @@ def test_gradients_of_several_parts_add_up_and_a_leaf_without_one_gets_none():
     assert not any(gradient.any() for gradient in run.adam.gradients.values())
 
 
-def test_leaves_are_what_the_pass_reads_and_gradients_come_in_their_order():
+def test_leaves_are_what_the_pass_reads_and_gradients_have_their_order():
     run = Run(*SLOTS[:2])
     leaves = run.adam.leaves()
     assert all(leaf.is_leaf and leaf.requires_grad for leaf in leaves)
@@ -279,13 +280,13 @@ def test_leaves_are_what_the_pass_reads_and_gradients_come_in_their_order():
     for slot in (0, 1):
         assert_close(run.stacks.take(slot, run.adam.gradients), {n: 2 * t for n, t in run.tensors[slot].items()})
     run.adam.step({0: 0.1, 1: 0.1})
-    assert all(torch.equal(a, b) for a, b in zip(leaves, run.adam.leaves(), strict=True))  # the same, with new numbers
+    assert all(torch.equal(a, b) for a, b in zip(leaves, run.adam.leaves(), strict=True))
     weights = run.stacks.take(0)
     assert not torch.equal(weights["head.bias"], run.tensors[0]["head.bias"])
 
 
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
-def test_the_pass_reads_the_new_numbers_in_the_type_it_computes_in_and_heads_as_they_are(compute):
+def test_the_pass_reads_updated_numbers_in_its_own_dtype_and_heads_in_float32(compute):
     run = Run(*SLOTS[:2], compute=compute)
     for step in range(2):
         run.step({0: 0.1, 1: 0.1}, step)
@@ -297,7 +298,7 @@ def test_the_pass_reads_the_new_numbers_in_the_type_it_computes_in_and_heads_as_
                 assert torch.equal(block.views[name], view.to(kept))
 
 
-def test_a_slot_that_takes_anothers_place_starts_with_zero_moments_and_its_own_settings():
+def test_a_slot_in_a_reused_place_starts_with_zero_moments_and_its_own_settings():
     run, alone = Run(*SLOTS[:2]), Run((8, 9, SLOTS[2][2]))
     for step in range(3):
         run.step({0: 0.1, 1: 0.1}, step)
@@ -310,7 +311,7 @@ def test_a_slot_that_takes_anothers_place_starts_with_zero_moments_and_its_own_s
     run.adam.admit(new, SLOTS[2][2])
     assert run.adam.steps == {1: 3, new: 0}
     assert {len(block.owners) for block in run.stacks.blocks} == {2}
-    assert run.adam.table({1: 0.1}).shape == (3, 7)  # two seats and nobody's
+    assert run.adam.table({1: 0.1}).shape == (3, 7)  # two slots and the row for no slot
     for step in range(4):
         run.step({new: 0.1}, step)
         alone.step({0: 0.1}, step)
@@ -320,7 +321,7 @@ def test_a_slot_that_takes_anothers_place_starts_with_zero_moments_and_its_own_s
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_the_table_says_who_moves_and_how():
+def test_the_table_has_the_numbers_of_each_slot():
     run = Run(*SLOTS)
     run.step({0: 0.1, 1: 0.1, 2: 0.1}, 0)
     table = run.adam.table({0: 0.5, 1: 0.25})
@@ -335,7 +336,7 @@ def test_the_table_says_who_moves_and_how():
     assert run.adam.table({2: 0.5})[2, 6] == np.inf  # no limit
 
 
-def test_the_rate_rises_over_a_tenth_of_the_steps_and_falls_to_zero_at_the_end():
+def test_the_learning_rate_rises_for_a_tenth_of_the_steps_and_then_falls_to_zero():
     schedule = Schedule(0.5, 100)
     rates = [schedule.at(step) for step in range(101)]
     assert rates[:10] == pytest.approx([0.05 * k for k in range(1, 11)])
@@ -347,7 +348,7 @@ def test_the_rate_rises_over_a_tenth_of_the_steps_and_falls_to_zero_at_the_end()
 
 
 @pytest.mark.parametrize("warmup", [0.0, 0.1, 0.5, 1.0])
-def test_a_single_step_is_taken_at_the_peak(warmup):
+def test_a_single_step_has_the_peak_rate(warmup):
     assert Schedule(0.3, 1, warmup).at(0) == 0.3
 
 
@@ -356,7 +357,7 @@ def test_no_warmup_starts_at_the_peak():
     assert rates == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0])
 
 
-def test_nothing_but_warmup_ends_at_the_peak():
+def test_a_schedule_of_only_warmup_ends_at_the_peak():
     rates = [Schedule(1.0, 4, 1.0).at(step) for step in range(5)]
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 0.0])
 
@@ -375,8 +376,8 @@ def test_every_step_has_a_rate_above_zero_and_none_above_the_peak(steps, percent
     assert rates[top:] == sorted(rates[top:], reverse=True)
 
 
-def test_the_warmup_is_the_share_that_was_asked_for():
-    """Of 100 steps, p per cent are p steps, whatever p / 100 * 100 gives in floating point."""
+def test_the_warmup_lasts_exactly_its_share_of_the_steps():
+    """p per cent of 100 steps are p steps, whatever p / 100 * 100 is in floating point."""
     wrong = {}
     for percent in range(1, 101):
         rates = [Schedule(1.0, 100, percent / 100).at(step) for step in range(100)]

@@ -1,4 +1,4 @@
-"""Claims about `adapterbank.training.run`: from data of any sort to a package and a record, notes and refusals."""
+"""`training.run`: from data of any form to a package and a record, with notes and refusals."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def bank(tmp_path, bert):
 
 
 def quick(method="adapter", **options):
-    """Give the options of a short training; the size only where the method has one."""
-    found = {**FAST, "method": method, **options}
-    return found if method == "adapter" else {k: v for k, v in found.items() if k != "size"}
+    """Return the options of a short training; the size only if the method has one."""
+    chosen = {**FAST, "method": method, **options}
+    return chosen if method == "adapter" else {k: v for k, v in chosen.items() if k != "size"}
 
 
 # --- where the rows come from -------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def test_every_format_and_every_python_form_of_the_same_rows_gives_the_same_weig
 
 
 class Frame:
-    """What a data frame has that matters here: it gives its columns, and has no truth value."""
+    """The relevant parts of a data frame: it returns its columns and has no truth value."""
 
     def to_dict(self, orient=None):
         return {"text": [text for text, _ in ROWS], "label": [label for _, label in ROWS]}
@@ -65,21 +65,19 @@ class Frame:
         raise ValueError("The truth value of a DataFrame is ambiguous.")
 
 
-def test_a_data_frame_is_taken_like_a_dict_of_columns(bank):
-    given = bank.train("frame", Frame(), dev=Frame(), **FAST)
-    assert (
-        given.package.manifest.weights_sha256 == bank.train("list", ROWS, ROWS, **FAST).package.manifest.weights_sha256
-    )
+def test_a_data_frame_is_read_like_a_dict_of_columns(bank):
+    frame = bank.train("frame", Frame(), dev=Frame(), **FAST).package.manifest
+    assert frame.weights_sha256 == bank.train("list", ROWS, ROWS, **FAST).package.manifest.weights_sha256
 
 
 @pytest.mark.parametrize("split", ["train", "dev", "test"])
-def test_an_empty_list_is_refused_rather_than_left_out(bank, split):
-    given = {"train": ROWS, "dev": ROWS, "test": ROWS, split: []}
+def test_an_empty_list_is_refused_rather_than_ignored(bank, split):
+    splits = {"train": ROWS, "dev": ROWS, "test": ROWS, split: []}
     with pytest.raises(DataError, match=f"{split} has no rows"):
-        bank.train("empty", given["train"], given["dev"], given["test"], **FAST)
+        bank.train("empty", splits["train"], splits["dev"], splits["test"], **FAST)
 
 
-def test_columns_are_taken_by_name(tmp_path, bank):
+def test_columns_can_be_chosen_by_name(tmp_path, bank):
     file = write(tmp_path / "odd.csv", [(i, text, label) for i, (text, label) in enumerate(ROWS)], ("id", "said", "is"))
     result = bank.train("named", file, text="said", label="is", labels="positive,negative", **FAST)
     assert result.record["task"]["text"] == ["said"]
@@ -98,7 +96,7 @@ def test_without_dev_a_seeded_stratified_tenth_is_held_out(bank):
     assert found["a"] == found["b"] != found["c"]
 
 
-def test_a_limit_draws_rows_by_the_seed(bank):
+def test_the_seed_decides_which_rows_a_limit_draws(bank):
     found = [bank.train("few", ROWS, ROWS, **quick("feature", limit=10, seed=s)).record for s in (0, 0, 1)]
     assert [record["config"]["data"]["train"]["rows"] for record in found] == [10, 10, 10]
     first, again, other = (record["config"]["data"]["train"]["sha256"] for record in found)
@@ -107,14 +105,14 @@ def test_a_limit_draws_rows_by_the_seed(bank):
 
 
 def test_a_limit_that_leaves_one_class_is_refused(bank):
-    with pytest.raises(DataError, match=r"only one class of 'few' is left to train on; raise --limit"):
+    with pytest.raises(DataError, match=r"only one class of 'few'; raise --limit"):
         bank.train("few", ROWS, ROWS, **quick("feature", limit=1))
 
 
 # --- the record and the package -----------------------------------------------------------------------------
 
 
-def test_a_run_leaves_one_record_with_all_that_was_measured(bank, bert):
+def test_a_run_writes_one_record_with_all_measurements(bank, bert):
     result = bank.train("s", ROWS, ROWS, reviews(8), **FAST)
     record = result.record
     assert records.read(result.record_path) == record
@@ -138,7 +136,7 @@ def test_a_run_leaves_one_record_with_all_that_was_measured(bank, bert):
     assert record["history"][record["best_epoch"] - 1]["score"] == record["metrics"]["dev"]["accuracy"]
 
 
-def test_test_data_is_scored_like_evaluate_scores_it(bank):
+def test_the_scores_on_test_data_equal_those_of_evaluate(bank):
     result = bank.train("s", ROWS, ROWS, reviews(8), **FAST)
     again = bank.evaluate("s", reviews(8))
     scored = result.record["metrics"]["test"]
@@ -155,7 +153,7 @@ def test_a_repeated_run_gets_a_second_record_and_a_second_version(bank):
 
 
 def expected_names(method, backbone):
-    """Give the names that a package must hold, from the paper's description and not from the code's table."""
+    """Return the names that a package must have, from the papers and not from the code's table."""
     both = ("weight", "bias")
     head = {f"head.{kind}" for kind in both}
     norms = {name for name in backbone.tensors if ".norm." in name}
@@ -166,6 +164,11 @@ def expected_names(method, backbone):
             "adapter": inner | norms,
             "layernorm": norms,
             "lora": {f"layers.{i}.attention.{t}.lora.{k}" for i in range(3) for t in ("query", "value") for k in "ab"},
+            "ia3": {
+                f"layers.{i}.{site}.ia3.scale"
+                for i in range(3)
+                for site in ("attention.key", "attention.value", "feedforward.inner")
+            },
             "bitfit": {name for name in backbone.tensors if name.endswith(".bias") and not name.startswith("pooler")},
             "feature": set(),
             "full": {name for name in backbone.tensors if not name.startswith("pooler")},
@@ -186,7 +189,7 @@ def test_exactly_what_trains_is_saved_and_counted(bank, bert, method):
     assert params["percent"] == pytest.approx(100 * params["trained"] / bert.parameters)
     assert any(
         (array != bert.tensors[name].numpy()).any() for name, array in saved.items() if name in bert.tensors
-    ) == (method not in ("feature", "lora"))
+    ) == (method not in ("feature", "lora", "ia3"))
 
 
 @pytest.mark.parametrize(("size", "classes"), [(4, 2), (7, 3)])
@@ -205,7 +208,7 @@ def test_training_never_writes_the_encoder(bank, bert, checkpoint):
     assert load(str(checkpoint("bert")[0])).sha256 == bert.sha256
 
 
-def test_training_a_task_leaves_the_files_of_the_others_as_they_were(bank):
+def test_training_a_task_does_not_change_the_files_of_others(bank):
     bank.train("first", ROWS, ROWS, **FAST)
     before = snapshot(bank.path / "tasks" / "first")
     for name in ("second", "third"):
@@ -214,7 +217,7 @@ def test_training_a_task_leaves_the_files_of_the_others_as_they_were(bank):
 
 
 @pytest.mark.parametrize("method", ["adapter", "full"])
-def test_the_same_seed_gives_the_same_bits_and_another_seed_others(bank, method):
+def test_the_same_seed_gives_the_same_weights_and_another_seed_different_ones(bank, method):
     same, again, other = (
         bank.train("s", ROWS, ROWS, **quick(method, seed=s)).package.manifest.weights_sha256 for s in (5, 5, 6)
     )
@@ -230,10 +233,10 @@ def test_regression_from_rows_to_numbers(bank):
     assert set(record["metrics"]["dev"]) >= {"pearson", "spearman", "rows"}
     answer = bank.predict("score", [ROWS[0][0]])[0]
     assert set(answer.to_json()) == {"value"}
-    assert 0 < answer.value < 4  # labels lie between 0.5 and 3.5, and the head starts at their mean
+    assert 0 < answer.value < 4  # the labels are between 0.5 and 3.5, and the head starts at their mean
 
 
-def test_whole_numbers_are_regression_only_when_told_so(bank):
+def test_integer_labels_are_regression_only_if_the_kind_is_given(bank):
     rows = [(text, i % 4) for i, (text, _) in enumerate(ROWS)]
     assert bank.train("a", rows, rows, **FAST).record["task"]["labels"] == ["0", "1", "2", "3"]
     assert bank.train("b", rows, rows, kind="regression", **FAST).record["task"]["kind"] == "regression"
@@ -265,7 +268,7 @@ def test_spans_from_rows_to_answers(bank):
     assert answer.answer != ""
 
 
-def test_class_weights_count_each_class_alike_however_rare(bank, monkeypatch):
+def test_balanced_class_weights_give_each_class_the_same_total_weight(bank, monkeypatch):
     jobs = []
     real = runs.train
     monkeypatch.setattr(runs, "train", lambda *a, **o: jobs.extend(a[1]) or real(*a, **o))
@@ -278,7 +281,7 @@ def test_class_weights_count_each_class_alike_however_rare(bank, monkeypatch):
     assert found[1].manifest.recipe["class_weights"] == "balanced"
 
 
-def test_class_weights_are_refused_where_there_are_no_classes(bank):
+def test_class_weights_are_refused_for_regression(bank):
     with pytest.raises(ConfigError, match="class_weights is 'balanced', but the task is regression; leave it out"):
         bank.train("score", scores(), scores(), class_weights="balanced", **FAST)
 
@@ -288,20 +291,20 @@ def test_class_weights_are_refused_where_there_are_no_classes(bank):
 
 def test_texts_that_are_cut_are_counted(bank):
     rows = [*ROWS, (" ".join(["cat"] * 40), "positive"), (" ".join(["dog"] * 40), "negative")]
-    told = []
-    result = bank.train("s", rows, ROWS, note=told.append, **FAST)
-    assert told[0] == "2 of 26 training texts are longer than max_length 32 and are cut."
-    assert list(result.notes) == result.record["notes"] == told
+    reported = []
+    result = bank.train("s", rows, ROWS, note=reported.append, **FAST)
+    assert reported[0] == "2 of 26 training texts are longer than max_length 32 and are cut."
+    assert list(result.notes) == result.record["notes"] == reported
 
 
 def test_a_longer_document_becomes_windows_and_is_counted(bank):
     far = {"question": "what was it", "context": " ".join(["cat"] * 40) + " fox", "answer": "fox"}
     notes = bank.train("span", [*answers(), far], answers(), **FAST).notes
     # 26 tokens of a window are the document's; 41 are covered by windows that begin at 0, 13 and 26
-    said = (
+    note = (
         "1 of 25 training documents are longer than 32 tokens with their question and are cut into overlapping windows"
     )
-    assert f"{said}: 27 rows in all." in notes
+    assert f"{note}: 27 rows in all." in notes
 
 
 def test_answers_longer_than_a_window_are_counted_and_left_out(bank):
@@ -317,11 +320,11 @@ def test_empty_rows_are_counted_and_dropped(bank):
 
 
 def test_a_model_with_one_answer_to_everything_is_reported_with_the_remedy(bank):
-    # Each rare row is a common one twice over, so that nothing is better than the commonest answer.
+    # Each rare row is also a common row twice, so that no model beats the majority baseline.
     rows = [*[(text, "common") for text, _ in ROWS] * 2, (ROWS[0][0], "rare"), (ROWS[1][0], "rare")]
     result = bank.train("s", rows, rows, **{**FAST, "epochs": 6, "lr": 0.03})
     (note,) = result.notes
-    assert re.match(r"The model says 'common' to every dev row: .*learning rate.* \(try a tenth of it\)", note)
+    assert re.match(r"The model predicts 'common' for every dev row: .*learning rate.* \(try a tenth of it\)", note)
     assert result.record["metrics"]["dev"]["accuracy"] == result.record["metrics"]["dev"]["majority"] == 48 / 50
 
 
@@ -330,15 +333,15 @@ def test_a_model_with_one_answer_to_everything_is_reported_with_the_remedy(bank)
 DIVERGING = {**FAST, "lr": 10, "weight_decay": 10, "epochs": 20}
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_the_bank_as_it_was(bank):
+def test_a_loss_that_is_not_finite_stops_the_run_and_does_not_change_the_bank(bank):
     bank.train("s", ROWS, ROWS, **FAST)
     before = snapshot(bank.path, without=["runs"])
-    with pytest.raises(TrainingError, match=r"The learning rate 10 is most likely too high: try --lr 1\."):
+    with pytest.raises(TrainingError, match=r"The learning rate 10 is probably too high: try --lr 1\."):
         bank.train("s", ROWS, ROWS, **DIVERGING)
     assert snapshot(bank.path, without=["runs"]) == before
 
 
-def test_the_shell_says_so_in_one_line_and_exits_with_1(tmp_path, checkpoint):
+def test_the_shell_reports_divergence_in_one_line_and_exits_with_1(tmp_path, checkpoint):
     data, bank, encoder = write(tmp_path / "train.csv", ROWS), tmp_path / "bank", checkpoint("bert")[0]
     train = ["train", "--bank", bank, "--train", data, "--dev", data, "--backbone", encoder, "--task", "s"]
     assert shell(*train, *flags(FAST)).code == 0
@@ -355,25 +358,25 @@ def test_the_shell_says_so_in_one_line_and_exits_with_1(tmp_path, checkpoint):
         ({"max_length": 65}, r"max_length is 65, but .* has 64 positions"),
         ({"layers": "0,3"}, r"layers is '0,3', but this backbone has layers 0 to 2"),
         ({"layers": "lowest"}, r"layers is 'lowest'; it must be 'all', 'upper', or numbers"),
-        ({"method": "top", "top": 4}, r"top is 4, but this backbone has 3 layers: give 1 to 3"),
+        ({"method": "top", "top": 4}, r"top is 4, but this backbone has 3 layers; use 1 to 3"),
         ({"metric": "spearman"}, r"spearman"),
         ({"text": "said"}, r"no column 'said'"),
         ({"task": "a/b"}, r"'a/b' cannot be a task name"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_the_bank_is_made(bank, options, message):
-    given = {**quick(options.get("method", "adapter")), "task": "s", "train": ROWS, "dev": ROWS, **options}
+def test_options_that_do_not_fit_are_refused_before_the_bank_is_created(bank, options, message):
+    arguments = {**quick(options.get("method", "adapter")), "task": "s", "train": ROWS, "dev": ROWS, **options}
     with pytest.raises(InputError, match=message):
-        bank.train(**given)
+        bank.train(**arguments)
     assert not bank.path.exists()
 
 
-def test_a_pooler_is_refused_where_the_encoder_has_none(tmp_path, tiny):
-    with pytest.raises(ConfigError, match=r"pooling is 'pooler', but .* has none; use first or mean"):
+def test_the_pooler_is_refused_if_the_encoder_has_none(tmp_path, tiny):
+    with pytest.raises(ConfigError, match=r"pooling is 'pooler', but .* has no pooler; use first or mean"):
         open_bank(tmp_path / "bank", tiny("distilbert")).train("s", ROWS, ROWS, pooling="pooler", **FAST)
 
 
-def test_a_label_of_dev_that_training_never_saw_is_refused(bank):
+def test_a_dev_label_that_is_not_in_the_training_data_is_refused(bank):
     with pytest.raises(DataError, match=r"dev, row 25: the label 'odd' is not one of the task's 2 labels"):
         bank.train("s", ROWS, [*ROWS, ("the cat", "odd")], **FAST)
     assert not bank.path.exists()

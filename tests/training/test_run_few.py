@@ -1,4 +1,4 @@
-"""Runs of methods that train few numbers, LoRA and BitFit: their packages are loaded, answer and are checked."""
+"""`training.run` for LoRA, IA3 and BitFit: their packages load, predict and are validated."""
 
 from __future__ import annotations
 
@@ -24,22 +24,26 @@ def bank(tmp_path, bert):
     [
         {"method": "lora"},
         {"method": "lora", "rank": 3, "alpha": 1, "targets": "up,key", "layers": "1-2"},
+        {"method": "ia3"},
+        {"method": "ia3", "layers": "1-2"},
         {"method": "bitfit"},
         {"method": "bitfit", "layers": "2"},
     ],
 )
-def test_a_package_of_few_numbers_is_loaded_answers_as_trained_and_is_audited(bank, bert, options):
+def test_a_package_predicts_as_trained_after_loading_and_passes_the_audit(bank, bert, options):
     result = bank.train("s", ROWS, ROWS, **FAST, **options)
     again = open_bank(bank.path, bert, device="cpu")
     assert again.evaluate("s", ROWS)["accuracy"] == result.record["metrics"]["dev"]["accuracy"]
     assert all(finding.ok for finding in again.audit())
-    assert (result.package.manifest.method["lora"] is None) == (options["method"] == "bitfit")
+    assert [name for name in ("lora", "ia3") if result.package.manifest.method[name]] == [options["method"]][
+        : options["method"] != "bitfit"
+    ]
 
 
 @pytest.mark.parametrize("change", [{"rank": 7}, {"alpha": 0}, {"alpha": "x"}, {"rank": 0}, {"targets": ["knee"]}])
-def test_a_plan_whose_low_rank_parts_are_not_those_of_the_package_is_refused(bank, bert, change):
+def test_a_plan_that_does_not_match_the_tensors_of_the_package_is_refused(bank, bert, change):
     package = bank.train("s", ROWS, ROWS, **FAST, method="lora").package
     plan = package.manifest.method
     manifest = replace(package.manifest, method={**plan, "lora": {**plan["lora"], **change}})
-    with pytest.raises(PackageDamaged, match="s@1 does not hold what its manifest says"):
+    with pytest.raises(PackageDamaged, match="s@1 does not match its manifest"):
         bank.engine.load(replace(package, manifest=manifest))

@@ -1,4 +1,4 @@
-"""Claims about `adapterbank.training.run_state`: a stopped run leaves the bank whole, and resumes exactly."""
+"""`training.run_state`: an interrupted run does not damage the bank, and resumes exactly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bank(tmp_path, bert):
 
 
 def stop_at(epoch, step=2):
-    """Give a watcher that presses Ctrl-C in the middle of an epoch; an epoch has three steps here."""
+    """Return a watcher that raises Ctrl-C in the middle of an epoch; an epoch has three steps here."""
 
     def watch(progress):
         if progress.score is None and progress.epoch == epoch and progress.step == 3 * (epoch - 1) + step:
@@ -42,12 +42,12 @@ def interrupt(bank, *, watch=None, **options):
 
 
 def kept(bank):
-    """Give the folders of unfinished runs."""
+    """Return the folders of unfinished runs."""
     runs = bank.path / "runs"
     return sorted(path for path in runs.iterdir() if any(path.iterdir())) if runs.exists() else []
 
 
-def test_a_run_that_is_stopped_leaves_no_new_version_and_its_state(bank):
+def test_an_interrupted_run_leaves_its_state_and_no_new_version(bank):
     bank.train("s", ROWS, ROWS, **FAST, seed=9)
     before = snapshot(bank.path, without=["runs"])
     interrupt(bank)
@@ -69,12 +69,12 @@ def test_a_run_that_is_stopped_leaves_no_new_version_and_its_state(bank):
         {"patience": 2},
     ],
 )
-def test_a_resumed_run_ends_with_the_bits_of_an_unbroken_one(bank, tmp_path, bert, options):
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(bank, tmp_path, bert, options):
     interrupt(bank, **options)
     notes = []
     resumed = bank.train("s", ROWS, ROWS, resume=True, note=notes.append, **{**LONG, **options})
-    whole = open_bank(tmp_path / "unbroken", bert, device="cpu").train("s", ROWS, ROWS, **{**LONG, **options})
-    assert notes[0] == "Going on after epoch 1."
+    whole = open_bank(tmp_path / "uninterrupted", bert, device="cpu").train("s", ROWS, ROWS, **{**LONG, **options})
+    assert notes[0] == "Resuming after epoch 1."
     assert resumed.package.manifest.weights_sha256 == whole.package.manifest.weights_sha256
     assert resumed.package.manifest.fingerprint == whole.package.manifest.fingerprint
     for name in ("metrics", "best_epoch", "params", "config"):
@@ -85,16 +85,16 @@ def test_a_resumed_run_ends_with_the_bits_of_an_unbroken_one(bank, tmp_path, ber
 
 
 @pytest.mark.parametrize("stops", [[(1, 1)], [(2, 2), (2, 3), (3, 1)], [(4, 3)]])
-def test_it_does_not_matter_where_or_how_often_a_run_is_stopped(bank, tmp_path, bert, stops):
+def test_the_result_does_not_depend_on_when_or_how_often_a_run_is_interrupted(bank, tmp_path, bert, stops):
     for place in stops:
         interrupt(bank, watch=stop_at(*place), resume=True)
     resumed = bank.train("s", ROWS, ROWS, resume=True, **LONG).package
-    whole = open_bank(tmp_path / "unbroken", bert, device="cpu").train("s", ROWS, ROWS, **LONG).package
+    whole = open_bank(tmp_path / "uninterrupted", bert, device="cpu").train("s", ROWS, ROWS, **LONG).package
     assert resumed.ref == "s@1"
     assert resumed.manifest.weights_sha256 == whole.manifest.weights_sha256
 
 
-def test_a_run_that_failed_after_its_last_epoch_trains_nothing_again(bank, monkeypatch):
+def test_a_run_that_failed_after_its_last_epoch_resumes_without_training(bank, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -107,23 +107,23 @@ def test_a_run_that_failed_after_its_last_epoch_trains_nothing_again(bank, monke
     assert steps == []
 
 
-def test_without_resume_the_run_starts_anew_and_ends_the_same(bank, tmp_path, bert):
+def test_without_resume_the_run_starts_again_and_ends_the_same(bank, tmp_path, bert):
     interrupt(bank)
     steps = []
     again = bank.train("s", ROWS, ROWS, watch=steps.append, **LONG).package
     assert steps[0].step == 1
-    whole = open_bank(tmp_path / "unbroken", bert, device="cpu").train("s", ROWS, ROWS, **LONG).package
+    whole = open_bank(tmp_path / "uninterrupted", bert, device="cpu").train("s", ROWS, ROWS, **LONG).package
     assert again.manifest.weights_sha256 == whole.manifest.weights_sha256
     assert kept(bank) == []
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"lr": 0.02}, {"epochs": 5}, {"train": ROWS[:-1]}])
-def test_a_run_of_other_options_or_data_does_not_take_the_state(bank, change):
+def test_a_run_with_other_options_or_data_does_not_use_the_state(bank, change):
     interrupt(bank)
     notes = []
-    given = {"task": "s", "train": ROWS, "dev": ROWS, **LONG, **change}
-    bank.train(**given, resume=True, note=notes.append)
-    assert notes[0] == "There is no unfinished run of this config and data; it starts at the first epoch."
+    arguments = {"task": "s", "train": ROWS, "dev": ROWS, **LONG, **change}
+    bank.train(**arguments, resume=True, note=notes.append)
+    assert notes[0] == "There is no unfinished run of this config and data; training starts at the first epoch."
     assert len(kept(bank)) == 1
 
 
@@ -136,20 +136,20 @@ def state(epoch, best=1):
     return RunState(epoch, 3 * epoch, history, best, {**tensors, "best": tensors["weights"]})
 
 
-def test_the_last_state_kept_is_the_one_given_and_the_only_one_on_disk(tmp_path):
+def test_load_returns_the_last_saved_state_which_is_the_only_one_on_disk(tmp_path):
     for epoch in (1, 2):
         run_state.save(tmp_path / "run", state(epoch))
     found = run_state.load(tmp_path / "run")
     assert (found.epoch, found.step, found.history, found.best_epoch) == (2, 6, state(2).history, 1)
     assert set(found.tensors) == {"weights", "first", "second", "best"}
-    assert all(torch.equal(held["head.weight"], torch.full((2, 3), 2.0)) for held in found.tensors.values())
+    assert all(torch.equal(tensors["head.weight"], torch.full((2, 3), 2.0)) for tensors in found.tensors.values())
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["epoch-2.safetensors", "state.json"]
     run_state.forget(tmp_path / "run")
     assert run_state.load(tmp_path / "run") is None
     assert not (tmp_path / "run").exists()
 
 
-def test_a_state_half_written_leaves_the_one_before(tmp_path, monkeypatch):
+def test_an_interrupted_save_keeps_the_previous_state(tmp_path, monkeypatch):
     run_state.save(tmp_path / "run", state(1))
     with monkeypatch.context() as broken:
         broken.setattr(run_state.files, "write_json", mock.Mock(side_effect=KeyboardInterrupt))
@@ -171,13 +171,13 @@ DAMAGES = {
     "state.json without fields": lambda folder: (folder / "state.json").write_text('{"epoch": 1}'),
     "state.json with a path": lambda folder: (folder / "state.json").write_text('{"epoch": "../../x"}'),
     "weights cut off": lambda folder: (folder / "epoch-1.safetensors").write_bytes(b"\x08"),
-    "weights gone": lambda folder: (folder / "epoch-1.safetensors").unlink(),
+    "weights missing": lambda folder: (folder / "epoch-1.safetensors").unlink(),
     "a byte of the weights flipped": flip,
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_state_is_told_in_one_sentence_and_can_be_left_aside(bank, damage):
+def test_a_damaged_state_is_one_clear_error_and_does_not_prevent_a_new_run(bank, damage):
     interrupt(bank)
     (folder,) = kept(bank)
     DAMAGES[damage](folder)
@@ -212,30 +212,30 @@ def words(tmp_path, checkpoint):
     ]
 
 
-def test_ctrl_c_says_how_to_go_on_and_doing_so_ends_the_run(tmp_path, words, monkeypatch):
+def test_ctrl_c_prints_the_command_that_resumes_and_finishes_the_run(tmp_path, words, monkeypatch):
     with monkeypatch.context() as pressed:
         real, stop = Display.watch, stop_at(2)
         pressed.setattr(Display, "watch", lambda self, progress: (real(self, progress), stop(progress)))
         found = shell(*words, *flags(LONG))
     assert (found.code, found.out) == (130, "")
     first, second = found.err.splitlines()
-    assert first == "adapterbank: stopped after epoch 1 of 4; the bank's tasks are as they were. To go on:"
+    assert first == "adapterbank: stopped after epoch 1 of 4; the bank's tasks are unchanged. To resume:"
     assert second.strip().startswith(f"adapterbank train --bank '{tmp_path / 'my bank'}' --task s")
     assert second.endswith(" --resume")
     assert not (tmp_path / "my bank" / "tasks" / "s").exists()
     again = shell(*words, *flags(LONG), "--resume", "--json")
     assert (again.code, again.json["package"]) == (0, "s@1")
-    assert again.err.splitlines()[0] == "note: Going on after epoch 1."
-    whole = shell("train", "--bank", tmp_path / "unbroken", *words[3:], *flags(LONG), "--json").json
+    assert again.err.splitlines()[0] == "note: Resuming after epoch 1."
+    whole = shell("train", "--bank", tmp_path / "uninterrupted", *words[3:], *flags(LONG), "--json").json
     for name in ("metrics", "best_epoch"):
         assert again.json[name] == whole[name]
 
 
-def test_resume_without_a_state_says_so_and_starts_anew(words):
+def test_resume_without_a_state_prints_a_note_and_starts_again(words):
     found = shell(*words, *flags(FAST), "--resume")
     assert found.code == 0
-    told = found.err.splitlines()[0]
-    assert told == "note: There is no unfinished run of this config and data; it starts at the first epoch."
+    note = found.err.splitlines()[0]
+    assert note == "note: There is no unfinished run of this config and data; training starts at the first epoch."
 
 
 def test_a_damaged_state_is_exit_code_2_in_one_line(tmp_path, words, monkeypatch):
@@ -250,7 +250,7 @@ def test_a_damaged_state_is_exit_code_2_in_one_line(tmp_path, words, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_to_a_real_process_leaves_the_bank_whole(tmp_path, words, name):
+def test_a_signal_to_a_real_process_does_not_damage_the_bank(tmp_path, words, name):
     bank = tmp_path / "my bank"
     assert shell(*words, *flags(FAST)).code == 0
     before = snapshot(bank, without=["runs"])
@@ -270,8 +270,8 @@ def test_a_signal_to_a_real_process_leaves_the_bank_whole(tmp_path, words, name)
 
 @pytest.mark.minilm
 @pytest.mark.parametrize("options", [{"method": "feature"}, {"method": "top"}, {"layers": "3-5", "size": 8}])
-def test_kept_lower_layers_do_not_move_a_resumed_runs_bits(minilm, tmp_path, options):
-    """On the real encoder with texts of many lengths: where a row is met in another batch, rounding would show."""
+def test_cached_lower_layers_do_not_change_a_resumed_run(minilm, tmp_path, options):
+    """The real encoder and texts of many lengths show rounding differences if a row is computed in another batch."""
     rows = [("a film to watch again " * (1 + i % 5) + "!" * (i % 7), "ab"[i % 2]) for i in range(48)]
     fast = {"epochs": 2, "max_length": 32, **options}
     bank = open_bank(tmp_path / "bank", minilm, device="cpu")
@@ -282,8 +282,8 @@ def test_kept_lower_layers_do_not_move_a_resumed_runs_bits(minilm, tmp_path, opt
     assert resumed.package.manifest.weights_sha256 == whole.package.manifest.weights_sha256
 
 
-def test_the_same_run_started_twice_at_once_ends_twice(bank):
-    """The second finds the first one's folder taken, and keeps its state elsewhere."""
+def test_the_same_run_can_run_twice_at_the_same_time(bank):
+    """The second run finds the folder claimed and saves its state in another one."""
     inner = []
 
     def start_another(progress):

@@ -1,13 +1,13 @@
-"""Figures: columns of numbers to matplotlib drawings with their CSV. Knows `series`, never records; needs extra `plot`.
+"""Figures: columns of numbers as matplotlib drawings for print, with their CSV. Needs the extra `plot`.
 
-Made for print; what they are made of is in `panels`.
+The numbers come from `series`, never from records; the parts of a drawing are in `plotting`.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,31 +32,33 @@ from adapterbank.analysis.plotting import (
     with_legend,
 )
 from adapterbank.analysis.run_table import RunTable
-from adapterbank.analysis.series import Data
-from adapterbank.storage import files as storage
+from adapterbank.analysis.series import USUAL, Data
+from adapterbank.storage import files
+from adapterbank.studies.selection import RULES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _PANELS = 6
-"""Tasks drawn side by side at most; the CSV has all."""
+"""The largest number of tasks drawn side by side; the CSV has all."""
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure with its numbers; `missing` says why there is none."""
+    """A figure with its numbers."""
 
     name: str
     title: str
     data: Data = field(repr=False)
     figure: Figure | None = field(default=None, repr=False)
     missing: str = ""
+    """Why there is no figure."""
     caption: str = ""
-    """What its points, lines and bars are."""
+    """The meaning of its points, lines and bars."""
 
     def csv(self) -> str:
-        """Give the numbers as CSV."""
+        """Return the numbers as CSV."""
         text = io.StringIO()
         writer = csv.DictWriter(
             text, list(dict.fromkeys(key for line in self.data for key in line)), lineterminator="\n"
@@ -66,7 +68,7 @@ class Drawing:
         return text.getvalue()
 
     def svg(self) -> bytes:
-        """Give the figure as SVG; the same numbers give the same bytes."""
+        """Return the figure as SVG; equal numbers give equal bytes."""
         return self._bytes("svg", metadata={"Date": None})
 
     def _bytes(self, format: str, **options: Any) -> bytes:
@@ -77,28 +79,45 @@ class Drawing:
         return found.getvalue()
 
     def write(self, folder: Path) -> list[Path]:
-        """Write CSV, SVG and PNG into a folder, and give their paths; nothing where there is nothing to draw."""
+        """Write CSV, SVG and PNG files into a folder and return their paths; none if there is no figure."""
         if self.figure is None:
             return []
-        files = {"csv": self.csv().encode(), "svg": self.svg(), "png": self._bytes("png", dpi=200)}
-        for ending, data in files.items():
-            storage.atomic_write(folder / f"{self.name}.{ending}", data)
-        return [folder / f"{self.name}.{ending}" for ending in files]
+        formats = {"csv": self.csv().encode(), "svg": self.svg(), "png": self._bytes("png", dpi=200)}
+        for ending, data in formats.items():
+            files.atomic_write(folder / f"{self.name}.{ending}", data)
+        return [folder / f"{self.name}.{ending}" for ending in formats]
 
 
 def draw_all(study: RunTable) -> list[Drawing]:
-    """Draw every figure that a study has numbers for, one encoder after the other."""
+    """Draw every figure for which a study has numbers, one encoder after the other."""
     found = []
-    for backbone in study.backbones or [""]:
-        mine, suffix = study.of(backbone), study.suffix(backbone) if backbone else ""
-        title = f" ({Path(backbone).name})" if backbone else ""
-        for sort in _FIGURES:
-            data = sort.numbers(mine)
-            with plotting().rc_context(STYLE):
-                figure = sort.draw(data, mine) if data else None
-            missing = "" if data else f"needs {sort.need}"
-            found.append(Drawing(sort.name + suffix, sort.title + title, data, figure, missing, sort.caption))
+    rule = RULES[study.by].text
+    for kind, backbone, part in _parts(study):
+        title = kind.title + (f" ({Path(backbone).name})" if backbone else "")
+        data = kind.numbers(part)
+        with plotting().rc_context(STYLE):
+            figure = kind.draw(data, part) if data else None
+        missing = "" if data else f"needs {kind.need}"
+        caption = kind.caption.format(rule=rule)
+        found.append(Drawing(_name(kind, study, backbone), title, data, figure, missing, caption))
     return found
+
+
+def figure_data(study: RunTable) -> dict[str, Data]:
+    """Return the numbers of every figure by its name, without drawing it; empty for a figure without numbers."""
+    return {_name(kind, study, backbone): kind.numbers(part) for kind, backbone, part in _parts(study)}
+
+
+def _parts(study: RunTable) -> Iterator[tuple[_FigureKind, str, RunTable]]:
+    """Yield each kind of figure for each encoder, with the runs of that encoder."""
+    for backbone in study.backbones or [""]:
+        part = study.of(backbone)
+        for kind in _FIGURES:
+            yield kind, backbone, part
+
+
+def _name(kind: _FigureKind, study: RunTable, backbone: str) -> str:
+    return kind.name + (study.suffix(backbone) if backbone else "")
 
 
 # --- the figures --------------------------------------------------------------------------------------------
@@ -128,10 +147,10 @@ def _tradeoff(data: Data, suites: Sequence[tuple[str, str]]) -> Figure:
 
 
 def _counted_tasks(lines: Data) -> str:
-    """Say of how many tasks each point is: methods and sizes may have been run on some of them alone."""
+    """Return the number of tasks per point, a range if some methods or sizes were run on fewer tasks."""
     counts = {int(line["tasks"] or 0) for line in lines}
     few, many = min(counts), max(counts)
-    return f"{many} task{'s' * (many > 1)}" if few == many else f"{few} to {many} tasks a point"
+    return f"{many} task{'s' * (many > 1)}" if few == many else f"{few} to {many} tasks per point"
 
 
 def _sizes(data: Data, _: RunTable) -> Figure:
@@ -148,7 +167,7 @@ def _rates(data: Data, _: RunTable) -> Figure:
 
 
 def _power(value: float) -> str:
-    """Write a learning rate in full: 3e-4, 1.5e-4."""
+    """Return a learning rate as text: 3e-4, 1.5e-4."""
     digits, power = f"{value:.6e}".split("e")
     return f"{float(digits):g}e{int(power)}"
 
@@ -182,7 +201,7 @@ def _ablation(data: Data, study: RunTable) -> Figure:
 
 
 def _heatmap(axis: Axes, one: Mapping[str, Any], metric: str) -> Any:
-    """Draw a span's change as a cell, with its number."""
+    """Draw the change for each span as a cell with its number."""
     layers = one["layers"]
     cells = {(s["first"], s["last"]): s["change"][metric] for s in one["spans"] if s["change"][metric] is not None}
     grid = [[cells.get((first, last), float("nan")) for last in layers] for first in layers]
@@ -194,7 +213,9 @@ def _heatmap(axis: Axes, one: Mapping[str, Any], metric: str) -> Any:
     size = 6.5 if len(layers) > 6 else 8
     for (first, last), change in cells.items():
         colour = "white" if change < (deepest + highest) / 2 else "black"
-        text = f"{round(change, 1) + 0.0:.{0 if change < -9.95 and len(layers) > 6 else 1}f}"  # no minus before a zero
+        text = (
+            f"{round(change, 1) + 0.0:.{0 if change < -9.95 and len(layers) > 6 else 1}f}"  # no minus sign before zero
+        )
         axis.text(layers.index(last), layers.index(first), text, ha="center", va="center", size=size, color=colour)
     return drawn
 
@@ -223,13 +244,13 @@ def _totals(data: Data, _: RunTable) -> Figure:
     figure, (axis,) = make_panels(1, width=6, height=3.2)
     for (method, form), lines in by_form(data):
         colour, marker, name = look(method)
-        dash = "--" if (method, form) == ("adapter", "best") else "-"
+        dash = "--" if (method, form) == (USUAL[0], "best") else "-"
         label = f"{name}, {form}" if form == "best" else f"{name} {form}".strip()
         x, y = floats(lines, "tasks"), floats(lines, "encoders")
         axis.plot(x, y, color=colour, marker=marker, markevery=3, linestyle=dash, label=label)
     axis.set(xlabel="tasks", ylabel="parameters of all tasks (× encoder)", yscale="log", xlim=(1, series.SHARED_TASKS))
     low, high = axis.get_ylim()
-    low, high = min(low, 0.95), max(high, 2.1)  # one encoder and two are always in sight
+    low, high = min(low, 0.95), max(high, 2.1)  # one and two encoders are always visible
     ticks = [tick for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if low <= tick <= high]
     axis.set_ylim(low, high)
     axis.set_yticks(ticks, [f"{tick:g}×" for tick in ticks])
@@ -239,29 +260,30 @@ def _totals(data: Data, _: RunTable) -> Figure:
     return figure
 
 
-_CHOSEN = "Of several settings in one place the best on dev is drawn, among those with the most seeds."
+_CHOSEN = "If several settings share a place, it shows {rule}."
 _BARS = f"Mean over seeds; bars: ± the standard error of the mean, none for a single seed. {_CHOSEN}"
 _BANDS = (
-    "Points: the median across tasks; bands and bars: their 20th to 80th percentile. GLUE and SQuAD are scored on dev, "
-    f"other tasks on test where it has labels. {_CHOSEN}"
+    "Points: the median across tasks; bands and bars: the 20th to 80th percentile. GLUE and SQuAD are scored on dev, "
+    f"other tasks on test if it has labels. {_CHOSEN}"
 )
 
 
 @dataclass(frozen=True)
-class _Sort:
-    """One sort of figure."""
+class _FigureKind:
+    """One kind of figure."""
 
     name: str
     title: str
     numbers: Callable[[RunTable], Data]
     draw: Callable[[Data, RunTable], Figure]
     need: str
-    """What must be there."""
+    """The runs that it requires."""
     caption: str
+    """With `{rule}` in place of the text of the rule by which settings are chosen."""
 
 
 _FIGURES = (
-    _Sort(
+    _FigureKind(
         "fig1",
         "Fig. 1: trained parameters against score, all tasks",
         lambda study: series.tradeoff(study, ["all"]),
@@ -269,7 +291,7 @@ _FIGURES = (
         "runs of 'full' and of another method on the same task",
         _BANDS,
     ),
-    _Sort(
+    _FigureKind(
         "fig3",
         "Fig. 3: trained parameters against score, by suite",
         lambda study: series.tradeoff(study, ["further", "GLUE"]),
@@ -277,7 +299,7 @@ _FIGURES = (
         "runs of 'full' and of another method on the same task",
         _BANDS,
     ),
-    _Sort(
+    _FigureKind(
         "fig4",
         "Fig. 4: score against trained parameters",
         series.sizes,
@@ -285,7 +307,7 @@ _FIGURES = (
         "three sizes of adapters or top layers",
         _BARS,
     ),
-    _Sort(
+    _FigureKind(
         "fig5",
         "Fig. 5: SQuAD F1 against trained parameters",
         lambda study: series.sizes(study, spans=True),
@@ -293,24 +315,26 @@ _FIGURES = (
         "three sizes on a span task",
         _BARS,
     ),
-    _Sort(
+    _FigureKind(
         "fig6-ablation",
         "Fig. 6: adapters removed by span of layers",
         series.ablations,
         _ablation,
         "adapterbank ablate",
-        "Each cell: the score without the adapters of all layers from the row's to the column's, nothing trained "
-        "again, as change in per cent of the score with all of them. Zero is no change; above zero is better.",
+        "Each cell: the change of the score, in per cent, without the adapters of all layers from the row's to the "
+        "column's, without retraining. Zero is no change; a positive change is an improvement.",
     ),
-    _Sort("fig6-sigma", "Fig. 6: initialisation", series.sigmas, _sigmas, "two values of --sigma on one task", _BARS),
-    _Sort("fig7", "Fig. 7: learning rate", series.rates, _rates, "two learning rates on one task", _BARS),
-    _Sort(
+    _FigureKind(
+        "fig6-sigma", "Fig. 6: initialisation", series.sigmas, _sigmas, "two values of --sigma on one task", _BARS
+    ),
+    _FigureKind("fig7", "Fig. 7: learning rate", series.rates, _rates, "two learning rates on one task", _BARS),
+    _FigureKind(
         "totals",
         "Parameters of all tasks together",
         series.totals,
         _totals,
         "any run",
-        "What so many tasks take together, in encoders, if each adds what the tasks of these runs added on average. "
-        "Best: the size, rank or number of layers that is best on dev for each task. AutoML needs no encoder.",
+        "The parameters of so many tasks together, in units of the encoder, if each task adds the average of these "
+        "runs. Best: the size, rank or number of layers that is best on dev for each task. AutoML needs no encoder.",
     ),
 )

@@ -1,4 +1,4 @@
-"""The paper's own numbers (Houlsby et al. 2019, tables 1 and 2), to stand beside ours. Computes nothing."""
+"""The paper's own numbers (Houlsby et al. 2019, tables 1 and 2), for comparison. Computes nothing."""
 
 from __future__ import annotations
 

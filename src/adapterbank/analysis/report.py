@@ -1,4 +1,4 @@
-"""One HTML page of a study: tables, figures, every record, how to repeat it. Computes no number itself."""
+"""One HTML page about a study: tables, figures, every record, how to reproduce it. Computes no numbers."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ $body
 
 
 def page(study: RunTable, drawings: Sequence[Drawing], folders: Sequence[str]) -> str:
-    """Give the page of a study; what there are no records for is said in its place."""
+    """Return the page of a study as HTML; a missing part is replaced by a sentence that says so."""
     backbones = study.backbones
     several = len(backbones) > 1
     own = {name: (study.of(name), name if several else "", study.suffix(name)) for name in backbones}
     parts = [("tables", "Tables", "".join(_tables(*own[name]) for name in backbones))]
     parts.append(("figures", "Figures", "".join(map(_figure, drawings))))
-    parts.append(("repeat", "How to repeat", _repeat(study, folders)))
+    parts.append(("reproduce", "How to reproduce", _reproduce(study, folders)))
     parts.append(("every-run", "Runs", _table(tables.smaller(study)) + _runs(study)))
     body = "".join(f'<h2 id="{key}">{title}</h2>\n{text or _none()}' for key, title, text in parts)
     tasks = {row.task for row in study.rows}
-    left_out = f" {_counted(len(study.problems), 'file')} left out: see How to repeat." if study.problems else ""
+    left_out = f" {_counted(len(study.problems), 'file')} left out: see How to reproduce." if study.problems else ""
     summary = (
         f"{_counted(len(study.rows), 'run')}, {_counted(len(tasks), 'task')}, on "
         f"{', '.join(backbones) or 'no encoder'}, {_counted(len(study.ablations), 'ablation')}. Every number is "
@@ -78,11 +78,11 @@ def _counted(count: int, noun: str) -> str:
 def _tables(study: RunTable, backbone: str, suffix: str) -> str:
     heading = f"<h3>{escape(backbone)}</h3>\n" if backbone else ""
     found = "".join(_table(table, suffix) for table in tables.with_ours(study))
-    return heading + (found or '<p class="note">No run of a task of tables 1 and 2.</p>\n')
+    return heading + (found or '<p class="note">There are no runs on the tasks of tables 1 and 2.</p>\n')
 
 
 def _table(table: ResultTable, suffix: str = "", linked: bool = False) -> str:
-    """Write a table, the first cells as links to records if asked; nothing where it has no rows."""
+    """Return a table as HTML, with links to records in the first cells if `linked`; empty for a table without rows."""
     if not table.rows:
         return ""
     words = [k for k, name in enumerate(table.columns) if k == 0 or name in table.words]
@@ -101,7 +101,7 @@ def _cells(row: Sequence[str], linked: bool) -> list[str]:
 
 
 def _line(tag: str, cells: Sequence[str], words: Sequence[int]) -> str:
-    """Write cells side by side, words to the left and numbers to the right."""
+    """Return a row of cells, with text aligned left and numbers aligned right."""
     marks = (' class="word"' if k in words else "" for k in range(len(cells)))
     return "".join(f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in zip(marks, cells, strict=True))
 
@@ -123,18 +123,18 @@ def _figure(drawing: Drawing) -> str:
     )
 
 
-def _repeat(study: RunTable, folders: Sequence[str]) -> str:
+def _reproduce(study: RunTable, folders: Sequence[str]) -> str:
     words = shlex.join(word for folder in folders for word in ("--records", folder))
     problems = "".join(f'<p class="missing">{escape(text)}</p>\n' for text in study.problems)
     return (
         f"<pre>adapterbank report {escape(words)} --out report.html\n"
         f"adapterbank figures {escape(words)} --out figures</pre>"
-        "<p>A run is repeated with the options in the <code>config</code> of its record.</p>\n" + problems
+        "<p>To repeat a run, use the options in the <code>config</code> of its record.</p>\n" + problems
     )
 
 
 def _runs(study: RunTable) -> str:
-    """List the runs and embed every record and ablation whole."""
+    """Return the list of runs, and every record and ablation in full."""
     found = [
         _details(row.path.stem, f"{row.task}, {row.label}, seed {row.seed}", row.record, command(row.record["config"]))
         for row in study.rows
@@ -145,7 +145,7 @@ def _runs(study: RunTable) -> str:
 
 def _details(name: str, what: str, value: Mapping[str, Any], again: str = "") -> str:
     how = f"<p><code>{escape(again)}</code></p>" if again else ""
-    # The anchor is inside, so that a browser that goes there opens what is around it.
+    # The anchor is inside, so that a browser that follows the link opens the element around it.
     return (
         f"<details><summary>{escape(name)}: {escape(what)}</summary>"
         f'<div id="{escape(_anchor(name))}">{how}'
@@ -154,7 +154,7 @@ def _details(name: str, what: str, value: Mapping[str, Any], again: str = "") ->
 
 
 def command(config: Mapping[str, Any]) -> str:
-    """Write the command that trains a config again; data that came from Python is left to the reader."""
+    """Return the command that trains a config again; data that was given from Python is not part of it."""
     words = ["adapterbank", "train", "--bank", "bank"]
     for field in fields(Config):
         value, flag = config.get(field.name), field.name.replace("_", "-")

@@ -1,6 +1,6 @@
-"""The numbers behind each figure: a study's rows to plain columns. What is drawn is what the CSV holds; draws nothing.
+"""The numbers of each figure: the rows of a study as plain columns, which are drawn and written as CSV. Draws nothing.
 
-Scores are in points (hundredths). Where several settings share a place in a figure, the best on dev stands for it.
+Scores are in points (hundredths). If several settings share a place in a figure, the best on dev is shown.
 """
 
 from __future__ import annotations
@@ -11,36 +11,41 @@ from typing import Any
 
 import numpy as np
 
-from adapterbank.analysis.run_table import RunRow, RunTable, best, by_task, mean
+from adapterbank.analysis.run_table import RunRow, RunTable, by_task
 from adapterbank.config import Config
-from adapterbank.methods import METHODS
+from adapterbank.kinds.table import find_kind
+from adapterbank.methods import METHODS, size_option
+from adapterbank.studies.selection import mean
 
 Column = str | int | float | None
 Data = list[dict[str, Column]]
 """Lines of a CSV."""
 
 SHARED_TASKS = 20
-"""How many tasks the figure of total parameters goes up to."""
+"""The largest number of tasks in the figure of total parameters."""
 _FRACTIONS = (20, 50, 80)
 SUITES = ("all", "further", "GLUE")
-"""All tasks, and the two halves of Fig. 3: GLUE, and every other."""
+"""All tasks, and the two panels of Fig. 3: GLUE, and all others."""
+
+USUAL = (Config().method, Config().size)
+"""The method and size that a run has by default, which the paper reports too."""
 
 
 def tradeoff(study: RunTable, suites: Sequence[str] = SUITES) -> Data:
-    """Fig. 1 and 3: trained parameters against the score minus full fine-tuning's, percentiles across tasks.
+    """Return Fig. 1 and 3: trained parameters against the score minus full fine-tuning's, percentiles across tasks.
 
     Fig. 1 has the suite `all`, Fig. 3 the two others.
     """
     tasks = by_task(row for row in study.rows if row.plain)
     gaps: dict[tuple[str, str, int | None], list[tuple[int, float]]] = {}
     for rows in tasks.values():
-        full = best(row for row in rows if row.method == "full")
+        full = study.best(row for row in rows if row.method == "full")
         if not full:
             continue
         whole = _shown(full)
         suite = "GLUE" if (rows[0].catalog or "").startswith("glue/") else "further"
         for (method, option), mine in _forms(rows).items():
-            chosen = best(mine)
+            chosen = study.best(mine)
             if not chosen:
                 continue
             point = chosen[0].trained, _shown(chosen) - whole
@@ -56,12 +61,12 @@ def tradeoff(study: RunTable, suites: Sequence[str] = SUITES) -> Data:
 
 
 def sizes(study: RunTable, *, spans: bool = False) -> Data:
-    """Fig. 4 (Fig. 5 with `spans`): dev score against trained parameters, for every task that has several sizes."""
+    """Return Fig. 4 (Fig. 5 with `spans`): dev score against trained parameters, for every task with several sizes."""
     found: Data = []
     for task, rows in by_task(row for row in study.rows if row.plain).items():
-        forms = {key: best(mine) for key, mine in _forms(rows).items()}
-        several = sum(1 for (method, _), mine in forms.items() if mine and method in ("adapter", "top", "lora")) > 2
-        if (rows[0].record["task"]["kind"] == "span") != spans or not several:
+        forms = {key: study.best(mine) for key, mine in _forms(rows).items()}
+        several = sum(1 for (method, _), mine in forms.items() if mine and size_option(method)) > 2
+        if find_kind(rows[0].record["task"]["kind"]).per_token != spans or not several:
             continue
         for (method, option), mine in forms.items():
             if mine:
@@ -71,18 +76,18 @@ def sizes(study: RunTable, *, spans: bool = False) -> Data:
 
 
 def sigmas(study: RunTable) -> Data:
-    """Fig. 6, right: dev score against the width of the initial Gaussian."""
-    rows = [row for row in study.rows if row.method == "adapter" and "pruned" not in row.record["config"]]
-    return _curves(rows, "sigma", lambda row: row.sigma)
+    """Return Fig. 6, right: dev score against the width of the initial Gaussian."""
+    rows = [row for row in study.rows if row.sigma is not None and "pruned" not in row.record["config"]]
+    return _curves(study, rows, "sigma", lambda row: row.sigma)
 
 
 def rates(study: RunTable) -> Data:
-    """Fig. 7: dev score against the learning rate, for each method in the form that has the most of them."""
-    return _curves([row for row in study.rows if row.plain], "lr", lambda row: row.lr)
+    """Return Fig. 7: dev score against the learning rate, for each method in the form with the most of them."""
+    return _curves(study, [row for row in study.rows if row.plain], "lr", lambda row: row.lr)
 
 
 def ablations(study: RunTable) -> Data:
-    """Fig. 6, left and centre: change of each score in per cent without the adapters of a span of layers."""
+    """Return Fig. 6, left and centre: the change of each score in per cent without the adapters of a span."""
     return [
         {
             "package": found["package"],
@@ -96,10 +101,10 @@ def ablations(study: RunTable) -> Data:
 
 
 def totals(study: RunTable) -> Data:
-    """Give the parameters of all tasks together, in encoders, against their number.
+    """Return the parameters of all tasks together, in units of the encoder, against the number of tasks.
 
-    Full copies share nothing, and a method without an encoder needs none; all others add to one encoder. Each method
-    stands with the option that is best on dev for each task, adapters also with size 64 where there are other sizes.
+    Full copies share nothing, and a method without an encoder needs none; all others add to one encoder. Each method is
+    shown with the option that is best on dev for each task, and adapters also with size 64 if there are other sizes.
     """
     per_task: dict[tuple[str, str], list[float]] = {}
     counted = [row for row in study.rows if row.plain and row.encoder and row.trained]
@@ -110,10 +115,10 @@ def totals(study: RunTable) -> Data:
         forms: dict[tuple[str, str], list[RunRow]] = {}
         for row in rows:
             forms.setdefault((row.method, _best_of(row.method, options)), []).append(row)
-            if (row.method, row.option) == ("adapter", 64) and len(options["adapter"]) > 1:
-                forms.setdefault(("adapter", "64"), []).append(row)
+            if (row.method, row.option) == USUAL and len(options[row.method]) > 1:
+                forms.setdefault((row.method, str(row.option)), []).append(row)
         for form, mine in forms.items():
-            if chosen := best(mine):
+            if chosen := study.best(mine):
                 per_task.setdefault(form, []).append(chosen[0].trained / chosen[0].encoder)
     return [
         {"method": method, "form": form, "tasks": count, "encoders": _shared(method) + count * fmean(shares)}
@@ -123,18 +128,18 @@ def totals(study: RunTable) -> Data:
 
 
 def _best_of(method: str, options: Mapping[str, set[int]]) -> str:
-    """Name the form of a method: its only option, `best` of several, nothing where it has none."""
+    """Return the form of a method: its only option, `best` for several, empty for none."""
     found = options[method]
     return "best" if len(found) > 1 else "".join(map(str, found))
 
 
 def _shared(method: str) -> int:
-    """Count the encoders that tasks of a method share."""
+    """Return the number of encoders that the tasks of a method share."""
     return int(method != "full" and (method not in METHODS or METHODS[method].slot))
 
 
-def _curves(rows: Sequence[RunRow], name: str, place: Callable[[RunRow], float | None]) -> Data:
-    """Give the dev score against one option, for each task and method that has at least two values of it."""
+def _curves(study: RunTable, rows: Sequence[RunRow], name: str, place: Callable[[RunRow], float | None]) -> Data:
+    """Return the dev score against one option, for each task and method with at least two values of it."""
     found: Data = []
     for task, mine in by_task(row for row in rows if place(row) is not None).items():
         forms = _forms(mine)
@@ -145,7 +150,7 @@ def _curves(rows: Sequence[RunRow], name: str, place: Callable[[RunRow], float |
         for method, option in widest.values():
             values = sorted({value for row in forms[method, option] if (value := place(row)) is not None})
             for value in values if len(values) > 1 else ():
-                chosen = best(row for row in forms[method, option] if place(row) == value)
+                chosen = study.best(row for row in forms[method, option] if place(row) == value)
                 if chosen:
                     line = {"task": task, "metric": chosen[0].metric, "method": method, "option": option, name: value}
                     found.append({**line, **_spread(chosen)})
@@ -155,12 +160,12 @@ def _curves(rows: Sequence[RunRow], name: str, place: Callable[[RunRow], float |
 def _variety(
     form: tuple[str, int | None], rows: Sequence[RunRow], place: Callable[[RunRow], float | None]
 ) -> tuple[int, bool, int]:
-    """Rank the forms of a method: most values first, of equals the usual one, so that all panels show the same."""
-    return len({place(row) for row in rows}), form == ("adapter", Config().size), len(rows)
+    """Return a sort key for the forms of a method: the number of values, then the usual size, so that panels agree."""
+    return len({place(row) for row in rows}), form == USUAL, len(rows)
 
 
 def _forms(rows: Iterable[RunRow]) -> dict[tuple[str, int | None], list[RunRow]]:
-    """Group runs by method and the option that decides how much it trains."""
+    """Group runs by method and the option that decides how many parameters it trains."""
     found: dict[tuple[str, int | None], list[RunRow]] = {}
     for row in rows:
         found.setdefault((row.method, row.option), []).append(row)

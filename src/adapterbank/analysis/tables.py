@@ -1,6 +1,6 @@
-"""Tables 1 and 2 with the paper's numbers beside ours, and the table of all runs. Knows rows; draws and trains nothing.
+"""Tables 1 and 2 with the paper's numbers beside ours, and the table of all runs. Draws and trains nothing.
 
-A cell is the mean over seeds of the setting that is best on dev, in points, with the standard error of the mean.
+A cell is the mean over the seeds of the best setting on dev, in points, with the standard error of the mean.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from statistics import fmean
 from typing import Any
 
 from adapterbank.analysis import paper
-from adapterbank.analysis.run_table import RunRow, RunTable, best, by_task, mean
+from adapterbank.analysis.run_table import RunRow, RunTable, by_task
 from adapterbank.encoder.sources import SOURCES
+from adapterbank.studies.selection import RULES, mean
 
 _PAPERS_SHARE = 3.6
-"""Per cent of the encoder's parameters that the paper's adapters train a task."""
+"""The share of the encoder's parameters that the paper's adapters train per task, in per cent."""
 
 
 @dataclass(frozen=True)
-class _Line:
-    """The runs among which a line of table 1 chooses."""
+class _TableLine:
+    """The runs that compete for a line of table 1."""
 
     method: str
     option: int | None = None
     share: float = math.inf
-    """The most that a run may train, in per cent of the encoder."""
+    """The largest share of the encoder's parameters that a run may train, in per cent."""
 
     def has(self, row: RunRow) -> bool:
         fits = not row.encoder or 100 * row.trained <= self.share * row.encoder
@@ -36,25 +37,24 @@ class _Line:
 
 
 _LINES = {
-    "full fine-tuning": _Line("full"),
-    "adapters, best size": _Line("adapter"),
-    f"adapters, best size up to {_PAPERS_SHARE} %": _Line("adapter", share=_PAPERS_SHARE),
-    "adapters 64": _Line("adapter", 64),
-    "variable fine-tuning": _Line("top"),
-    "LoRA": _Line("lora"),
-    "BitFit": _Line("bitfit"),
-    "LayerNorm only": _Line("layernorm"),
-    "feature": _Line("feature"),
-    "AutoML, no encoder": _Line("automl"),
+    "full fine-tuning": _TableLine("full"),
+    "adapters, best size": _TableLine("adapter"),
+    f"adapters, best size up to {_PAPERS_SHARE} %": _TableLine("adapter", share=_PAPERS_SHARE),
+    "adapters 64": _TableLine("adapter", 64),
+    "variable fine-tuning": _TableLine("top"),
+    "LoRA": _TableLine("lora"),
+    "BitFit": _TableLine("bitfit"),
+    "LayerNorm only": _TableLine("layernorm"),
+    "feature": _TableLine("feature"),
+    "AutoML, no encoder": _TableLine("automl"),
 }
 """The lines of table 1."""
 _DASH = "–"
-_CHOSEN = "Ours: mean ± s.e.m. over seeds of the setting that is best on dev, among those with the most seeds."
 
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Cells as they are printed."""
+    """A table of printed cells."""
 
     name: str
     title: str
@@ -62,29 +62,29 @@ class ResultTable:
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
-    """Columns beside the first that hold words."""
+    """Columns with text, in addition to the first."""
 
     def csv(self) -> str:
-        """Give the table as CSV."""
+        """Return the table as CSV."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
         return text.getvalue()
 
 
 def with_ours(study: RunTable) -> list[ResultTable]:
-    """Give tables 1 and 2, as far as there is a score of ours in them."""
+    """Return tables 1 and 2 of the paper with our scores; a table without any of our scores is omitted."""
     tasks = {row.catalog for row in _plain(study)}
     columns = {task for task, _, _ in paper.GLUE_COLUMNS.values()}
     made = ((glue, columns), (further, paper.FURTHER.keys()))
-    return [make(study) for make, known in made if tasks & known]
+    return [make(study) for make, names in made if tasks & names]
 
 
 def glue(study: RunTable) -> ResultTable:
-    """Table 1: GLUE by method; ours on dev, with a line more for labelled test sets, the paper's from the server."""
+    """Return table 1, GLUE by method: ours on dev, and on labelled test sets; the paper's from the server."""
     tasks = {rows[0].catalog: rows for rows in by_task(_plain(study)).values()}
     lines: list[tuple[str, ...]] = []
     for name, line in _LINES.items():
-        chosen = {task: best(_of(tasks.get(task, []), line)) for task, _, _ in paper.GLUE_COLUMNS.values()}
+        chosen = {task: study.best(_of(tasks.get(task, []), line)) for task, _, _ in paper.GLUE_COLUMNS.values()}
         if not any(chosen.values()):
             continue
         share = _share([mine for mine in chosen.values() if mine])
@@ -105,8 +105,8 @@ def glue(study: RunTable) -> ResultTable:
         tuple(lines),
         (
             "CoLA: Matthews correlation; MRPC, QQP: F1; STS-B: Spearman; others: accuracy; all times 100.",
-            f"{_CHOSEN} The mean is over the columns that are filled. "
-            "The paper: BERT-large, GLUE's server, and its mean is the server's own total.",
+            f"{_chosen(study)} The mean is over the columns with a score. "
+            "The paper: BERT-large, scored by GLUE's server; its mean is the server's own total.",
             *_seen(study),
             *_missing({title for title, (task, _, _) in paper.GLUE_COLUMNS.items() if task not in tasks}),
         ),
@@ -114,20 +114,20 @@ def glue(study: RunTable) -> ResultTable:
 
 
 def further(study: RunTable) -> ResultTable:
-    """Table 2: the paper's seventeen further tasks, test accuracy."""
+    """Return table 2: the paper's seventeen further tasks, test accuracy."""
     tasks = {rows[0].catalog: rows for rows in by_task(_plain(study)).values()}
     titles = {"automl": "AutoML", "full": "full", "top": "variable", "adapter": "adapters"}
     lines, ours, theirs = [], dict[str, list[float]](), dict[str, list[float]]()
     for task, scores in paper.FURTHER.items():
         cells = []
         for k, method in enumerate(paper.FURTHER_METHODS):
-            told, value = _cell(best(_of(tasks.get(task, []), _Line(method))), "test", "accuracy")
-            said = scores[k]
-            number, error = said if isinstance(said, tuple) else (said, None)
+            text, value = _cell(study.best(_of(tasks.get(task, []), _TableLine(method))), "test", "accuracy")
+            printed = scores[k]
+            number, error = printed if isinstance(printed, tuple) else (printed, None)
             if value is not None:
                 ours.setdefault(method, []).append(value)
                 theirs.setdefault(method, []).append(number)
-            cells += [told, f"{number:.1f}" if error is None else f"{number:.1f} ± {error:.1f}"]
+            cells += [text, f"{number:.1f}" if error is None else f"{number:.1f} ± {error:.1f}"]
         lines.append((task.removeprefix("paper/").replace("_", " "), *cells))
     means = [_mean(of.get(method)) for method in paper.FURTHER_METHODS for of in (ours, theirs)]
     lines.append(("mean of the tasks we ran", *means))
@@ -138,15 +138,15 @@ def further(study: RunTable) -> ResultTable:
         ("task", *columns),
         tuple(lines),
         (
-            f"{_CHOSEN} The paper: BERT-base.",
-            "The last line is over the tasks that have a score of ours in that column.",
+            f"{_chosen(study)} The paper: BERT-base.",
+            "The last line is the mean over the tasks for which that column has one of our scores.",
             *_missing({task for task in paper.FURTHER if task not in tasks}),
         ),
     )
 
 
 def runs(study: RunTable) -> ResultTable:
-    """List every run."""
+    """Return the table of all runs."""
     columns = ("record", "backbone", "task", "method", "lr", "epochs", "seed", "trained", "metric", "dev", "test", "s")
     lines = [
         (
@@ -169,35 +169,39 @@ def runs(study: RunTable) -> ResultTable:
         "All runs",
         columns,
         tuple(lines),
-        ("* a variant: other layers, sites, initialisation, pruned.",),
+        ("* a variant: other layers, sites or initialisation, or pruned.",),
         ("backbone", "task", "method", "metric"),
     )
 
 
 def smaller(study: RunTable) -> ResultTable:
-    """List what automatic size and pruning came to."""
+    """Return the table of the results of automatic size and pruning."""
     lines = []
     for row in study.rows:
         if sizing := row.record.get("sizing"):
             lines.append((row.record["package"], "size auto", sizing["reason"]))
         if pruned := row.record.get("pruned"):
-            told = f"without layers {', '.join(map(str, pruned['removed']))}: {pruned['metric']} "
-            told += f"{100 * pruned['before']:.2f} before, {100 * pruned['after']:.2f} after"
-            lines.append((row.record["package"], "pruned", told))
-    columns = ("package", "how", "what came of it")
+            result = f"without layers {', '.join(map(str, pruned['removed']))}: {pruned['metric']} "
+            result += f"{100 * pruned['before']:.2f} before, {100 * pruned['after']:.2f} after"
+            lines.append((row.record["package"], "pruned", result))
+    columns = ("package", "how", "result")
     return ResultTable("smaller", "Automatic size and pruning", columns, tuple(lines), words=columns)
+
+
+def _chosen(study: RunTable) -> str:
+    return f"Ours: mean ± s.e.m. over the seeds of {RULES[study.by].text}."
 
 
 def _plain(study: RunTable) -> Iterable[RunRow]:
     return (row for row in study.rows if row.plain)
 
 
-def _of(rows: Iterable[RunRow], line: _Line) -> list[RunRow]:
+def _of(rows: Iterable[RunRow], line: _TableLine) -> list[RunRow]:
     return [row for row in rows if line.has(row)]
 
 
 def _cell(rows: Sequence[RunRow], split: str, metric: str) -> tuple[str, float | None]:
-    """Print a mean over seeds, and give it."""
+    """Return a mean over seeds as text and as a number."""
     values = [_value(row, split, metric) for row in rows]
     if not values or any(value is None for value in values):
         return _DASH, None
@@ -230,11 +234,11 @@ def _mean(values: Sequence[float] | None) -> str:
 
 
 def _seen(study: RunTable) -> list[str]:
-    """Say which tasks an encoder is no stranger to."""
-    known = {name: SOURCES[name].seen for name in study.backbones if name in SOURCES and SOURCES[name].seen}
+    """Return a note for each encoder whose training data included tasks of the table."""
+    seen_by = {name: SOURCES[name].seen for name in study.backbones if name in SOURCES and SOURCES[name].seen}
     return [
         f"{name} is a sentence encoder trained on {seen}, among others: MNLI, RTE, QNLI and QQP are not new to it."
-        for name, seen in known.items()
+        for name, seen in seen_by.items()
     ]
 
 

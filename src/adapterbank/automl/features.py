@@ -1,4 +1,4 @@
-"""Texts to numbers without an encoder: TF-IDF, hashed n-grams, overlap of pairs. Knows no models and no search."""
+"""Features of texts without an encoder: TF-IDF, hashed n-grams, overlap of pairs. Knows no models and no search."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from adapterbank.tasks.spec import Examples
 
 VECTORS = ("words", "chars", "both", "hashed")
 _MOST = 100_000
-"""Columns of one TF-IDF table: beyond, the rarest n-grams are left out."""
+"""Columns of a TF-IDF table; if there would be more, the rarest n-grams are left out."""
 _BREAK = " \u2016 "
-"""Stands between the two texts of a pair, so that no n-gram of words crosses unseen."""
+"""Joins the two texts of a pair, so that no n-gram spans both without showing it."""
 _WORD = re.compile(r"\w+")
 
 
@@ -27,21 +27,21 @@ class Features:
     """One choice of features, fitted to the training texts."""
 
     def __init__(self, choice: Mapping[str, Any], *, dense: bool, seed: int) -> None:
-        """`dense` reduces the n-grams to a few columns with a singular value decomposition."""
+        """With `dense` a singular value decomposition reduces the n-grams to a few columns."""
         self._vectors = _vectorizer(choice)
         self._reduced = TruncatedSVD(choice["components"], random_state=seed) if dense else None
 
     def fit(self, examples: Examples) -> Any:
-        """Learn vocabulary and weights; give the table of the training texts."""
+        """Learn vocabulary and weights from the training texts, and return their features."""
         found = self._vectors.fit_transform(_joined(examples))
         if self._reduced is not None:
-            # A decomposition has no more components than its table has columns.
+            # A decomposition cannot have more components than its table has columns.
             self._reduced.set_params(n_components=max(1, min(self._reduced.n_components, min(found.shape) - 1)))
             found = self._reduced.fit_transform(found)
         return self._with_overlap(found, examples)
 
     def table(self, examples: Examples) -> Any:
-        """Give the table of other texts: sparse, or an array where it is dense."""
+        """Return the features of other texts: a sparse matrix, or an array with `dense`."""
         found = self._vectors.transform(_joined(examples))
         return self._with_overlap(found if self._reduced is None else self._reduced.transform(found), examples)
 
@@ -60,9 +60,10 @@ class Features:
 
 
 def overlap(texts: Sequence[str], pairs: Sequence[str]) -> np.ndarray:
-    """Say how alike the texts of each pair are, in five numbers from 0 to 1.
+    """Return five similarities of each pair's texts, from 0 to 1.
 
-    Shared words of all words, of the first text's and of the second's; shared letter triples of all; ratio of lengths.
+    Shared words among all words, among the first text's and among the second's; shared letter trigrams among all;
+    ratio of lengths.
     """
     rows = [list(_shares(one, two)) for one, two in zip(texts, pairs, strict=True)]
     return np.array(rows, dtype=float).reshape(-1, 5)
@@ -87,7 +88,7 @@ def _joined(examples: Examples) -> list[str]:
 def _vectorizer(choice: Mapping[str, Any]) -> Any:
     words = {"token_pattern": r"(?u)\b\w+\b", "ngram_range": (1, choice["words"])}
     if choice["vectors"] == "hashed":
-        # Counts of one sign: naive Bayes takes no others.
+        # Only positive counts: naive Bayes takes no others.
         return HashingVectorizer(n_features=2 ** choice["bits"], alternate_sign=False, **words)
     common = {"sublinear_tf": choice["sublinear"], "min_df": choice["rarest"], "max_features": _MOST}
     made = {

@@ -1,4 +1,4 @@
-"""Models over features of texts: a table of scikit-learn's, each with what a search may choose. Knows no search."""
+"""A table of scikit-learn's models over features of texts, each with the settings to search over. Knows no search."""
 
 from __future__ import annotations
 
@@ -18,36 +18,38 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from adapterbank.automl.features import VECTORS, Features
+from adapterbank.kinds.kind import Estimator
+from adapterbank.kinds.table import KINDS
 from adapterbank.tasks.spec import Examples, Task
 
 
 class Draws(Protocol):
-    """Who chooses: a trial of a search."""
+    """What draws the settings: a trial of a search."""
 
     def suggest_categorical(self, name: str, choices: Any) -> Any:
-        """Choose one of these."""
+        """Draw one of these."""
 
     def suggest_int(self, name: str, low: int, high: int) -> int:
-        """Choose a whole number."""
+        """Draw an integer."""
 
     def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
-        """Choose a number, by its size with `log`."""
+        """Draw a number, on a logarithmic scale with `log`."""
 
 
 @dataclass(frozen=True)
 class ModelRow:
-    """One sort of model."""
+    """One row of the table: a type of model."""
 
     draw: Callable[[Draws], dict[str, Any]]
-    """Choose its own settings."""
+    """Draws its own settings."""
     classifier: Callable[[Mapping[str, Any], int], Any]
     """(settings, seed) -> scikit-learn's classifier."""
     regressor: Callable[[Mapping[str, Any], int], Any] | None
-    """The same for numbers, where there is one."""
+    """The same for numbers; None if there is none."""
     dense: bool = False
-    """Whether it wants a few dense columns."""
+    """Whether it needs a few dense columns."""
     balances: bool = False
-    """Whether its classifier can weigh classes equally however rare."""
+    """Whether its classifier can weight rare classes as much as frequent ones."""
 
 
 def _network(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,8 +111,9 @@ def _boosted(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def draw(draws: Draws, kind: str) -> dict[str, Any]:
-    """Choose features and a model for a kind of task."""
-    fitting = tuple(name for name, row in MODELS.items() if kind != "regression" or row.regressor)
+    """Draw features and a model for a kind of task."""
+    numbers = _estimator(kind).regressor
+    fitting = tuple(name for name, row in MODELS.items() if not numbers or row.regressor)
     model = draws.suggest_categorical("model", fitting)
     found = {"model": model, "vectors": draws.suggest_categorical("vectors", VECTORS)}
     found["words"] = draws.suggest_int("words", 1, 3)
@@ -124,65 +127,62 @@ def draw(draws: Draws, kind: str) -> dict[str, Any]:
         }
     if MODELS[model].dense:
         found["components"] = draws.suggest_categorical("components", (50, 100, 200))
-    if MODELS[model].balances and kind != "regression":
+    if MODELS[model].balances and not numbers:
         found["balance"] = draws.suggest_categorical("balance", (None, "balanced"))
     return found | MODELS[model].draw(draws)
 
 
+def _estimator(kind: str) -> Estimator:
+    estimator = KINDS[kind].estimator
+    assert estimator is not None  # `search.check` refuses such kinds
+    return estimator
+
+
 class TextModel:
-    """Features and a model for a task, as they were chosen."""
+    """Features and a model for a task, with the settings drawn."""
 
     def __init__(self, task: Task, choice: Mapping[str, Any], seed: int) -> None:
-        """Nothing is fitted yet."""
+        """Create the model; `fit` trains it."""
         row = MODELS[choice["model"]]
         self._task, self._features = task, Features(choice, dense=row.dense, seed=seed)
-        if task.kind == "regression":
+        self._estimator = _estimator(task.kind)
+        if self._estimator.regressor:
             assert row.regressor is not None
             self._model = TransformedTargetRegressor(row.regressor(choice, seed), transformer=StandardScaler())
         else:
             made = row.classifier(choice, seed)
-            self._model = OneVsRestClassifier(made) if task.kind == "multilabel" else made
+            self._model = OneVsRestClassifier(made) if self._estimator.per_label else made
 
     def fit(self, examples: Examples) -> None:
         """Fit to labelled rows."""
+        targets = self._estimator.encode(examples.targets or [], len(self._task.labels))
         with warnings.catch_warnings():
-            # Of fits that are not quite at their end, and of labels that no row or every row has: the score tells.
+            # About fits that have not converged, and labels that no row or every row has: the score shows it.
             warnings.simplefilter("ignore")
-            self._model.fit(self._features.fit(examples), self._targets(examples.targets or []))
+            self._model.fit(self._features.fit(examples), targets)
 
     def decide(self, examples: Examples) -> list[Any]:
-        """Give what a metric compares: class numbers, sets of them, or numbers."""
-        said = self._model.predict(self._features.table(examples))
-        if self._task.kind == "multilabel":
-            return [tuple(int(i) for i in np.flatnonzero(row)) for row in said]
-        return [float(one) if self._task.kind == "regression" else int(one) for one in said]
+        """Return the prediction for each row as metrics compare it."""
+        return self._estimator.decode(self._model.predict(self._features.table(examples)))
 
     @property
     def numbers(self) -> int:
-        """How many numbers were learned: coefficients, or nodes of trees, and those of the reduction."""
+        """How many numbers were learned: coefficients or nodes of trees, and those of the reduction."""
         return self._features.numbers + _count(self._model)
-
-    def _targets(self, targets: list[Any]) -> np.ndarray:
-        if self._task.kind != "multilabel":
-            return np.array(targets)
-        found = np.zeros((len(targets), len(self._task.labels)), dtype=int)
-        for row, labels in enumerate(targets):
-            found[row, list(labels)] = 1
-        return found
 
 
 _LEARNED = ("coef_", "intercept_", "feature_log_prob_", "class_log_prior_", "coefs_", "intercepts_")
 
 
 def _count(model: Any) -> int:
-    """Count the numbers that a fitted model holds."""
+    """Return how many numbers a fitted model has learned."""
     if hasattr(model, "regressor_"):
         return _count(model.regressor_)
     if hasattr(model, "steps"):
         return _count(model.steps[-1][1])
     if isinstance(model, OneVsRestClassifier):
         return sum(_count(one) for one in model.estimators_)
-    if hasattr(model, "_predictors"):  # the trees of gradient boosting, a list of them for each round
+    if hasattr(model, "_predictors"):  # the trees of gradient boosting, a list for each round
         return sum(len(tree.nodes) for trees in model._predictors for tree in trees)
     found = (getattr(model, name) for name in _LEARNED if hasattr(model, name))
     return sum(np.size(part) for each in found for part in (each if isinstance(each, list) else [each]))

@@ -1,7 +1,7 @@
 """The search for the best model without an encoder, under a budget, with Optuna. Knows no files, configs or banks.
 
-Section 3 of the paper compares adapters with such a search over models that know no pretrained encoder. This one is
-smaller, and of classical models: what an afternoon of scikit-learn gives.
+Section 3 of the paper compares adapters with such a search over models without a pretrained encoder. This one is
+smaller and uses classical models of scikit-learn.
 """
 
 from __future__ import annotations
@@ -12,37 +12,38 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from adapterbank import metrics
 from adapterbank.automl.models import TextModel, draw
 from adapterbank.errors import ConfigError, InputError, TrainingError
+from adapterbank.kinds import scoring
+from adapterbank.kinds.table import KINDS
 from adapterbank.storage import files
 from adapterbank.tasks.spec import Examples, Task
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The best model, and the way to it."""
+    """The best model, and the trials that led to it."""
 
     model: TextModel = field(repr=False)
     choice: dict[str, Any]
     history: list[dict[str, Any]] = field(repr=False)
-    """Score, seconds and choice of each trial; the score is None of one that could not be fitted."""
+    """Score, seconds and settings of each trial; the score is None if the model could not be fitted."""
     best: int
-    """Which of them it is, from 1."""
+    """The number of the best trial, from 1."""
     stopped: bool
-    """Whether the user stopped it before its budget was spent."""
+    """Whether the user interrupted it before its budget was spent."""
 
     def about(self, task: Task, splits: Mapping[str, Examples], encoder: int) -> dict[str, Any]:
-        """Give what a record says of it; `encoder` is the size of the one it is compared with."""
+        """Return its part of a record; `encoder` is the number of parameters of the encoder it is compared with."""
         count, spent = self.model.numbers, sum(trial["seconds"] for trial in self.history)
         return {
             "task": task.to_json(),
             "metrics": {
-                name: metrics.report(task.kind, self.model.decide(rows), rows.targets or [], task.labels, task.metric)
+                name: scoring.report(task, self.model.decide(rows), rows.targets or [])
                 for name, rows in splits.items()
                 if name != "train"
             },
-            # The encoder has no part in the total: such a model stands alone.
+            # The encoder is not part of the total: such a model works without it.
             "params": {"trained": count, "encoder": encoder, "total": count, "percent": 100 * count / encoder},
             "best_epoch": self.best,
             "history": self.history,
@@ -53,10 +54,10 @@ class SearchResult:
 
 
 def check(task: Task) -> None:
-    """Refuse what cannot be searched for, before anything is written."""
-    if task.kind == "span":
+    """Raise if there is no model for the task, or no Optuna, before anything is written."""
+    if KINDS[task.kind].estimator is None:
         raise ConfigError(
-            ["method is 'automl', which does not answer spans; use one with an encoder, such as adapter."]
+            [f"method is 'automl', which cannot learn a {task.kind} task; use one with an encoder, such as adapter."]
         )
     if importlib.util.find_spec("optuna") is None:
         raise ConfigError(["method is 'automl', which needs Optuna: pip install 'adapterbank[automl]'."])
@@ -72,14 +73,14 @@ def search(
     seed: int = 0,
     watch: Callable[[int, int, float | None], None] = lambda done, total, best: None,
 ) -> SearchResult:
-    """Try models until the budget is spent, or the user interrupts; the best on dev is kept, the first of equals.
+    """Try models until the budget is spent or the user interrupts; keep the best on dev, of equal ones the first.
 
-    `watch` hears of trials done, of how many, and the best score so far.
+    `watch` is called with the number of trials done, the number of all trials, and the best score so far.
     """
     import optuna
 
     level = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would tell of every study it makes
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would log every study
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
     optuna.logging.set_verbosity(level)
     history: list[dict[str, Any]] = []
@@ -103,7 +104,7 @@ def search(
             raise
         stopped = True
     if kept is None:
-        raise TrainingError(f"None of {len(history)} models could be fitted to {len(train)} rows; give more rows.")
+        raise TrainingError(f"None of {len(history)} models could be fitted to {len(train)} rows; add rows.")
     _, best, model = kept
     return SearchResult(model, history[best - 1]["choice"], history, best, stopped)
 
@@ -111,10 +112,10 @@ def search(
 def _tried(
     task: Task, choice: dict[str, Any], train: Examples, dev: Examples, seed: int
 ) -> tuple[TextModel, float | None]:
-    """Fit a model and score it on dev; no score where there is nothing to fit, as of n-grams that all are too rare."""
+    """Fit a model and score it on dev; the score is None if it cannot be fitted, as when all n-grams are too rare."""
     model = TextModel(task, choice, seed)
     try:
         model.fit(train)
-        return model, metrics.score(task.metric, model.decide(dev), dev.targets or [], task.labels)
-    except (ValueError, InputError):  # the latter of numbers that are not finite
+        return model, scoring.score(task, model.decide(dev), dev.targets or [])
+    except (ValueError, InputError):  # InputError: numbers that are not finite
         return model, None

@@ -1,6 +1,6 @@
-"""GLUE's own arithmetic and the files its server takes. It knows no models; predictions come from whoever asks.
+"""GLUE's score and the files of a submission. It knows no models; the caller provides the predictions.
 
-The benchmark's score is the plain mean over nine tasks; a task with two metrics counts by their mean, and MNLI by the
+The benchmark's score is the mean over nine tasks. A task with two metrics counts with their mean, and MNLI with the
 mean of its matched and mismatched part (https://gluebenchmark.com, "GLUE score"). The paper leaves WNLI out.
 """
 
@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from adapterbank.errors import DataError
+from adapterbank.kinds.values import listed
 from adapterbank.storage.files import atomic_write
 from adapterbank.tasks.catalog import find
-from adapterbank.tasks.tables import listed
 
 TASKS = tuple(f"glue/{name}" for name in ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"))
 """The nine tasks of the score."""
 DEV = {name: {"dev": find(name).sizes[1]} for name in TASKS}
-"""Rows of the official dev sets of each."""
+"""Rows of each task's official dev sets."""
 DEV["glue/mnli"]["dev_mismatched"] = 9832
 MAJORITY = "not_entailment"
-"""WNLI's commoner label in training; its dev set is adversarial to what can be learnt from the rest."""
+"""WNLI's majority label in training; its dev set is adversarial to anything learned from the training set."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,18 @@ class Sheet:
 
     file: str
     task: str
-    """The catalog's task whose rows it answers."""
+    """The catalog's task whose rows it predicts."""
     split: str
     rows: int
-    """What the server expects."""
+    """The number of rows that the server expects."""
     numbered: bool = False
-    """Whether labels are written as their places instead of words."""
+    """Whether labels are written as indices instead of names."""
     by: str = ""
-    """The task that answers, where it is another."""
+    """The task that predicts the rows, if it is another one."""
 
     @property
-    def answered_by(self) -> str:
-        """The task that answers."""
+    def predicted_by(self) -> str:
+        """The task that predicts the rows."""
         return self.by or self.task
 
 
@@ -62,18 +62,18 @@ SHEETS = (
     Sheet("STS-B.tsv", "glue/stsb", "test", 1379),
     Sheet("WNLI.tsv", "glue/wnli", "test", 146, numbered=True),
 )
-"""Every file the server wants; it refuses a zip that lacks one."""
+"""Every file of a submission; the server refuses a zip that lacks one."""
 
 
 def task_score(name: str, metrics: Mapping[str, Mapping[str, Any]]) -> float:
-    """Give a task's part of the score from its metrics by split: dev, or MNLI's mean of both where both are there."""
+    """Return a task's part of the score from its metrics by split: dev, or for MNLI the mean of both parts."""
     metric = find(name).metric
     values = [float(metrics[split][metric]) for split in DEV[name] if split == "dev" or split in metrics]
     return sum(values) / len(values)
 
 
 def unofficial(name: str, rows: Mapping[str, int]) -> str:
-    """Say what makes scores of these splits, with as many rows, other than those of the official dev sets."""
+    """Return how splits with these numbers of rows differ from the official dev sets; empty if they do not."""
     odd = [
         f"{split} has {rows.get(split, 0):,} rows, the official one {size:,}"
         for split, size in DEV[name].items()
@@ -83,27 +83,29 @@ def unofficial(name: str, rows: Mapping[str, int]) -> str:
 
 
 def glue_score(scores: Mapping[str, float]) -> tuple[float, tuple[str, ...]]:
-    """Give the mean over the tasks at hand, and which of the nine are missing: the benchmark's score if none is."""
+    """Return the mean over the given tasks, and the missing ones of the nine; without any it is the GLUE score."""
     odd = [name for name in scores if name not in TASKS]
     if odd or not scores:
-        raise DataError(f"The GLUE score is over {listed(TASKS)}, not over {listed(odd) or 'nothing'}.")
+        raise DataError(f"The GLUE score is the mean of {listed(TASKS)}, not of {listed(odd) or 'nothing'}.")
     return sum(scores.values()) / len(scores), tuple(name for name in TASKS if name not in scores)
 
 
 def sheet_text(sheet: Sheet, answers: Sequence[Any], indices: Sequence[Any] | None = None) -> str:
-    """Write one file: a header, then the number of each row and what is said of it (a label, or a number)."""
+    """Return the content of one file: a header, then the number and prediction (a label or a number) of each row."""
     numbers = [str(index) for index in (indices if indices is not None else range(len(answers)))]
     if len(numbers) != len(answers) or len(set(numbers)) != len(numbers):
-        raise DataError(f"{sheet.file}: {len(answers)} answers for {len(set(numbers))} different rows; give one each.")
-    said = (_word(sheet, answer) for answer in answers)
-    return "".join(f"{index}\t{word}\n" for index, word in zip(("index", *numbers), ("prediction", *said), strict=True))
+        raise DataError(
+            f"{sheet.file}: {len(answers)} predictions for {len(set(numbers))} different rows; give one for each row."
+        )
+    words = ("prediction", *(_word(sheet, answer) for answer in answers))
+    return "".join(f"{index}\t{word}\n" for index, word in zip(("index", *numbers), words, strict=True))
 
 
 def _word(sheet: Sheet, answer: Any) -> str:
     labels = find(sheet.task).labels
     if not labels:
         if not math.isfinite(answer):
-            raise DataError(f"{sheet.file}: a prediction is {answer}, not a number from 0 to 5; train the task anew.")
+            raise DataError(f"{sheet.file}: a prediction is {answer}, not a number from 0 to 5; train the task again.")
         return f"{min(5.0, max(0.0, float(answer))):.3f}"  # STS-B's scale
     if answer not in labels:
         raise DataError(f"{sheet.file}: {answer!r} is not one of its labels: {listed(labels)}.")
@@ -111,9 +113,9 @@ def _word(sheet: Sheet, answer: Any) -> str:
 
 
 def write_zip(path: Path, files: Mapping[str, str]) -> None:
-    """Write the zip whole or not at all, the same bytes for the same answers."""
-    held = io.BytesIO()
-    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
+    """Write the zip atomically, with the same bytes for the same predictions."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(files):
             archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), files[name], zipfile.ZIP_DEFLATED)
-    atomic_write(path, held.getvalue())
+    atomic_write(path, buffer.getvalue())

@@ -1,9 +1,9 @@
-"""SQuAD's official scores of a prediction file, v1.1 and v2.0, and files in its form. It knows no models.
+"""SQuAD's official scores of a prediction file, v1.1 and v2.0, and files in its format. It knows no models.
 
-Both versions compare words (`metrics.answer_words`) and take the best of a question's answers. They part where there
-is nothing to compare: v1.1 gives F1 0 to an answer without words, and scores a question that was left out as wrong;
-v2.0 drops gold answers without words, and gives 1 to saying nothing where there is no answer. All scores are in per
-cent here, as the official scripts print them.
+Both versions compare words (`metrics.answer_words`) and use the best of a question's answers. They differ when there
+is nothing to compare: v1.1 gives F1 0 to an answer without words, and counts a missing prediction as wrong; v2.0 drops
+gold answers without words, and gives 1 to an empty prediction for a question without an answer. All scores here are in
+per cent, as the official scripts print them.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from adapterbank.errors import DataError, UnknownName
+from adapterbank.kinds.values import listed
 from adapterbank.metrics import answer_scores
-from adapterbank.tasks.tables import Table, listed
+from adapterbank.tasks.tables import Table
 
 VERSIONS = ("1.1", "2.0")
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best that any threshold on the odds of "no answer" would have reached."""
+    """The best score that any threshold on the odds of "no answer" would reach."""
 
     score: float
     threshold: float
 
 
 def gold_answers(table: Table, label: str = "answers") -> dict[str, list[str]]:
-    """Give the answers of each question by its id; none for a question without an answer."""
+    """Return the answers of each question by its id; none for a question without an answer."""
     for name in ("id", label):
         if name not in table.columns:
             raise DataError(f"{table.source} has no column {name!r}; its columns: {listed(table.columns)}.")
@@ -36,13 +37,15 @@ def gold_answers(table: Table, label: str = "answers") -> dict[str, list[str]]:
 
 
 def check_version(version: str | None, gold: Mapping[str, Sequence[str]]) -> str:
-    """Give the version whose script is to score these questions: the one named, or else by whether all have answers."""
+    """Return the version whose script scores these questions: the one given, or 2.0 if any has no answer."""
     if version is not None and version not in VERSIONS:
         raise UnknownName(version, "a version of SQuAD", VERSIONS)
-    silent = sum(not answers for answers in gold.values())
-    if version == "1.1" and silent:
-        raise DataError(f"{silent} of {len(gold)} questions have no answer, which SQuAD 1.1 cannot score; name 2.0.")
-    return version or ("2.0" if silent else "1.1")
+    unanswerable = sum(not answers for answers in gold.values())
+    if version == "1.1" and unanswerable:
+        raise DataError(
+            f"{unanswerable} of {len(gold)} questions have no answer, which SQuAD 1.1 cannot score; use version 2.0."
+        )
+    return version or ("2.0" if unanswerable else "1.1")
 
 
 def evaluate(
@@ -53,19 +56,19 @@ def evaluate(
     null_odds: Mapping[str, float] | None = None,
     threshold: float = 1.0,
 ) -> dict[str, float]:
-    """Score predictions by question id as the official script of that version does.
+    """Score predictions by question id as the official script of the version does.
 
-    `null_odds` and `threshold` are v2.0's: where the odds of "no answer" are above it, the prediction counts as none.
+    `null_odds` and `threshold` are v2.0's: if the odds of "no answer" are above it, the prediction counts as empty.
     """
     if not gold:
-        raise DataError("There are no questions to score; give the data file that the predictions belong to.")
+        raise DataError("There are no questions to score; give the data file of the predictions.")
     check_version(version, gold)
     if version == "1.1":
         return _first_version(gold, predictions)
     missing = [key for key in gold if key not in predictions or (null_odds is not None and key not in null_odds)]
     if missing:
         raise DataError(f"{len(missing)} of {len(gold)} questions have no prediction ({listed(missing, 3)}); add them.")
-    raw = {key: answer_scores(predictions[key], answers, silence=True) for key, answers in gold.items()}
+    raw = {key: answer_scores(predictions[key], answers, null_allowed=True) for key, answers in gold.items()}
     odds = null_odds if null_odds is not None else dict.fromkeys(gold, 0.0)
     kept = {key: raw[key] if odds[key] <= threshold else (float(not gold[key]),) * 2 for key in gold}
     found = _means(kept, list(gold), "")
@@ -85,7 +88,7 @@ def best_threshold(
     predictions: Mapping[str, str],
     null_odds: Mapping[str, float],
 ) -> Best:
-    """Find the threshold below which answers should be given: all silent at first, then one more with each step."""
+    """Return the threshold below which answers should be given: none at first, then one more with each step."""
     now = best = float(sum(not answers for answers in gold.values()))
     threshold = 0.0
     for key in sorted(null_odds, key=lambda key: null_odds[key]):
@@ -97,10 +100,10 @@ def best_threshold(
 
 
 def prediction_file(ids: Sequence[Any], answers: Sequence[str]) -> dict[str, str]:
-    """Give what the official scripts read: the answer of each question by its id."""
+    """Return what the official scripts read: the answer of each question by its id."""
     twice = len(ids) - len({str(key) for key in ids})
     if twice:
-        raise DataError(f"{twice} questions have an id that another has too; each needs its own.")
+        raise DataError(f"{twice} questions share an id with another one; each needs its own.")
     return {str(key): answer for key, answer in zip(ids, answers, strict=True)}
 
 
@@ -110,7 +113,7 @@ def _texts(cell: Any) -> list[str]:
 
 
 def _first_version(gold: Mapping[str, Sequence[str]], predictions: Mapping[str, str]) -> dict[str, float]:
-    scores = [answer_scores(predictions[key], gold[key], silence=False) for key in gold if key in predictions]
+    scores = [answer_scores(predictions[key], gold[key], null_allowed=False) for key in gold if key in predictions]
     exact, f1 = (100 * sum(pair[place] for pair in scores) / len(gold) for place in (0, 1))
     return {"exact_match": exact, "f1": f1}
 

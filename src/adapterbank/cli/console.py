@@ -1,4 +1,4 @@
-"""What all commands share: errors as one sentence, tables, JSON, the everyday options. Knows no command."""
+"""Output and errors shared by all commands: one-line errors, tables, JSON and formatted values."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import functools
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import typer
 
@@ -18,37 +19,28 @@ from adapterbank.errors import AdapterbankError, ConfigError
 Returned = TypeVar("Returned")
 _NUMBER = re.compile(r"-?[\d.,]*( ?(%|B|kB|MB|GB))?")
 
-BankPath = Annotated[str, typer.Option("--bank", help="The bank's folder.", show_default=False)]
-TaskName = Annotated[str, typer.Option("--task", help="Name of the task, or name@version.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")]
-BackboneName = Annotated[
-    str | None, typer.Option("--backbone", help="Where the bank's encoder is (default: as the bank says).")
-]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
-Precision = Annotated[str, typer.Option("--precision", help="auto, fp32 or bf16.")]
-
 
 def guarded(command: Callable[..., Returned]) -> Callable[..., Returned]:
-    """Turn this library's errors into one sentence and an exit status, and Ctrl-C into 130."""
+    """Wrap a command: print this library's errors as one line each, exit with their status, and with 130 on Ctrl-C."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, **options: Any) -> Returned:
-        before = signal.signal(signal.SIGTERM, _interrupt)  # a polite kill leaves things as whole as Ctrl-C
+        before = signal.signal(signal.SIGTERM, _interrupt)  # SIGTERM cleans up just as Ctrl-C does
         try:
             return command(*args, **options)
         except AdapterbankError as error:
             for line in error.mistakes if isinstance(error, ConfigError) else [str(error)]:
-                say(f"adapterbank: {' '.join(line.splitlines())}")
+                print_message(f"adapterbank: {' '.join(line.splitlines())}")
             raise typer.Exit(error.exit_code) from None
         except (KeyboardInterrupt, typer.Abort):
-            say("adapterbank: stopped; the bank is as it was.")
+            print_message("adapterbank: stopped; the bank is unchanged.")
             raise typer.Exit(130) from None
-        except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        except BrokenPipeError:  # the reader, such as `head`, closed the pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
-        except OSError as error:  # what a system may still refuse: a name too long, a folder where a file should be
+        except OSError as error:  # such as a name that is too long, or a folder where a file should be
             what = error.filename or "The output"
-            say(f"adapterbank: {what} cannot be used: {error.strerror or error}; choose another.")
+            print_message(f"adapterbank: {what} cannot be used: {error.strerror or error}; choose another path.")
             raise typer.Exit(2) from None
         finally:
             signal.signal(signal.SIGTERM, before)
@@ -56,18 +48,18 @@ def guarded(command: Callable[..., Returned]) -> Callable[..., Returned]:
     return wrapped
 
 
-def say(text: str) -> None:
-    """Print a line for the person at the terminal, on standard error."""
+def print_message(text: str) -> None:
+    """Print a line to standard error."""
     typer.echo(text, err=True)
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value on standard output."""
+    """Print one JSON value to standard output."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows in columns: numbers right, words left; plain text, so that it can be piped and copied."""
+    """Print rows as plain-text columns that can be piped and copied; numbers are right-aligned, words left-aligned."""
     widths = [max(len(title), *(len(row[i]) for row in rows), 0) for i, title in enumerate(titles)]
     numeric = [all(_NUMBER.fullmatch(row[i]) for row in rows) for i in range(len(titles))]
     for row in (titles, *rows):
@@ -75,18 +67,33 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         typer.echo("  ".join(cells).rstrip())
 
 
-def counted(count: int, noun: str) -> str:
-    """Write a number of things: `1 task`, `2 tasks`."""
+def format_count(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 task`, `2 tasks`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def size(count: float) -> str:
-    """Write bytes for people."""
+def format_size(count: float) -> str:
+    """Return a number of bytes with its unit: `812 B`, `2.4 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     raise AssertionError
+
+
+def format_duration(seconds: float | None) -> str:
+    """Return a duration with its unit: `5 s`, `10 min`, `2.0 h`; `unknown time` for None."""
+    if seconds is None:
+        return "unknown time"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def rerun_command(*, drop: str, add: str = "") -> str:
+    """Return the command line of this process as text to paste, without the flag `drop` and with the flag `add`."""
+    words = [word for word in sys.argv[1:] if word != drop]
+    return shlex.join(["adapterbank", *words, *([add] if add else [])])
 
 
 def _interrupt(number: int, frame: Any) -> None:

@@ -1,4 +1,4 @@
-"""Where the command `adapterbank` begins: nothing but Ctrl-C while the rest is still being loaded."""
+"""Entry point of the command `adapterbank`. It only handles Ctrl-C while the rest is still being imported."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def main() -> None:
         from adapterbank.cli.main import main as run
 
         run()
-    except KeyboardInterrupt:  # before a command was there to say more
+    except KeyboardInterrupt:  # before any command could handle it
         sys.exit(130)

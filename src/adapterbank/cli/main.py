@@ -1,4 +1,4 @@
-"""The command `adapterbank`: joins the commands, one file each. Loads nothing heavy before a command runs."""
+"""The command `adapterbank`: joins the commands, one file each. Imports nothing heavy before a command runs."""
 
 from __future__ import annotations
 
@@ -34,27 +34,47 @@ from adapterbank.cli.commands import (
     tasks,
     train,
 )
-from adapterbank.cli.console import guarded, say
+from adapterbank.cli.console import guarded, print_message
+
+_SERVING = "Serving"
+COMMANDS = {
+    "Tasks": (train, predict, evaluate),
+    "Bank": (tasks, show, remove, rollback, audit, gc),
+    _SERVING: (serve,),
+    "Studies and analysis": (sweep, ablate, prune, figures, report),
+    "Encoders and data": (backbones, catalog, data, cache),
+    "Benchmarks": (squad, glue_score, glue_submission),
+}
+"""The commands by their section of `--help`; `keys` has commands of its own and is added to the section Serving."""
 
 app = typer.Typer(
     name="adapterbank",
-    help="Teach one frozen encoder any number of language tasks, and keep them in a bank.",
+    help="Train one frozen encoder on any number of language tasks, and keep the tasks in a bank.",
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_BANK = (train, predict, evaluate, tasks, show, remove, rollback, audit, gc, backbones, serve)
-_STUDIES = (sweep, ablate, prune, figures, report)
-for module in (*_BANK, *_STUDIES, catalog, data, squad, glue_score, glue_submission, cache):
-    name = module.__name__.rsplit(".", 1)[1].replace("_", "-")
-    app.command(name, help=module.HELP, epilog=None)(guarded(module.command))
-app.add_typer(keys.app, name="keys")
+
+
+def _joined(text: str) -> str:
+    """Return a help text with each paragraph on one line, so that the terminal's width breaks the lines.
+
+    A bracket, as in `adapterbank[plot]`, is escaped, because rich would take it for markup.
+    """
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n")).replace("[", "\\[")
+
+
+for _section, _modules in COMMANDS.items():
+    for _module in _modules:
+        _name = _module.__name__.rsplit(".", 1)[1].replace("_", "-")
+        app.command(_name, help=_joined(_module.HELP), rich_help_panel=_section)(guarded(_module.command))
+app.add_typer(keys.app, name="keys", help=_joined(keys.HELP), rich_help_panel=_SERVING)
 
 _UsageError: Any = typer.BadParameter.__base__
-"""What the parser raises; by way of its subclass, as typer had it from click once and now carries its own."""
+"""The parser's error class, found through a subclass: older versions of typer take it from click, newer define it."""
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"adapterbank {__version__}")
         raise typer.Exit
@@ -64,7 +84,7 @@ def _version(wanted: bool) -> None:
 def _options(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
@@ -72,15 +92,15 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; a slip in it is told in one sentence, like every other mistake."""
+    """Run the command line; a usage error is printed as one line, like every other error."""
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="strict")  # whatever the locale: the files are UTF-8 too
+            stream.reconfigure(encoding="utf-8", errors="strict")  # in every locale: the files are UTF-8 too
     try:
         status = app(prog_name="adapterbank", standalone_mode=False)
     except _UsageError as error:
         where = error.ctx.command_path if error.ctx else "adapterbank"
         what = " ".join(error.format_message().split())
-        say(f"adapterbank: {what}{'' if what.endswith(('.', '?')) else '.'} See: {where} --help")
+        print_message(f"adapterbank: {what}{'' if what.endswith(('.', '?')) else '.'} See: {where} --help")
         status = error.exit_code
     sys.exit(status)

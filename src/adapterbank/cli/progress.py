@@ -1,4 +1,4 @@
-"""Long work on the terminal: what is being done, loss, score, speed, time left. Quiet where nobody watches."""
+"""Progress of long work on the terminal: stage, loss, score, speed, time left. Hidden without a terminal."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from adapterbank.training.job import Progress
 
 
 class Stages:
-    """Shows a bar for work that is counted in rows."""
+    """Progress bar for work that is counted in rows."""
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
-        """`quiet` hides it, as does a standard error that nobody watches."""
+        """Prepare the bar; it is hidden if `quiet`, and where standard error is no terminal."""
         self.shown = sys.stderr.isatty() and not quiet
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
         console = console or Console(stderr=True, highlight=False)
@@ -32,28 +32,29 @@ class Stages:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop drawing and leave the terminal as it was."""
+        """Stop drawing and restore the terminal."""
         self._bar.stop()
 
     def stage(self, what: str, done: int, total: int | None) -> None:
-        """Draw how far the work is; without a total, that it goes on."""
+        """Draw the progress of a stage; without a total the bar only shows activity."""
         self._bar.update(self._task, description=what, completed=done, total=total)
 
     def watcher(self, what: str) -> Callable[[int, int], None]:
-        """Give a `stage` of one piece of work."""
+        """Return a callback that draws the progress of the stage `what`."""
         return lambda done, total: self.stage(what, done, total)
 
 
 class Display:
-    """Shows a bar and a line an epoch on a terminal; notes always go to standard error."""
+    """Progress of a training run: a bar, one line per epoch, and notes, all on standard error."""
 
     def __init__(self, *, quiet: bool = False, lines: bool = False) -> None:
-        """`quiet` hides all but the notes; `lines` prints the epochs even where there is no terminal."""
+        """Prepare the display; `quiet` hides all but the notes, `lines` prints epochs even without a terminal."""
         self._console = Console(stderr=True, highlight=False)
         self._stages = Stages(quiet=quiet, console=self._console)
         self._lines = self._stages.shown or lines
         self._score = ""
-        self.where = "before the first epoch was done"
+        self.reached = "before the end of the first epoch"
+        """Where the run is, for the message after Ctrl-C."""
 
     def __enter__(self) -> Display:
         """Start drawing."""
@@ -63,22 +64,22 @@ class Display:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop drawing and leave the terminal as it was."""
+        """Stop drawing and restore the terminal."""
         self._stages.__exit__(kind, error, trace)
 
     def note(self, text: str) -> None:
-        """Print what the user should know."""
+        """Print a note for the user."""
         self._console.print(f"note: {text}", markup=False, soft_wrap=True)
 
     def stage(self, what: str, done: int, total: int) -> None:
-        """Draw how far the work before training is."""
+        """Draw the progress of the work before training, such as tokenising."""
         self._stages.stage(what, done, total)
 
     def watch(self, progress: Progress) -> None:
         """Draw a step; print a line for each epoch."""
         if progress.score is not None:
             self._score = f", dev {progress.score:.4f}"
-            self.where = f"after epoch {progress.epoch} of {progress.epochs}"
+            self.reached = f"after epoch {progress.epoch} of {progress.epochs}"
             if self._lines:
                 self._console.print(
                     f"epoch {progress.epoch}/{progress.epochs}: loss {progress.loss:.4f}{self._score}", markup=False

@@ -1,4 +1,4 @@
-"""The options of `adapterbank serve` that no other command has. Knows what they are called, and not what they do."""
+"""Options that only `adapterbank serve` has."""
 
 from __future__ import annotations
 
@@ -6,33 +6,32 @@ from typing import Annotated
 
 import typer
 
-BankPlace = Annotated[str, typer.Option("--bank", help="The bank's folder, or a URL of one.", show_default=False)]
-Creates = Annotated[bool, typer.Option("--create", help="Make the bank, empty, where there is none; needs --backbone.")]
+BankPlace = Annotated[str, typer.Option("--bank", help="Bank folder, or the URL of a bank.", show_default=False)]
+Creates = Annotated[bool, typer.Option("--create", help="Create an empty bank if there is none; requires --backbone.")]
 Host = Annotated[str, typer.Option("--host", help="Address to listen on.")]
-Port = Annotated[int, typer.Option("--port", help="Port to listen on; 0 for any free one.", min=0, max=65535)]
+Port = Annotated[int, typer.Option("--port", help="Port to listen on; 0 picks a free one.", min=0, max=65535)]
 KeysFile = Annotated[
-    str | None, typer.Option("--keys", help="File of API keys (default: the bank's, where it has some).")
+    str | None, typer.Option("--keys", help="File of API keys (default: the bank's keys.json, if it exists).")
 ]
 Budget = Annotated[
-    int | None, typer.Option("--budget", help="Megabytes that tasks may take in memory (default: any).", min=1)
+    int | None, typer.Option("--budget", help="Memory limit for loaded tasks, in megabytes (default: none).", min=1)
 ]
 Queue = Annotated[
-    int | None, typer.Option("--queue", help="Tokens that may wait (default: 65,536; 262,144 on a GPU).", min=1)
+    int | None, typer.Option("--queue", help="Queue limit in tokens (default: 65,536; 262,144 on a GPU).", min=1)
 ]
-MaxTexts = Annotated[int, typer.Option("--max-texts", help="Texts of one request.", min=1)]
-MaxCharacters = Annotated[int, typer.Option("--max-characters", help="Characters of one text.", min=1)]
+MaxTexts = Annotated[int, typer.Option("--max-texts", help="Largest number of texts in a request.", min=1)]
+MaxCharacters = Annotated[int, typer.Option("--max-characters", help="Largest length of a text in characters.", min=1)]
 MaxRuns = Annotated[
-    int, typer.Option("--max-runs", help="Training runs of one key that may wait; admin keys have no limit.", min=1)
+    int,
+    typer.Option("--max-runs", help="Training runs that one key may have queued; no limit for admin keys.", min=1),
 ]
-Trains = Annotated[bool, typer.Option("--train/--no-train", help="Take data files and train on them.")]
-HasPage = Annotated[bool, typer.Option("--page/--no-page", help="Show a page at /.")]
-Refresh = Annotated[float, typer.Option("--refresh", help="Seconds between two looks at a bank behind a URL.", min=0.1)]
-EngineName = Annotated[str, typer.Option("--engine", help="Where it is served: local or ray.")]
-RayAddress = Annotated[
-    str | None, typer.Option("--ray-address", help="The cluster (default: as RAY_ADDRESS says, or one made here).")
+Trains = Annotated[bool, typer.Option("--train/--no-train", help="Accept uploads of training data and train on them.")]
+HasPage = Annotated[bool, typer.Option("--page/--no-page", help="Serve the web page at /.")]
+Refresh = Annotated[
+    float, typer.Option("--refresh", help="Seconds between checks of a bank behind a URL for changes.", min=0.1)
 ]
-Replicas = Annotated[str, typer.Option("--replicas", help="Ray: how many, or the least and most: 1:4.")]
-CpusPerReplica = Annotated[int, typer.Option("--cpus-per-replica", help="Ray: CPUs of a replica.", min=1)]
+Replicas = Annotated[str, typer.Option("--replicas", help="Ray: number of replicas, or a range such as 1:4.")]
+CpusPerReplica = Annotated[int, typer.Option("--cpus-per-replica", help="Ray: CPUs per replica.", min=1)]
 TargetRequests = Annotated[
-    int, typer.Option("--target-requests", help="Ray: requests a replica should have at a time.", min=1)
+    int, typer.Option("--target-requests", help="Ray: concurrent requests per replica to aim for.", min=1)
 ]

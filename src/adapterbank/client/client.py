@@ -1,46 +1,43 @@
-"""The HTTP client: a program on another machine and `adapterbank serve`. Knows no torch, bank or engine.
+"""The HTTP client for `adapterbank serve`. Knows no torch, bank or engine.
 
     client = adapterbank.Client("http://127.0.0.1:8000")
     client.predict("sentiment", ["What a film!"])[0].label
 
-`Client` and `AsyncClient` have the same methods and differ in the sending and the waiting alone; `calls` says what is
-sent and how an answer is read. What is refused is a `ServiceError` with the server's own sentence.
+`Client` and `AsyncClient` have the same methods, which `protocol.Calls` describes once; here is how they send and wait.
+A refused request raises a `ServiceError` with the server's message.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from adapterbank.client import protocol
-from adapterbank.client.protocol import Call, HttpReply, Listing, RunEventLine, RunStatus, TaskReply
-from adapterbank.errors import InputError, ServiceError
+from adapterbank.client.protocol import Call, Calls, EventStream, Steps, events_path
+from adapterbank.client.replies import HttpReply, ServerEvent
+from adapterbank.errors import InputError
 
 if TYPE_CHECKING:
     import httpx
 
 Read = TypeVar("Read")
 
-_POLL = 0.5
-"""Seconds between two looks at a run."""
-_FALLS_SILENT = 60.0
-"""Seconds without a line after which a stream of events counts as lost; the server sends one more often."""
+_SILENCE = 60.0
+"""Seconds without a line after which an event stream counts as lost; the server sends one more often."""
 
 
-class Client:
-    """A server's tasks and runs; `with` closes its connections."""
+class Client(Calls):
+    """A client for the tasks and runs of a server; `with` closes its connections."""
 
     def __init__(self, url: str, key: str | None = None, *, timeout: float = 60.0, retries: int = 4) -> None:
-        """Name the server, and the key where it wants one.
+        """Take the address of the server, and a key if the server requires one.
 
-        A request that is refused for overload or lost on the way is sent again up to `retries` times; `timeout` is for
-        each, in seconds.
+        A request that is refused because the server is busy, or that gets lost, is sent again up to `retries` times.
+        `timeout` is in seconds, for each attempt.
         """
         self._http: httpx.Client = _library().Client(**_settings(url, key, timeout))
-        self._url, self._retries = url, retries
+        self.url, self.retries = url, retries
 
     def __enter__(self) -> Client:
         return self
@@ -52,115 +49,49 @@ class Client:
         """Close the connections."""
         self._http.close()
 
-    def predict(
-        self, task: str, texts: Sequence[str], pairs: Sequence[str] | None = None, best: int = 0
-    ) -> list[TaskReply]:
-        """Ask one task (`name` or `name@version`) about texts, or texts and their pairs."""
-        return self._call(protocol.predict(task, texts, pairs, best))
-
-    def predict_rows(self, rows: Sequence[Mapping[str, Any]]) -> list[TaskReply]:
-        """Ask any tasks in one request: rows of `task`, `text` and perhaps `pair`."""
-        return self._call(protocol.predict_rows(rows))
-
-    def tasks(self) -> Listing:
-        """List the tasks with their scores and sizes."""
-        return self._call(protocol.tasks())
-
-    def task(self, name: str) -> dict[str, Any]:
-        """Tell all that is known of one task."""
-        return self._call(protocol.about(name))
-
-    def remove(self, task: str) -> dict[str, Any]:
-        """Take a task, or `task@version`, out of the bank."""
-        return self._call(protocol.remove(task))
-
-    def rollback(self, task: str) -> dict[str, Any]:
-        """Make the version before the default one, or the one named, the default."""
-        return self._call(protocol.rollback(task))
-
-    def train(self, task: str, path: str | Path, **options: Any) -> str:
-        """Queue a training on a data file, with the options of `adapterbank train`; gives the run's id."""
-        return self._call(protocol.train(task, path, options))
-
-    def runs(self) -> list[RunStatus]:
-        """List the runs, newest first."""
-        return self._call(protocol.runs())
-
-    def run(self, id: str) -> RunStatus:
-        """Tell where a run stands."""
-        return self._call(protocol.run(id))
-
-    def cancel(self, id: str) -> RunStatus:
-        """Cancel a run that is queued or running."""
-        return self._call(protocol.run(id, "DELETE"))
-
-    def wait(self, id: str, watch: Callable[[RunStatus], None] | None = None) -> RunStatus:
-        """Wait until a run is done, also while the server is started again; `watch` hears of every change.
-
-        A run that fails or is cancelled is a `TrainingError`.
-        """
-        waiting = protocol.Waiting(watch)
-        while True:
-            try:
-                run = self.run(id)
-            except ServiceError as error:
-                waiting.missed(error)
-            else:
-                if waiting.heard(run):
-                    return protocol.finished(run)
-            time.sleep(_POLL)
-
-    def events(self, id: str) -> Iterator[RunEventLine]:
-        """Follow a run as it goes; ends with the run. A `ServiceError` where the stream ends before."""
-        stream = protocol.Stream()
+    def events(self, id: str) -> Iterator[ServerEvent]:
+        """Yield the events of a run until it ends; raise a `ServiceError` if the stream ends before."""
+        stream = EventStream()
         try:
-            with self._http.stream("GET", protocol.events_path(id), timeout=_FALLS_SILENT) as response:
+            with self._http.stream("GET", events_path(id), timeout=_SILENCE) as response:
                 if response.status_code != 200:
                     response.read()
-                    raise _reply(response).error(self._url)
+                    raise _reply(response).error(self.url)
                 for line in response.iter_lines():
                     if event := stream.feed(line):
                         yield event
                 stream.end()
         except _library().TransportError as error:
-            raise _lost(error).error(self._url) from error
+            raise _lost(error).error(self.url) from error
 
-    def health(self) -> bool:
-        """Whether the server is alive."""
-        return self._send(protocol.HEALTH).status == 200
-
-    def ready(self) -> bool:
-        """Whether the server answers for its tasks by now."""
-        return self._send(protocol.READY).status == 200
-
-    def _call(self, call: Call[Read]) -> Read:
-        talk = protocol.talk(call, self._retries, self._url)
+    def _run(self, steps: Steps[Read]) -> Read:
+        reply: HttpReply | None = None
         try:
-            wanted = next(talk)
             while True:
-                if wanted is None:
-                    wanted = talk.send(self._send(call))
+                step = steps.send(reply)
+                if isinstance(step, Call):
+                    reply = self._send(step)
                 else:
-                    time.sleep(wanted)
-                    wanted = next(talk)
+                    time.sleep(step)
         except StopIteration as end:
-            found: Read = end.value
-            return found
+            result: Read = end.value
+            return result
 
     def _send(self, call: Call[Any]) -> HttpReply:
+        request = call.request()
         try:
-            return _reply(self._http.request(**call.request()))
+            return _reply(self._http.request(**request))
         except _library().TransportError as error:
             return _lost(error)
 
 
-class AsyncClient:
+class AsyncClient(Calls):
     """`Client` for programs with an event loop; `async with` closes its connections."""
 
     def __init__(self, url: str, key: str | None = None, *, timeout: float = 60.0, retries: int = 4) -> None:
-        """Name the server, and the key where it wants one; see `Client`."""
+        """Take the address of the server, and a key if the server requires one; see `Client`."""
         self._http: httpx.AsyncClient = _library().AsyncClient(**_settings(url, key, timeout))
-        self._url, self._retries = url, retries
+        self.url, self.retries = url, retries
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -172,104 +103,38 @@ class AsyncClient:
         """Close the connections."""
         await self._http.aclose()
 
-    async def predict(
-        self, task: str, texts: Sequence[str], pairs: Sequence[str] | None = None, best: int = 0
-    ) -> list[TaskReply]:
-        """Ask one task (`name` or `name@version`) about texts, or texts and their pairs."""
-        return await self._call(protocol.predict(task, texts, pairs, best))
-
-    async def predict_rows(self, rows: Sequence[Mapping[str, Any]]) -> list[TaskReply]:
-        """Ask any tasks in one request: rows of `task`, `text` and perhaps `pair`."""
-        return await self._call(protocol.predict_rows(rows))
-
-    async def tasks(self) -> Listing:
-        """List the tasks with their scores and sizes."""
-        return await self._call(protocol.tasks())
-
-    async def task(self, name: str) -> dict[str, Any]:
-        """Tell all that is known of one task."""
-        return await self._call(protocol.about(name))
-
-    async def remove(self, task: str) -> dict[str, Any]:
-        """Take a task, or `task@version`, out of the bank."""
-        return await self._call(protocol.remove(task))
-
-    async def rollback(self, task: str) -> dict[str, Any]:
-        """Make the version before the default one, or the one named, the default."""
-        return await self._call(protocol.rollback(task))
-
-    async def train(self, task: str, path: str | Path, **options: Any) -> str:
-        """Queue a training on a data file, with the options of `adapterbank train`; gives the run's id."""
-        return await self._call(await asyncio.to_thread(protocol.train, task, path, options))
-
-    async def runs(self) -> list[RunStatus]:
-        """List the runs, newest first."""
-        return await self._call(protocol.runs())
-
-    async def run(self, id: str) -> RunStatus:
-        """Tell where a run stands."""
-        return await self._call(protocol.run(id))
-
-    async def cancel(self, id: str) -> RunStatus:
-        """Cancel a run that is queued or running."""
-        return await self._call(protocol.run(id, "DELETE"))
-
-    async def wait(self, id: str, watch: Callable[[RunStatus], None] | None = None) -> RunStatus:
-        """Wait until a run is done, also while the server is started again; `watch` hears of every change.
-
-        A run that fails or is cancelled is a `TrainingError`.
-        """
-        waiting = protocol.Waiting(watch)
-        while True:
-            try:
-                run = await self.run(id)
-            except ServiceError as error:
-                waiting.missed(error)
-            else:
-                if waiting.heard(run):
-                    return protocol.finished(run)
-            await asyncio.sleep(_POLL)
-
-    async def events(self, id: str) -> AsyncIterator[RunEventLine]:
-        """Follow a run as it goes; ends with the run. A `ServiceError` where the stream ends before."""
-        stream = protocol.Stream()
+    async def events(self, id: str) -> AsyncIterator[ServerEvent]:
+        """Yield the events of a run until it ends; raise a `ServiceError` if the stream ends before."""
+        stream = EventStream()
         try:
-            async with self._http.stream("GET", protocol.events_path(id), timeout=_FALLS_SILENT) as response:
+            async with self._http.stream("GET", events_path(id), timeout=_SILENCE) as response:
                 if response.status_code != 200:
                     await response.aread()
-                    raise _reply(response).error(self._url)
+                    raise _reply(response).error(self.url)
                 async for line in response.aiter_lines():
                     if event := stream.feed(line):
                         yield event
                 stream.end()
         except _library().TransportError as error:
-            raise _lost(error).error(self._url) from error
+            raise _lost(error).error(self.url) from error
 
-    async def health(self) -> bool:
-        """Whether the server is alive."""
-        return (await self._send(protocol.HEALTH)).status == 200
-
-    async def ready(self) -> bool:
-        """Whether the server answers for its tasks by now."""
-        return (await self._send(protocol.READY)).status == 200
-
-    async def _call(self, call: Call[Read]) -> Read:
-        talk = protocol.talk(call, self._retries, self._url)
+    async def _run(self, steps: Steps[Read]) -> Read:
+        reply: HttpReply | None = None
         try:
-            wanted = next(talk)
             while True:
-                if wanted is None:
-                    wanted = talk.send(await self._send(call))
+                step = steps.send(reply)
+                if isinstance(step, Call):
+                    reply = await self._send(step)
                 else:
-                    await asyncio.sleep(wanted)
-                    wanted = next(talk)
+                    await asyncio.sleep(step)
         except StopIteration as end:
-            found: Read = end.value
-            return found
+            result: Read = end.value
+            return result
 
     async def _send(self, call: Call[Any]) -> HttpReply:
+        request = call.request() if call.content is None else await asyncio.to_thread(call.request)
         try:
-            return _reply(await self._http.request(**call.request()))
+            return _reply(await self._http.request(**request))
         except _library().TransportError as error:
             return _lost(error)
 
@@ -290,7 +155,7 @@ def _lost(error: httpx.TransportError) -> HttpReply:
 
 
 def _settings(url: str, key: str | None, timeout: float) -> dict[str, Any]:
-    """Give what both kinds of httpx client are made with."""
+    """Return the arguments of both kinds of httpx client."""
     headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     return {"base_url": url.rstrip("/"), "headers": headers, "timeout": timeout}
 

@@ -1,335 +1,317 @@
-"""What can be asked of `adapterbank serve`, how its answers are read, and when to ask again. Sends nothing itself.
+"""The calls of the HTTP interface, each described once, and when a call is sent again. Sends nothing itself.
 
-A `Call` is one question: what to send and how to read what comes back. `talk` holds the conversation of one call;
-whoever drives it (`client`) sends and waits as it is told.
+A method of `Calls` returns a `Call`: what to send, how to read the response, and whether it may be sent again. The
+decorator `sent` makes it a method that carries the call out. What happens on the way (send, wait, send again) is a
+generator of steps: `Client` runs it blocking, `AsyncClient` in an event loop.
 """
 
 from __future__ import annotations
 
+import functools
 import gzip
+import inspect
 import json
 import random
+import re
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 from urllib.parse import quote
 
-from adapterbank.errors import InputError, ServiceError, TrainingError
+from adapterbank.client.replies import ENDED, HttpReply, Listing, RunStatus, ServerEvent, TaskReply, TaskSummary, make
+from adapterbank.errors import InputError, ServiceError
 
-_OVER = ("done", "failed", "cancelled")
-"""States of a run to which nothing more will happen."""
-
+Params = ParamSpec("Params")
 Read = TypeVar("Read")
-Made = TypeVar("Made")
 
+POLL = 0.5
+"""Seconds between two looks at a run that is waited for."""
 _BUSY = (429, 503)
-"""The server has done nothing with the request: it may be sent again, whatever it asks."""
-_BETWEEN = (500, 502, 504)
-"""Not in the server's own words, a proxy's: the server behind it was lost with the request."""
-_FOR_GOOD = ("damaged",)
-"""Answered with 503, and no better a second later."""
+"""The server has not acted on the request: any request may be sent again."""
+_LOST_BY_PROXY = (500, 502, 504)
+"""Without one of the server's error codes, a proxy's response: it lost the request, or the server behind it."""
+_PERMANENT = ("damaged",)
+"""Codes of a 503 that waiting does not change."""
 _OUTAGE = 300.0
-"""Seconds without an answer after which a server will not come back: starting again with many tasks takes a while."""
+"""Seconds without a response after which `wait` gives up; a restart with many tasks takes a while."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
-"""Seconds between two tries, doubled each time. Where a server asks for a longer pause, there is no other try."""
-
-
-@dataclass(frozen=True)
-class TaskReply:
-    """What a task says of one text; the fields that its kind has are set, as in `adapterbank.Prediction`."""
-
-    task: str
-    version: int
-    label: str | None = None
-    labels: tuple[str, ...] | None = None
-    value: float | None = None
-    answer: str | None = None
-    start: int | None = None
-    end: int | None = None
-    null_odds: float | None = None
-    best: tuple[dict[str, Any], ...] | None = None
-    probabilities: dict[str, float] | None = None
-
-
-@dataclass(frozen=True)
-class Served:
-    """A task as the server lists it."""
-
-    name: str
-    version: int
-    kind: str
-    metric: str
-    score: float | None = None
-    """On dev."""
-    labels: tuple[str, ...] = ()
-    method: str = ""
-    size: int | None = None
-    params: dict[str, float] = field(default_factory=dict)
-    bytes: int = 0
-    created: str = ""
-    resident: bool = False
-
-
-@dataclass(frozen=True)
-class Listing:
-    """All that a server serves; iterates over the tasks."""
-
-    backbone: dict[str, Any]
-    tasks: tuple[Served, ...]
-    problems: tuple[dict[str, str], ...] = ()
-    """Tasks of the bank that cannot be served, and why."""
-
-    def __iter__(self) -> Iterator[Served]:
-        return iter(self.tasks)
-
-    def __len__(self) -> int:
-        return len(self.tasks)
-
-
-@dataclass(frozen=True)
-class RunStatus:
-    """A training run of the server."""
-
-    id: str
-    task: str
-    state: str
-    """queued, running, done, failed or cancelled."""
-    options: dict[str, Any] = field(default_factory=dict)
-    created: str | None = None
-    started: str | None = None
-    ended: str | None = None
-    progress: dict[str, Any] | None = None
-    history: tuple[dict[str, Any], ...] = ()
-    """Loss and dev score of every epoch so far."""
-    version: int | None = None
-    metrics: dict[str, Any] | None = None
-    failure: str | None = None
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more will happen to it."""
-        return self.state in _OVER
-
-
-@dataclass(frozen=True)
-class RunEventLine:
-    """One message of a run's stream."""
-
-    kind: str
-    """progress or state."""
-    data: dict[str, Any]
+"""Seconds between two attempts, doubled each time. If the server asks for a longer pause, there is no other attempt."""
 
 
 @dataclass(frozen=True)
 class Call(Generic[Read]):
-    """One question: what to send, and how to read what comes back."""
+    """One request: what to send, and how to read the response."""
 
     method: str
     path: str
     read: Callable[[Any], Read]
+    """Turns the JSON of the response into the result."""
     json: Any = None
-    content: bytes | None = None
+    content: Callable[[], bytes] | None = None
+    """Loads the body, where it is a file."""
     params: Mapping[str, Any] = field(default_factory=dict)
     repeatable: bool = True
-    """Whether it may be sent again when nobody knows if it had arrived."""
+    """Whether it may be sent again if the first request may have reached the server."""
+    probe: bool = False
+    """Whether only success matters: one attempt, no error."""
 
     def request(self) -> dict[str, Any]:
-        """Give what an HTTP library is called with."""
-        body = {"content": self.content} if self.content is not None else {"json": self.json}
+        """Return the arguments for httpx; loads the body."""
+        body = {"content": self.content()} if self.content is not None else {"json": self.json}
         return {"method": self.method, "url": self.path, "params": dict(self.params), **body}
 
 
-@dataclass(frozen=True)
-class HttpReply:
-    """What came back: a status and a body, or the reason why nothing did."""
-
-    status: int = 0
-    body: Any = None
-    retry_after: str | None = None
-    lost: str = ""
-    unsent: bool = False
-    """Lost before it could have arrived."""
-
-    def error(self, address: str) -> ServiceError:
-        """Put what went wrong in the server's words, or say that it cannot be reached."""
-        if self.lost:
-            return ServiceError(f"{address} does not answer ({self.lost}); is `adapterbank serve` running there?")
-        told = self.body.get("error") if isinstance(self.body, dict) else None
-        if not isinstance(told, dict):
-            return ServiceError(
-                f"{address} answers {self.status}, not as adapterbank does; is another service there?", "", self.status
-            )
-        return ServiceError(str(told.get("message")), str(told.get("code")), self.status, str(told.get("request_id")))
+Steps = Generator[Call[Any] | float, HttpReply | None, Read]
+"""What to do next: send a call, for which its `HttpReply` is sent back, or sleep for some seconds."""
 
 
-def _some(cls: type[Made], value: Any) -> Made:
-    """Make a dataclass of the fields that it knows: a later server may tell more."""
-    if not isinstance(value, dict):
-        raise TypeError(f"{cls.__name__} of {value!r}")
-    known = {f.name for f in fields(cls)}  # type: ignore[arg-type]  # all that are made here are dataclasses
-    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k in known})
+class _Blocking(Protocol):
+    def _run(self, steps: Steps[Read]) -> Read: ...
 
 
-def _place(task: str) -> str:
-    """Give a task's path; a name of the catalog has a slash, for which banks write a dash."""
+class _Awaiting(Protocol):
+    async def _run(self, steps: Steps[Read]) -> Read: ...
+
+
+class ClientMethod(Generic[Params, Read]):
+    """The type of a method of `Calls`: it returns its result in `Client`, and an awaitable of it in `AsyncClient`."""
+
+    @overload
+    def __get__(self, client: None, owner: type) -> Callable[..., Any]: ...
+    @overload
+    def __get__(self, client: _Blocking, owner: type) -> Callable[Params, Read]: ...
+    @overload
+    def __get__(self, client: _Awaiting, owner: type) -> Callable[Params, Coroutine[Any, Any, Read]]: ...
+    def __get__(self, client: Any, owner: type) -> Any:
+        """Only for type checkers: at run time the methods are plain functions."""
+
+
+def stepwise(describe: Callable[Concatenate[Any, Params], Steps[Read]]) -> ClientMethod[Params, Read]:
+    """Make a method of a generator of steps; it keeps the signature and the docstring, with the result's type."""
+
+    def method(self: Any, *args: Params.args, **kwargs: Params.kwargs) -> Any:
+        return self._run(describe(self, *args, **kwargs))
+
+    functools.update_wrapper(method, describe)
+    signature = inspect.signature(describe)
+    result = re.sub(r"^(?:Call|Steps)\[(.*)\]$", r"\1", signature.return_annotation)
+    method.__annotations__ = {**describe.__annotations__, "return": result}
+    method.__signature__ = signature.replace(return_annotation=result)  # type: ignore[attr-defined]
+    return cast(ClientMethod[Params, Read], method)
+
+
+def sent(describe: Callable[Concatenate[Any, Params], Call[Read]]) -> ClientMethod[Params, Read]:
+    """Make a method that carries out the call that a function describes."""
+
+    def steps(self: Any, /, *args: Params.args, **kwargs: Params.kwargs) -> Steps[Read]:
+        return (yield from exchange(describe(self, *args, **kwargs), self.retries, self.url))
+
+    functools.update_wrapper(steps, describe)
+    return stepwise(steps)
+
+
+def exchange(call: Call[Read], retries: int, address: str) -> Steps[Read]:
+    """Send a call, and send it again where that may help."""
+    for attempt in range(retries + 1):
+        reply = yield call
+        assert reply is not None
+        if call.probe:
+            return call.read(reply.status == 200)
+        if 200 <= reply.status < 300:
+            try:
+                return call.read(reply.body)
+            except (KeyError, TypeError, AttributeError) as error:
+                problem = f"{address} sent a response that this release cannot read ({error!r})"
+                raise ServiceError(f"{problem}; install the server's release.", "", reply.status) from error
+        refusal = reply.error(address)
+        busy = reply.status in _BUSY and refusal.code not in _PERMANENT
+        lost = bool(reply.lost) or (reply.status in _LOST_BY_PROXY and not refusal.code)
+        again = busy or (lost and (call.repeatable or reply.unsent))
+        wait = pause(attempt, reply.retry_after, random.random()) if again and attempt < retries else None
+        if wait is None:
+            raise refusal
+        yield wait
+    raise AssertionError("the last attempt returns or raises")
+
+
+def pause(attempt: int, retry_after: str | None, jitter: float) -> float | None:
+    """Return the seconds before the next attempt, at least what the server asks for; None if that is too long.
+
+    `jitter` between 0 and 1 spreads clients that were refused at the same time.
+    """
+    try:
+        asked = max(0.0, float(retry_after or 0))
+    except ValueError:  # a date: the clocks of two machines differ by more than a pause
+        asked = 0.0
+    wait = max(asked * (1 + jitter / 4), _FIRST_PAUSE * 2**attempt * (1 + jitter) / 2)
+    return None if asked > _LONGEST_PAUSE else min(wait, _LONGEST_PAUSE * 1.25)
+
+
+class Calls:
+    """Every call of the interface; `Client` and `AsyncClient` send them."""
+
+    url: str
+    """The server's address."""
+    retries: int
+    """How often a request is sent again."""
+
+    @sent
+    def predict(
+        self, task: str, texts: Sequence[str], pairs: Sequence[str] | None = None, best: int = 0
+    ) -> Call[list[TaskReply]]:
+        """Predict texts, or texts and their pairs, with one task (`name` or `name@version`)."""
+        if isinstance(texts, str):
+            raise InputError(f"texts is one string, {texts[:40]!r}; give a list of strings.")
+        body: dict[str, Any] = {"texts": list(texts)} | ({"pairs": list(pairs)} if pairs is not None else {})
+        body |= {"best": best} if best else {}
+
+        def read(found: Any) -> list[TaskReply]:
+            about = {"task": found["task"], "version": found["version"]}
+            return [make(TaskReply, {**one, **about}) for one in found["predictions"]]
+
+        return Call("POST", f"{_task_path(task)}/predict", read, json=body)
+
+    @sent
+    def predict_rows(self, rows: Sequence[Mapping[str, Any]]) -> Call[list[TaskReply]]:
+        """Predict rows of several tasks in one request; a row has `task`, `text` and optionally `pair`."""
+
+        def read(found: Any) -> list[TaskReply]:
+            return [make(TaskReply, one) for one in found["predictions"]]
+
+        return Call("POST", "/v1/predict", read, json={"rows": [dict(row) for row in rows]})
+
+    @sent
+    def tasks(self) -> Call[Listing]:
+        """List the tasks with their scores and sizes."""
+
+        def read(body: Any) -> Listing:
+            found = tuple(make(TaskSummary, one) for one in body["tasks"])
+            return Listing(body["backbone"], found, tuple(body.get("problems", ())))
+
+        return Call("GET", "/v1/tasks", read)
+
+    @sent
+    def task(self, name: str) -> Call[dict[str, Any]]:
+        """Return everything about one task."""
+        return Call("GET", _task_path(name), dict)
+
+    @sent
+    def remove(self, task: str) -> Call[dict[str, Any]]:
+        """Remove a task, or `task@version`, from the bank."""
+        return Call("DELETE", _task_path(task), lambda body: dict(body or {}), repeatable=False)
+
+    @sent
+    def rollback(self, task: str) -> Call[dict[str, Any]]:
+        """Serve the previous version of a task again, or the one named by `task@version`."""
+        return Call("POST", f"{_task_path(task)}/rollback", lambda body: dict(body or {}), repeatable=False)
+
+    @sent  # type: ignore[arg-type]  # mypy: `options` might contain a `self`
+    def train(self, task: str, path: str | Path, **options: Any) -> Call[str]:
+        """Queue a training run on a data file, with the options of `adapterbank train`; return the run's id."""
+        file = Path(path)
+        params = {"format": file.name.removesuffix(".gz").rpartition(".")[2]} | {k: str(v) for k, v in options.items()}
+        load = functools.partial(_load, file)
+        read: Callable[[Any], str] = lambda body: str(body["id"])  # noqa: E731
+        return Call("POST", f"{_task_path(task)}/train", read, content=load, params=params, repeatable=False)
+
+    @sent
+    def runs(self) -> Call[list[RunStatus]]:
+        """List the runs, newest first."""
+        return Call("GET", "/v1/runs", lambda body: [make(RunStatus, one) for one in body["runs"]])
+
+    @sent
+    def run(self, id: str) -> Call[RunStatus]:
+        """Return the state of a run."""
+        return _run_call(id)
+
+    @sent
+    def cancel(self, id: str) -> Call[RunStatus]:
+        """Cancel a run that is queued or running."""
+        return _run_call(id, "DELETE")
+
+    @stepwise
+    def wait(self, id: str, watch: Callable[[RunStatus], None] | None = None) -> Steps[RunStatus]:
+        """Wait until a run has ended, also across a restart of the server; call `watch` at every change.
+
+        A run that fails or is cancelled raises a `TrainingError`.
+        """
+        waiter = RunWaiter(watch)
+        while True:
+            try:
+                run = yield from exchange(_run_call(id), self.retries, self.url)
+            except ServiceError as error:
+                waiter.missed(error)
+            else:
+                if waiter.update(run):
+                    return run.check_done()
+            yield POLL
+
+    @sent
+    def health(self) -> Call[bool]:
+        """Return whether the server is alive."""
+        return Call("GET", "/healthz", bool, probe=True)
+
+    @sent
+    def ready(self) -> Call[bool]:
+        """Return whether the server has loaded its tasks."""
+        return Call("GET", "/readyz", bool, probe=True)
+
+
+def events_path(id: str) -> str:
+    """Return the address of a run's event stream."""
+    return f"/v1/runs/{quote(id, safe='')}/events"
+
+
+def _run_call(id: str, method: str = "GET") -> Call[RunStatus]:
+    return Call(method, f"/v1/runs/{quote(id, safe='')}", lambda body: make(RunStatus, body))
+
+
+def _task_path(task: str) -> str:
+    """Return a task's address; a name of the catalog has a slash, for which banks write a dash."""
     return f"/v1/tasks/{quote(task.replace('/', '-'), safe='@')}"
 
 
-def tasks() -> Call[Listing]:
-    """List the tasks."""
-
-    def read(body: Any) -> Listing:
-        found = tuple(_some(Served, one) for one in body["tasks"])
-        return Listing(body["backbone"], found, tuple(body.get("problems", ())))
-
-    return Call("GET", "/v1/tasks", read)
-
-
-def about(task: str) -> Call[dict[str, Any]]:
-    """Tell all of one task."""
-    return Call("GET", _place(task), dict)
-
-
-def remove(task: str) -> Call[dict[str, Any]]:
-    """Take a task out of the bank."""
-    return Call("DELETE", _place(task), lambda body: dict(body or {}), repeatable=False)
-
-
-def rollback(task: str) -> Call[dict[str, Any]]:
-    """Make an earlier version the default."""
-    return Call("POST", f"{_place(task)}/rollback", lambda body: dict(body or {}), repeatable=False)
-
-
-def predict(task: str, texts: Sequence[str], pairs: Sequence[str] | None, best: int) -> Call[list[TaskReply]]:
-    """Ask one task about texts."""
-    if isinstance(texts, str):
-        raise InputError(f"texts is one string, {texts[:40]!r}; give a list of strings.")
-    body: dict[str, Any] = {"texts": list(texts)} | ({"pairs": list(pairs)} if pairs is not None else {})
-    body |= {"best": best} if best else {}
-
-    def read(found: Any) -> list[TaskReply]:
-        about = {"task": found["task"], "version": found["version"]}
-        return [_some(TaskReply, {**one, **about}) for one in found["predictions"]]
-
-    return Call("POST", f"{_place(task)}/predict", read, json=body)
-
-
-def predict_rows(rows: Sequence[Mapping[str, Any]]) -> Call[list[TaskReply]]:
-    """Ask many tasks about a text each."""
-
-    def read(found: Any) -> list[TaskReply]:
-        return [_some(TaskReply, one) for one in found["predictions"]]
-
-    return Call("POST", "/v1/predict", read, json={"rows": [dict(row) for row in rows]})
-
-
-def train(task: str, path: str | Path, options: Mapping[str, Any]) -> Call[str]:
-    """Queue a training."""
-    file = Path(path)
+def _load(file: Path) -> bytes:
     try:
-        data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        return gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     except OSError as error:
         raise InputError(
             f"{file} cannot be read: {error.strerror or error}; name a CSV, TSV, JSONL or Parquet file."
         ) from error
-    params = {"format": file.name.removesuffix(".gz").rpartition(".")[2]} | {k: str(v) for k, v in options.items()}
-    place = f"{_place(task)}/train"
-    return Call("POST", place, lambda body: str(body["id"]), content=data, params=params, repeatable=False)
 
 
-def run(id: str, method: str = "GET") -> Call[RunStatus]:
-    """Look at a run, or cancel it."""
-    return Call(method, f"/v1/runs/{quote(id, safe='')}", lambda body: _some(RunStatus, body))
-
-
-def runs() -> Call[list[RunStatus]]:
-    """List the runs."""
-    return Call("GET", "/v1/runs", lambda body: [_some(RunStatus, one) for one in body["runs"]])
-
-
-def events_path(id: str) -> str:
-    """Give where a run's events stream from."""
-    return f"/v1/runs/{quote(id, safe='')}/events"
-
-
-HEALTH = Call("GET", "/healthz", lambda body: None)
-READY = Call("GET", "/readyz", lambda body: None)
-
-
-def finished(run: RunStatus) -> RunStatus:
-    """Refuse a run that left no version."""
-    if run.state != "done":
-        raise TrainingError(run.failure or f"Run {run.id} of {run.task!r} was {run.state}.")
-    return run
-
-
-class Waiting:
-    """What is known while a run is waited for; a server that is being restarted is waited for too."""
+class RunWaiter:
+    """The state of a wait for a run; it outlasts a restart of the server."""
 
     def __init__(self, watch: Callable[[RunStatus], None] | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._watch, self._clock = watch, clock
         self._seen: RunStatus | None = None
         self._last = clock()
 
-    def heard(self, run: RunStatus) -> bool:
-        """Take what the server says of the run, and tell the watcher what is new; gives whether it is over."""
+    def update(self, run: RunStatus) -> bool:
+        """Take the run's state and report a change to the watcher; return whether the run has ended."""
         if self._watch and run != self._seen:
             self._watch(run)
         self._seen, self._last = run, self._clock()
         return run.over
 
     def missed(self, error: ServiceError) -> None:
-        """Take that the server did not answer; what will not pass, or goes on for too long, is raised."""
-        passes = error.status in (0, *_BUSY) or (error.status in _BETWEEN and not error.code)
-        if not passes or self._clock() - self._last > _OUTAGE:
+        """Take a failed request; raise an error that is permanent or has lasted too long."""
+        temporary = error.status in (0, *_BUSY) or (error.status in _LOST_BY_PROXY and not error.code)
+        if not temporary or self._clock() - self._last > _OUTAGE:
             raise error
 
 
-def pause(attempt: int, retry_after: str | None, luck: float) -> float | None:
-    """Say how many seconds to wait before the next try: no fewer than the server asks for; None: too many.
-
-    `luck` between 0 and 1 spreads the clients that were refused together.
-    """
-    try:
-        asked = max(0.0, float(retry_after or 0))
-    except ValueError:  # a date: the clocks of two machines differ by more than a pause
-        asked = 0.0
-    wait = max(asked * (1 + luck / 4), _FIRST_PAUSE * 2**attempt * (1 + luck) / 2)
-    return None if asked > _LONGEST_PAUSE else min(wait, _LONGEST_PAUSE * 1.25)
-
-
-def talk(call: Call[Read], retries: int, address: str) -> Generator[float | None, HttpReply | None, Read]:
-    """Hold the conversation of one call: yields None to have it sent, a number to have as many seconds waited."""
-    for attempt in range(retries + 1):
-        reply = yield None
-        assert reply is not None
-        if 200 <= reply.status < 300:
-            try:
-                return call.read(reply.body)
-            except (KeyError, TypeError, AttributeError) as error:
-                problem = f"{address} answers what this release cannot read ({error!r}); use the server's release."
-                raise ServiceError(problem, "", reply.status) from error
-        refusal = reply.error(address)
-        busy = reply.status in _BUSY and refusal.code not in _FOR_GOOD
-        lost = bool(reply.lost) or (reply.status in _BETWEEN and not refusal.code)
-        again = busy or (lost and (call.repeatable or reply.unsent))
-        wait = pause(attempt, reply.retry_after, random.random()) if again and attempt < retries else None
-        if wait is None:
-            raise refusal
-        yield wait
-    raise AssertionError("the last try returns or raises")
-
-
-class Stream:
-    """Server-sent events, line by line."""
+class EventStream:
+    """Parses server-sent events line by line."""
 
     def __init__(self) -> None:
         self._kind, self._data, self._over = "", list[str](), False
 
-    def feed(self, line: str) -> RunEventLine | None:
-        """Take a line; give the event that it ends."""
+    def feed(self, line: str) -> ServerEvent | None:
+        """Take a line; return the event that it completes."""
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if name == "event":
@@ -337,15 +319,15 @@ class Stream:
         elif name == "data":
             self._data.append(value)
         elif not line and self._data:
-            event = RunEventLine(self._kind, json.loads("\n".join(self._data)))
+            event = ServerEvent(self._kind, json.loads("\n".join(self._data)))
             self._kind, self._data = "", []
             if event.kind == "state":
-                self._over = event.data.get("state") in _OVER
+                self._over = event.data.get("state") in ENDED
             return event
         return None
 
     def end(self) -> None:
-        """Take the end of the stream, which should be that of its run."""
+        """Take the end of the stream; raise unless the run has ended."""
         if not self._over:
             why = "the server is stopping, or the key was revoked"
-            raise ServiceError(f"The stream has ended, and its run has not: {why}. Follow it again, or wait().")
+            raise ServiceError(f"The stream ended before its run: {why}. Call events() again, or wait().")

@@ -64,8 +64,10 @@ def tokenize(
     return _tokens(found)
 
 
-def encode_whole(tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str], start: int = 0) -> list[Encoding]:
-    """Encode pairs of any length, each token with its character offsets."""
+def encode_whole(
+    tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None, start: int = 0
+) -> list[Encoding]:
+    """Encode texts or pairs of any length, each token with its character offsets."""
     inputs = _inputs(texts, pairs)
     with _TRUNCATING:
         try:

@@ -16,17 +16,22 @@ STRIDE = 128
 
 
 def tokenize_windows(
-    tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str], max_length: int, stride: int, start: int = 0
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None,
+    max_length: int,
+    stride: int,
+    start: int = 0,
 ) -> tuple[list[Tokens], list[int]]:
-    """Tokenise pairs whose second text may exceed the limit; return the rows, and the pair number of each row.
+    """Tokenise texts, or pairs by their second text, in windows; also return the number of each row's text or pair.
 
-    Every row has the whole first text and a window of the second, with the character offsets of the window's tokens.
-    `start` is the number of the first pair.
+    Every row of a pair holds the whole first text and a window of the second. The offsets of a window's tokens are the
+    characters they stand for. `start` is the number of the first text or pair.
     """
     rows: list[Tokens] = []
     owners: list[int] = []
     for number, encoding in enumerate(encode_whole(tokenizer, texts, pairs, start), start):
-        mine = list(_cut(encoding, max_length, stride))
+        mine = list(_cut(encoding, max_length, stride, 0 if pairs is None else 1))
         rows += mine
         owners += [number] * len(mine)
     return rows, owners
@@ -41,9 +46,9 @@ def window_starts(length: int, size: int, stride: int) -> range:
     return range(0, max(1, length - size + step), step)
 
 
-def _cut(encoding: Encoding, max_length: int, stride: int) -> Iterator[Tokens]:
+def _cut(encoding: Encoding, max_length: int, stride: int, text: int) -> Iterator[Tokens]:
     ids, types = np.array(encoding.ids, np.int64), np.array(encoding.type_ids, np.int64)
-    second = np.flatnonzero([sequence == 1 for sequence in encoding.sequence_ids])
+    second = np.flatnonzero([sequence == text for sequence in encoding.sequence_ids])
     first, last = (int(second[0]), int(second[-1]) + 1) if len(second) else (len(ids), len(ids))
     size = max_length - first - (len(ids) - last)
     if size < (1 if len(second) else 0):

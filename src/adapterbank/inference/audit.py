@@ -1,7 +1,7 @@
-"""Proof of no forgetting: a package's files and its outputs on fixed texts are what they were. Knows no training.
+"""The audit: proves that a package's files and its outputs on fixed texts are unchanged. Knows no training.
 
-When a task is put into a bank its outputs on `PROBES` are kept with a stamp of the machine. An audit computes them
-again: to the bit where the stamp promises that, else within `TOLERANCE`, and it says which.
+When a task is added to a bank, its outputs on `PROBES` are stored with a stamp of the machine. An audit computes them
+again and compares them to the bit if the stamps promise equal bits, otherwise within `TOLERANCE`. It reports which.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ PROBES = (
     ("He said that she said that they had never been there at all.", "Someone denied having been somewhere."),
     ("¿Qué? 日本語 🙂 naïve café — #hashtag @user http://example.org", "Mixed scripts and symbols."),
 )
-"""Fixed texts, short and long, plain and odd. A change here would make every older fingerprint incomparable."""
+"""Fixed texts, short and long, plain and unusual. A change here would invalidate every older fingerprint."""
 
 TOLERANCE = 1e-4
-"""How far outputs may move between machines or torch versions in fp32: rounding moves them by about 1e-6."""
+"""The largest difference between machines or torch versions in fp32; rounding alone is about 1e-6."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What an audit says of one version of a task."""
+    """The result of the audit for one version of a task."""
 
     ref: str
     ok: bool
     how: str
-    """Compared `to the bit` or `within 0.0001`, or what is wrong."""
+    """How it was compared, `to the bit` or `within 0.0001`, or what is wrong."""
     difference: float = 0.0
     """The largest difference of any output."""
 
 
 def fingerprint(engine: Engine, name: str) -> dict[str, Any]:
-    """Give a resident task's outputs on the probes and the stamp of this machine."""
+    """Return a resident task's outputs on the probes and the stamp of this machine."""
     return {"stamp": stamp(engine.device, engine.dtype), "outputs": _outputs(engine, name)}
 
 
 def audit(bank: Bank, backbone: Backbone, *, device: str = "auto", precision: str = "auto") -> Iterator[Finding]:
-    """Check every version of every task in a bank, one finding each."""
+    """Check every version of every task in a bank; yield one finding for each."""
     for name in bank.names():
         try:
             versions = bank.versions(name)
@@ -65,11 +65,11 @@ def audit(bank: Bank, backbone: Backbone, *, device: str = "auto", precision: st
 
 
 def _missing(bank: Bank, name: str) -> Finding | None:
-    """Say so if the version that a task's pointer leads to is not there: no folder would tell."""
+    """Return a finding if a task's default version is missing, which the versions alone do not show."""
     try:
         bank.get(name)
     except (PackageDamaged, BackboneMismatch):
-        return None  # it is there, and its own check says what is wrong
+        return None  # the version exists, and its own check reports what is wrong
     except AdapterbankError as error:
         return Finding(name, False, str(error))
     return None
@@ -78,30 +78,30 @@ def _missing(bank: Bank, name: str) -> Finding | None:
 def _check(bank: Bank, ref: str, backbone: Backbone, device: str, precision: str) -> Finding:
     try:
         package = bank.get(ref)
-        # An engine of its own for each package: the outputs must not depend on who else is resident.
+        # A separate engine for each package: the outputs must not depend on other resident tasks.
         engine = Engine(backbone, device=device, precision=precision, programs=False)
-        found = _outputs(engine, engine.load(package))
+        outputs = _outputs(engine, engine.load(package))
     except AdapterbankError as error:
         return Finding(ref, False, str(error))
-    return _compare(package, found, stamp(engine.device, engine.dtype))
+    return _compare(package, outputs, stamp(engine.device, engine.dtype))
 
 
-def _compare(package: Package, found: list[Any], now: dict[str, Any]) -> Finding:
-    kept = package.manifest.fingerprint
-    if not {"stamp", "outputs"} <= kept.keys() or "precision" not in kept["stamp"]:
+def _compare(package: Package, outputs: list[Any], now: dict[str, Any]) -> Finding:
+    stored = package.manifest.fingerprint
+    if not {"stamp", "outputs"} <= stored.keys() or "precision" not in stored["stamp"]:
         return Finding(package.ref, False, "the manifest has no fingerprint to compare with")
-    exact = same_bits(kept["stamp"], now)
-    pairs = [(np.array(a), np.array(b)) for a, b in zip(kept["outputs"], found, strict=False)]
-    if len(kept["outputs"]) != len(found) or any(a.shape != b.shape for a, b in pairs):
+    exact = same_bits(stored["stamp"], now)
+    pairs = [(np.array(a), np.array(b)) for a, b in zip(stored["outputs"], outputs, strict=False)]
+    if len(stored["outputs"]) != len(outputs) or any(a.shape != b.shape for a, b in pairs):
         return Finding(package.ref, False, "the outputs on the probe texts have another shape")
-    difference = float(np.max([np.abs(a - b).max() for a, b in pairs]))  # unlike max, this lets no NaN slip
-    # Half the precision of a GPU's bf16 is no sign of forgetting: there the numbers carry three digits.
-    tolerance = TOLERANCE if "bf16" not in (now["precision"], kept["stamp"]["precision"]) else 0.1
+    difference = float(np.max([np.abs(a - b).max() for a, b in pairs]))  # unlike max, this propagates NaN
+    # A difference in the precision of bf16 is not a sign of forgetting: its numbers have three digits.
+    tolerance = TOLERANCE if "bf16" not in (now["precision"], stored["stamp"]["precision"]) else 0.1
     ok = difference == 0.0 if exact else difference <= tolerance
     how = (
         "to the bit"
         if exact
-        else f"within {tolerance:g}, as the library or the machine is not the one it was trained with"
+        else f"within {tolerance:g}, because the library or the machine is not the one it was trained with"
     )
     return Finding(package.ref, ok, how if ok else f"outputs on the probe texts differ by {difference:g}", difference)
 
@@ -109,6 +109,6 @@ def _compare(package: Package, found: list[Any], now: dict[str, Any]) -> Finding
 def _outputs(engine: Engine, name: str) -> list[Any]:
     resident = engine.residents[name]
     pairs = [second for _, second in PROBES] if len(resident.task.text) == 2 else None
-    # Not `engine.rows`: for spans it cuts the second text alone, and refuses a probe whose first one is too long.
+    # Not `engine.rows`: for spans it cuts only the second text, and refuses a probe whose first text is too long.
     tokens = engine.backbone.tokenize([first for first, _ in PROBES], pairs, resident.max_length)
     return [out.tolist() for out in engine.outputs(tokens, [name] * len(tokens))]

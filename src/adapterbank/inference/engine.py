@@ -1,4 +1,4 @@
-"""The engine: rows of any tasks by name, in any order, through one encoder. Knows no files, no HTTP and no training."""
+"""The engine: runs rows of any tasks, by name, through one encoder. Knows no files, no HTTP and no training."""
 
 from __future__ import annotations
 
@@ -13,32 +13,34 @@ import torch
 
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.batch import Tokens
+from adapterbank.encoder.placed import PlacedEncoder, place
 from adapterbank.encoder.windows import STRIDE
 from adapterbank.errors import BackboneMismatch, InputError, PackageDamaged, UnknownName
-from adapterbank.inference import spans
 from adapterbank.inference.graph_runner import GraphRunner, Wait
-from adapterbank.inference.graphs import GraphCompiler
-from adapterbank.inference.predictions import Prediction, answered, decide, decided, readings, told
+from adapterbank.inference.graphs import GraphCompiler, runs_graphs
+from adapterbank.inference.predictions import Prediction, decide, predict, predict_json
 from adapterbank.inference.rows import Rows, make_rows
-from adapterbank.inference.runner import launch, place, tokens_at_once
+from adapterbank.inference.runner import launch, tokens_at_once
 from adapterbank.inference.slot_cache import SlotCache, TaskHandle
-from adapterbank.methods import ACTIVATIONS, POOLINGS, Plan, trained
+from adapterbank.kinds.kind import HeadOutputs
+from adapterbank.kinds.span import Reading
+from adapterbank.kinds.table import KINDS
 from adapterbank.runtime import find_device, find_dtype
-from adapterbank.slots import heads
-from adapterbank.slots.additions import bottleneck, lora
+from adapterbank.slots.plan import Plan
 from adapterbank.slots.stack import Stacks
+from adapterbank.slots.tensors import problems
 from adapterbank.storage.package import RESTORE, Package
 from adapterbank.tasks.spec import Examples, Task
 
-_WORTH = 32
-"""Calls from which on an engine on a GPU runs programs: a few rows are answered sooner than one is compiled."""
+CALLS_WORTH_A_GRAPH = 32
+"""Calls after which an engine on a GPU uses graphs: a few calls take less time than a compilation."""
 AHEAD = 3
-"""Batches that a GPU has before it while the host turns to texts: they take it longer than the host takes for one."""
+"""Batches in flight on a GPU while the host tokenises: they take longer than the host takes for the next one."""
 
 
 @dataclass(frozen=True)
 class Resident:
-    """A task that the engine knows."""
+    """A task of the engine."""
 
     task: Task
     plan: Plan
@@ -48,10 +50,10 @@ class Resident:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request whose texts are tokens."""
+    """A tokenised request."""
 
-    known: TaskHandle | None
-    """Its task as it was when the request came; None is the bare backbone."""
+    handle: TaskHandle | None
+    """Its task at the time of the request; None is the bare backbone."""
     examples: Examples
     rows: Rows
 
@@ -67,53 +69,57 @@ class Engine:
         precision: str = "auto",
         budget: int | None = None,
         programs: bool = True,
+        placed: PlacedEncoder | None = None,
     ) -> None:
-        """Put the encoder on the device; tasks are added with `put` and `load`.
+        """Put the encoder on the device; add tasks with `put` and `load`.
 
-        Slots take at most `budget` bytes: beyond, the least recently used are dropped and loaded again on demand.
-        Without `programs`, a GPU computes each batch afresh, so that the same rows always give the same bits.
+        Slots take at most `budget` bytes: the least recently used are evicted and loaded again on demand. Without
+        `programs`, a GPU runs no captured graphs, so that the same rows always give the same bits. `placed` is an
+        encoder that is on its device already; `device` and `precision` are ignored then.
         """
         self.backbone = backbone
-        self.device = find_device(device)
-        self.dtype = find_dtype(precision, self.device)
-        self.stacks = Stacks(place(backbone, self.device, self.dtype), dtype=self.dtype)
+        if placed is None:
+            target = find_device(device)
+            placed = place(backbone, target, find_dtype(precision, target))
+        self.device, self.dtype = placed.device, placed.dtype
+        self.stacks = Stacks(placed.tensors, dtype=self.dtype)
         self.slots = SlotCache(self.stacks, budget)
         self.residents: dict[str, Resident] = {}
-        self._mixed: GraphRunner | None = None
+        self.graph_runner: GraphRunner | None = None
         self._computing = threading.Lock()
-        self._calls_left = _WORTH if programs and self.device.type == "cuda" else None
+        self._calls_left = CALLS_WORTH_A_GRAPH if programs and runs_graphs(self.device) else None
 
     @property
     def tokens_at_once(self) -> int:
-        """Tokens that one batch takes at most; more are cut into several."""
+        """The most padded tokens of one batch; more tokens are split into several."""
         return tokens_at_once(self.device)
 
     @property
     def lanes(self) -> int:
-        """How many batches may be computed at once to the use of all: on a CPU one for each of its cores."""
+        """The number of batches that can run at once: 1 on a GPU, one for each core on a CPU."""
         return 1 if self.device.type == "cuda" else torch.get_num_threads()
 
     @property
     def ahead(self) -> int:
-        """How many batches may be launched to the use of all before the first is waited for.
+        """The number of batches to launch before waiting for the first.
 
-        A GPU that runs programs works by itself meanwhile; else to launch is to compute.
+        A GPU runs graphs asynchronously; without graphs, `launch` computes everything itself.
         """
-        return AHEAD if self._mixed else 0
+        return AHEAD if self.graph_runner else 0
 
-    def run_programs(self) -> None:
-        """Run programs from the next call on: for an engine that is going to answer many."""
+    def use_graphs(self) -> None:
+        """Run captured graphs from the next call on, if possible; for an engine that will serve many requests."""
         if self._calls_left is None:
             return
         with self.slots.lock:
             self._calls_left = None
-            self._mixed = GraphRunner(self.backbone.config, self.stacks, GraphCompiler(self.device))
+            self.graph_runner = GraphRunner(self.backbone.config, self.stacks, GraphCompiler(self.device))
 
     def warm(self) -> None:
-        """Compile what the tasks in memory need, if programs are run: without, the first rows wait for that."""
-        if self._mixed:
+        """Compile and capture what the tasks in memory need, if graphs are used, so that no request waits for it."""
+        if self.graph_runner:
             with torch.inference_mode(), self._alone():
-                self._mixed.warm()
+                self.graph_runner.warm()
 
     def put(
         self,
@@ -125,14 +131,14 @@ class Engine:
         stride: int = STRIDE,
         source: Callable[[], Mapping[str, np.ndarray]] | None = None,
     ) -> None:
-        """Add a task, or replace the one of that name; `source` gives its tensors again after they were dropped."""
+        """Add a task, or replace the one of that name; `source` loads its tensors again after an eviction."""
         resident = Resident(task, plan, max_length, stride)
         with self.slots.lock:
             self.slots.put(name, plan, tensors, source, resident)
             self.residents[name] = resident
 
     def load(self, package: Package, name: str = "") -> str:
-        """Add a task from its package, under its own `name@version` unless another is given; gives that name."""
+        """Add a task from its package, by default under its own `name@version`; return the name."""
         manifest = package.manifest
         if manifest.backbone["sha256"] != self.backbone.sha256:
             raise BackboneMismatch(
@@ -146,184 +152,172 @@ class Engine:
             stride = max(1, int(manifest.recipe.get("doc_stride", STRIDE)))
             self._check_plan(plan, tensors, max_length)
         except (KeyError, TypeError, ValueError, AttributeError, InputError) as error:
-            raise PackageDamaged(f"{package.ref} does not hold what its manifest says ({error}); {RESTORE}.") from error
+            raise PackageDamaged(f"{package.ref} does not match its manifest ({error}); {RESTORE}.") from error
         self.put(name or package.ref, task, plan, tensors, max_length, stride, package.tensors)
         return name or package.ref
 
     def _check_plan(self, plan: Plan, tensors: Mapping[str, np.ndarray], max_length: int) -> None:
-        """Refuse a plan that the pass cannot run, or tensors that are not the plan's; checksums prove neither."""
+        """Refuse a plan that the pass cannot run, or tensors that do not match it; checksums do not exclude these."""
         config = self.backbone.config
-        known = {"kind": heads.KINDS, "pooling": POOLINGS, "activation": ACTIVATIONS}
-        said = {"kind": plan.head.kind, "pooling": plan.head.pooling}
-        expected = heads.shapes(plan.head, config.hidden)
-        if plan.adapter:
-            said["activation"] = plan.adapter.activation
-            expected |= bottleneck.shapes(plan.adapter, config.hidden)
-        if plan.lora:
-            expected |= lora.shapes(plan.lora, config)
-        wrong = [f"{key} {value!r}" for key, value in said.items() if value not in known[key]]
-        if plan.lora and not (plan.lora.rank > 0 and plan.lora.scale > 0):
-            wrong.append(f"rank {plan.lora.rank!r} and alpha {plan.lora.alpha!r}")
+        shapes = {name: tuple(array.shape) for name, array in tensors.items()}
+        wrong = [] if plan.head.kind in KINDS else [f"kind {plan.head.kind!r}"]
         if not 0 < max_length <= config.max_length:
             wrong.append(f"max_length {max_length}")
-        frozen = config.shapes(self.backbone.has_pooler)
-        expected |= {name: frozen[name] for name in trained(frozen, plan)}
-        if {name: tuple(array.shape) for name, array in tensors.items()} != expected:
-            wrong.append("other tensors than its plan's")
+        wrong += problems(plan, shapes, config, has_pooler=self.backbone.has_pooler)
         if wrong:
             raise ValueError(", ".join(wrong))
 
     def remove(self, name: str) -> None:
-        """Drop a task; its place is used again. Calls that have begun are still answered by it."""
+        """Remove a task; calls that have started still complete with it."""
         with self.slots.lock:
             self._find(name)
             self.slots.remove(name)
             del self.residents[name]
 
     def rows(self, name: str | None, examples: Examples, keep: bool = False) -> Rows:
-        """Tokenise rows as a task was trained on them, kept in the cache if asked; None is the bare backbone."""
+        """Tokenise rows as for the training of a task; with `keep`, cache them. None is the bare backbone."""
         return self._rows(self._find(name), examples, keep)
 
     def outputs(self, tokens: Sequence[Tokens], names: Sequence[str | None]) -> list[np.ndarray]:
-        """Give each row's head outputs; see `evaluate.outputs`."""
-        found = {name: self._find(name) for name in dict.fromkeys(names)}
-        return self.compute(tokens, [found[name] for name in names])
+        """Return each row's head outputs; see `runner.outputs`."""
+        handles = {name: self._find(name) for name in dict.fromkeys(names)}
+        return self.compute(tokens, [handles[name] for name in names])
 
     def predict(self, requests: Sequence[tuple[str | None, Examples]], best: int = 0) -> list[list[Prediction]]:
-        """Answer requests (task or None, rows) of any tasks in one go, each in the order of its rows.
+        """Predict for requests (task or None, rows) of any tasks together, each in the order of its rows.
 
-        With `best` span tasks also list as many of their best answers. `prepare`, `compute` and `finish` are its steps.
+        With `best`, span tasks also list that many of their best answers. The steps are `prepare`, `compute`, `finish`.
         """
-        return [self.finish(one, given, best) for one, given in self._run(requests)]
+        return [self.finish(request, outputs, best) for request, outputs in self._run(requests)]
 
     def prepare(self, requests: Sequence[tuple[str | None, Examples]], keep: bool = False) -> list[Prepared]:
-        """Look each request's task up and tokenise its texts.
+        """Look up each request's task and tokenise its texts.
 
-        Each task is looked up once: one that is replaced meanwhile answers as it was.
+        Each task is looked up once, so that a request is not affected if its task is replaced later.
         """
         tasks = [self._find(name) for name, _ in requests]
-        return self.tokenise([(known, examples) for known, (_, examples) in zip(tasks, requests, strict=True)], keep)
+        return self.tokenise([(handle, examples) for handle, (_, examples) in zip(tasks, requests, strict=True)], keep)
 
     def tokenise(self, requests: Sequence[tuple[TaskHandle | None, Examples]], keep: bool = False) -> list[Prepared]:
-        """Tokenise the texts of tasks that were looked up before, those of one length limit in one go."""
-        alike: dict[Any, list[int]] = {}
-        for i, (known, examples) in enumerate(requests):
-            joins = known is not None and known.about.task.kind != "span" and not keep
-            alike.setdefault((known.about.max_length, examples.pairs is None) if known and joins else i, []).append(i)
-        found: dict[int, Rows] = {}
-        for mine in alike.values():
-            if len(mine) == 1:
-                found[mine[0]] = self._rows(*requests[mine[0]], keep)
+        """Tokenise the texts of handles; those with one length limit are tokenised together."""
+        groups: dict[Any, list[int]] = {}
+        for i, (handle, examples) in enumerate(requests):
+            joins = handle is not None and not KINDS[handle.about.task.kind].windows and not keep
+            key = (handle.about.max_length, examples.pairs is None) if handle and joins else i
+            groups.setdefault(key, []).append(i)
+        rows: dict[int, Rows] = {}
+        for group in groups.values():
+            if len(group) == 1:
+                rows[group[0]] = self._rows(*requests[group[0]], keep)
                 continue
-            rows = iter(self._rows(requests[mine[0]][0], _joined([requests[i][1] for i in mine]), keep).tokens)
-            for i in mine:
-                found[i] = Rows([next(rows) for _ in requests[i][1].texts], None)
-        return [Prepared(known, examples, found[i]) for i, (known, examples) in enumerate(requests)]
+            tokens = iter(self._rows(requests[group[0]][0], _joined([requests[i][1] for i in group]), keep).tokens)
+            for i in group:
+                rows[i] = Rows([next(tokens) for _ in requests[i][1].texts], None)
+        return [Prepared(handle, examples, rows[i]) for i, (handle, examples) in enumerate(requests)]
 
     def compute(self, tokens: Sequence[Tokens], tasks: Sequence[TaskHandle | None]) -> list[np.ndarray]:
-        """Send rows of any tasks through the encoder together; gives each one's head outputs."""
+        """Run rows of any tasks through the encoder together; return each row's head outputs."""
         return self.launch(tokens, tasks)()
 
     def launch(self, tokens: Sequence[Tokens], tasks: Sequence[TaskHandle | None]) -> Wait:
-        """Begin to compute; what is given waits for the outputs. See `ahead` for what is gained by it.
+        """Start to compute; return a function that waits for the outputs. See `ahead` for when this helps.
 
-        Tasks may come and go meanwhile: a device does in turn what it is asked, so it has read a slot's numbers before
-        it writes another's over them.
+        Tasks may be added and removed before the wait: a device works in order, so it reads a slot's numbers before
+        another slot overwrites them.
         """
         with self.slots.lock:
             if self._calls_left is not None:
                 self._calls_left -= 1
                 if self._calls_left < 0:
-                    self.run_programs()
-        parts = list(self.slots.within_budget([known for known in dict.fromkeys(tasks) if known])) or [[]]
+                    self.use_graphs()
+        parts = list(self.slots.within_budget([handle for handle in dict.fromkeys(tasks) if handle])) or [[]]
         if len(parts) == 1:
             return self._launch(parts[0], tokens, tasks)
         launched: list[tuple[list[int], Wait]] = []
-        left = list(range(len(tasks)))
+        remaining = list(range(len(tasks)))
         for part in parts:
-            here = {*part, None}  # rows of no task go with the first part
-            mine = [i for i in left if tasks[i] in here]
-            left = [i for i in left if tasks[i] not in here]
-            launched.append((mine, self._launch(part, [tokens[i] for i in mine], [tasks[i] for i in mine])))
+            handles = {*part, None}  # rows without a task run with the first part
+            chosen = [i for i in remaining if tasks[i] in handles]
+            remaining = [i for i in remaining if tasks[i] not in handles]
+            launched.append((chosen, self._launch(part, [tokens[i] for i in chosen], [tasks[i] for i in chosen])))
 
         def wait() -> list[np.ndarray]:
-            found = {i: out for mine, land in launched for i, out in zip(mine, land(), strict=True)}
-            return [found[i] for i in range(len(tokens))]
+            outputs = {i: out for rows, collect in launched for i, out in zip(rows, collect(), strict=True)}
+            return [outputs[i] for i in range(len(tokens))]
 
         return wait
 
-    def _launch(self, held: Sequence[TaskHandle], tokens: Sequence[Tokens], tasks: Sequence[TaskHandle | None]) -> Wait:
-        """Begin to compute rows of tasks that fit into memory together."""
-        with self.slots.using(held) as numbers, self._alone():
-            slots = [numbers[known] if known else None for known in tasks]
-            return launch(self.backbone.config, self.stacks, tokens, slots, mixed=self._mixed)
+    def _launch(self, used: Sequence[TaskHandle], tokens: Sequence[Tokens], tasks: Sequence[TaskHandle | None]) -> Wait:
+        """Start to compute rows of tasks that fit into memory together."""
+        with self.slots.using(used) as numbers, self._alone():
+            slots = [numbers[handle] if handle else None for handle in tasks]
+            return launch(self.backbone.config, self.stacks, tokens, slots, graph_runner=self.graph_runner)
 
-    def finish(self, prepared: Prepared, given: Sequence[np.ndarray], best: int = 0) -> list[Prediction]:
-        """Turn the outputs of a request's rows into what its task says of them."""
-        if prepared.known is None:
-            return [Prediction(embedding=out) for out in given]
-        task = prepared.known.about.task
-        if task.kind == "span":
-            listed = readings(prepared.examples, prepared.rows, given, max(1, best))
-            return [answered(task, one, best) for one in listed]
-        return decided(task, given)
+    def finish(self, prepared: Prepared, outputs: Sequence[np.ndarray], best: int = 0) -> list[Prediction]:
+        """Turn the outputs of a request's rows into predictions."""
+        if prepared.handle is None:
+            return [Prediction(embedding=out) for out in outputs]
+        return predict(HeadOutputs(prepared.handle.about.task, prepared.examples, prepared.rows, outputs), best)
 
-    def tell(self, prepared: Prepared, given: Sequence[np.ndarray], best: int = 0) -> list[dict[str, Any]]:
-        """Do as `finish`, and give what is said as JSON knows it."""
-        if prepared.known is None or prepared.known.about.task.kind == "span":
-            return [one.to_json() for one in self.finish(prepared, given, best)]
-        return told(prepared.known.about.task, given)
+    def finish_json(self, prepared: Prepared, outputs: Sequence[np.ndarray], best: int = 0) -> list[dict[str, Any]]:
+        """Turn the outputs of a request's rows into predictions as JSON values."""
+        if prepared.handle is None:
+            return [prediction.to_json() for prediction in self.finish(prepared, outputs, best)]
+        return predict_json(HeadOutputs(prepared.handle.about.task, prepared.examples, prepared.rows, outputs), best)
 
     def decide(self, requests: Sequence[tuple[str, Examples]], keep: bool = False) -> list[list[Any]]:
-        """Give what a metric compares: class numbers, sets of them, numbers, or answer texts; as `predict` does."""
+        """Return the predictions as metrics compare them: class indices, sets of them, numbers, or answer texts."""
         return [
-            decide(one.known.about.task, one.examples, one.rows, given)
-            for one, given in self._run(requests, keep)
-            if one.known
+            decide(request.handle.about.task, request.examples, request.rows, outputs)
+            for request, outputs in self._run(requests, keep)
+            if request.handle
         ]
 
-    def read(self, name: str, examples: Examples, count: int = 1, keep: bool = False) -> list[spans.Reading]:
-        """Give all that a span task makes of each row: its best answers and the score of "no answer"."""
-        ((one, given),) = self._run([(name, examples)], keep)
-        return readings(examples, one.rows, given, count)
+    def read(self, name: str, examples: Examples, count: int = 1, keep: bool = False) -> list[Reading]:
+        """Return the readings of a span task for each row: its best answers and the score of "no answer"."""
+        ((request, outputs),) = self._run([(name, examples)], keep)
+        assert request.handle is not None
+        task = request.handle.about.task
+        read = KINDS[task.kind].readings
+        assert read is not None  # `OpenBank.read` refuses other kinds
+        return read(HeadOutputs(task, examples, request.rows, outputs), count)
 
     def _run(
         self, requests: Sequence[tuple[str | None, Examples]], keep: bool = False
     ) -> list[tuple[Prepared, list[np.ndarray]]]:
-        """Send the rows of all requests through the encoder together; give each its own back."""
+        """Run the rows of all requests through the encoder together; return each request with its outputs."""
         prepared = self.prepare(requests, keep)
-        each = [one.known for one in prepared for _ in one.rows.tokens]
-        given = iter(self.compute([row for one in prepared for row in one.rows.tokens], each))
-        return [(one, [next(given) for _ in one.rows.tokens]) for one in prepared]
+        handles = [request.handle for request in prepared for _ in request.rows.tokens]
+        outputs = iter(self.compute([row for request in prepared for row in request.rows.tokens], handles))
+        return [(request, [next(outputs) for _ in request.rows.tokens]) for request in prepared]
 
-    def _rows(self, known: TaskHandle | None, examples: Examples, keep: bool) -> Rows:
-        if known is None:
+    def _rows(self, handle: TaskHandle | None, examples: Examples, keep: bool) -> Rows:
+        if handle is None:
             return Rows(self.backbone.tokenize(examples.texts, examples.pairs), None)
-        held, bare = known.about, replace(examples, targets=None)
-        return make_rows(
-            self.backbone, bare, kind=held.task.kind, max_length=held.max_length, stride=held.stride, keep=keep
-        )
+        resident, unlabelled = handle.about, replace(examples, targets=None)
+        kind, length, stride = resident.task.kind, resident.max_length, resident.stride
+        return make_rows(self.backbone, unlabelled, kind=kind, max_length=length, stride=stride, keep=keep)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Compute one batch at a time on a GPU; a CPU may compute as many as there are callers.
+        """Run one batch at a time on a GPU; on a CPU every caller runs its own.
 
-        Tasks may come and go meanwhile, as rows of slots in use are copied, not moved. But programs know the addresses
-        of what they read: while one runs nothing may come or go.
+        Tasks may be added and removed meanwhile, because rows of slots in use are copied, not moved. Captured graphs
+        depend on fixed addresses, so that no task is added or removed while one is launched.
         """
         if self.device.type == "cpu":
             yield
             return
-        with self._computing, self.slots.lock if self._mixed else nullcontext(), torch.cuda.device(self.device):
+        with self._computing, self.slots.lock if self.graph_runner else nullcontext(), torch.cuda.device(self.device):
             yield
 
     def _find(self, name: str | None) -> TaskHandle | None:
         if name is None:
             return None
-        known = self.slots.find(name)
-        if known is None:
+        handle = self.slots.find(name)
+        if handle is None:
             raise UnknownName(name, "a task in this engine", list(self.residents))
-        return known
+        return handle
 
 
 def _joined(parts: Sequence[Examples]) -> Examples:

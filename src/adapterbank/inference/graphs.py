@@ -1,8 +1,8 @@
 """Fixed sequences of GPU work: compiled, captured once, replayed. Knows nothing of what is computed.
 
-A GPU of today finishes a small encoder's kernels sooner than Python can ask for them. So the layer is compiled, which
-makes few kernels of many, and a whole step is captured in a CUDA graph, which asks for all of them at once. Where
-either is not to be had the same work is done without it, slower, and a warning says so once.
+A GPU runs a small encoder's kernels faster than Python can launch them. So the layer is compiled, which fuses many
+kernels into few, and a whole step is captured in a CUDA graph, which launches all of them at once. Where either is
+unavailable, the same work runs without it, slower, and one warning says so.
 """
 
 from __future__ import annotations
@@ -17,20 +17,28 @@ from adapterbank.errors import SlowerWarning
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+DEVICES = ("cuda",)
+"""Types of device on which training steps and mixed batches run as graphs."""
+
 _COMPILED_FORMS = 64
-"""Forms of one function that may be compiled in a process; torch's own 8 would not do for a sweep."""
+"""Forms of one function that a process may compile; torch's default of 8 is too few for a sweep."""
+
+
+def runs_graphs(device: torch.device) -> bool:
+    """Return whether steps and batches run as graphs on this device."""
+    return device.type in DEVICES
 
 
 class GraphCompiler:
-    """All programs of one device; they share memory, as only one runs at a time."""
+    """Compiles functions and captures graphs for one device; the graphs share memory, as only one runs at a time."""
 
     def __init__(self, device: torch.device, *, compiled: bool = True, fixed_sizes: bool = False) -> None:
-        """Nothing is compiled or captured yet; on other devices than GPUs nothing ever is.
+        """Nothing is compiled or captured yet; on devices other than GPUs nothing ever is.
 
         With `fixed_sizes` a function is compiled again for every new size that `changing` does not name. Otherwise
         torch makes a size variable once it has changed, which suits slots of many sizes. In training that takes far
-        longer: when a second encoder comes, or the last run of several is left, torch makes every size of every tensor
-        variable, and where a tensor begins in its block as well, and compiles each layer on its own.
+        longer: with a second encoder, or when only the last of several runs remains, torch makes every size of every
+        tensor variable, also its offset in its block, and compiles each layer separately.
         """
         self.device = device
         self._dynamic = False if fixed_sizes else None
@@ -39,16 +47,26 @@ class GraphCompiler:
         self._first: Any = None
         self._ready: dict[Callable[..., Any], Callable[..., Any]] = {}
 
-    def compiled(self, function: F, changing: Callable[..., Iterable[tuple[Any, int]]] | None = None) -> F:
-        """Give a compiled form of a function, which falls back to the function itself.
+    def compiled(
+        self,
+        function: F,
+        changing: Callable[..., Iterable[tuple[Any, int]]] | None = None,
+        *,
+        looped_reductions: bool = False,
+    ) -> F:
+        """Return a compiled form of a function, which falls back to the function itself.
 
-        `changing` names, of its arguments, the tensors' dimensions that are not the same at every call.
+        `changing` names, of its arguments, the tensors' dimensions that are not the same at every call. With
+        `looped_reductions` a reduction runs in a loop instead of in one block as wide as the longest row. That block's
+        code is unrolled: for a softmax with computed dropout and rows of 16 to 512 tokens it grew to 5 MB, which takes
+        minutes to compile.
         """
         if not self._compiles:
             return function
         if function not in self._ready:
             torch._dynamo.config.recompile_limit = max(_COMPILED_FORMS, torch._dynamo.config.recompile_limit)
-            self._ready[function] = torch.compile(function, dynamic=self._dynamic)
+            options: dict[str, Any] | None = {"triton.persistent_reductions": False} if looped_reductions else None
+            self._ready[function] = torch.compile(function, dynamic=self._dynamic, options=options)
 
         def call(*arguments: Any, **options: Any) -> Any:
             if not self._compiles:
@@ -60,9 +78,9 @@ class GraphCompiler:
         return call  # type: ignore[return-value]
 
     def capture(self, body: Callable[[], None]) -> Callable[[], None]:
-        """Give a quick way to do what `body` does. It runs here a few times, and must do no harm by that.
+        """Return a function that replays `body`. It is run a few times here, which must be harmless.
 
-        `body` reads and writes tensors whose places never change, and asks nothing of the host.
+        `body` reads and writes tensors whose addresses never change, and does not synchronise with the host.
         """
         if self.device.type != "cuda":
             return body
@@ -77,14 +95,14 @@ class GraphCompiler:
             raise
         except RuntimeError as error:
             self._captures = False
-            self._say("captured in a CUDA graph", error)
+            self._warn("captured in a CUDA graph", error)
             return body
         self._first = self._first or graph  # the shared memory lives as long as one graph that uses it
         self._pool = self._pool or graph.pool()
         return graph.replay
 
     def _warm(self, body: Callable[[], None]) -> None:
-        """Run `body` beside the main stream, as captures ask for: libraries make their workspaces, code is compiled."""
+        """Run `body` on a side stream, as captures require: libraries allocate workspaces, and code is compiled."""
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
@@ -92,17 +110,19 @@ class GraphCompiler:
                 body()
             except torch.OutOfMemoryError:
                 raise
-            except Exception as error:  # whatever a compiler may raise: it is not needed
+            except Exception as error:  # a compiler may raise anything, and is optional
                 if not self._compiles:
                     raise
                 self._compiles = False
-                self._say("compiled", error)
+                self._warn("compiled", error)
                 body()
             body()
         torch.cuda.current_stream(self.device).wait_stream(stream)
 
     @staticmethod
-    def _say(what: str, error: Exception) -> None:
+    def _warn(what: str, error: Exception) -> None:
         first = str(error).strip().splitlines()[0] if str(error).strip() else ""
         reason = f"{type(error).__name__}: {first}"
-        warnings.warn(f"The pass could not be {what} here and runs slower without ({reason}).", SlowerWarning, 4)
+        warnings.warn(
+            f"The forward pass could not be {what} on this machine and runs slower ({reason}).", SlowerWarning, 4
+        )

@@ -1,12 +1,12 @@
-"""Which tasks' slots are in memory: a byte budget, least recently used out first. Knows no rows and no files.
+"""The slot cache: keeps the slots of tasks in memory within a byte budget (LRU). Knows no rows and no files.
 
-A task is known from the moment it is put in; its slot is resident while there is room, and is loaded again from its
-source when it is next needed. Loading happens outside the lock: who reads other slots does not wait for it. A slot can
-also be loaded ahead of use.
+A task stays known after it is added. Its slot is resident while it fits into the budget, and is loaded again from its
+source when it is needed. Loading happens outside the lock, so users of other slots do not wait for it. A slot can also
+be loaded ahead of use.
 
-A slot that is in use is never taken away. So that the budget holds all the same, whoever wants slots gets them all at
-once and waits, first come first served, until they fit beside those that others use. Slots that take more than the
-budget by themselves are used alone.
+A slot in use is never evicted. To keep the budget, a caller acquires all slots it needs at once and waits, first come
+first served, until they fit beside those that other callers use. Slots that exceed the budget by themselves are used
+alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from adapterbank.methods import Plan
+from adapterbank.slots.plan import Plan
 from adapterbank.slots.stack import Stacks
 
 Tensors = Mapping[str, np.ndarray]
@@ -30,212 +30,213 @@ Tensors = Mapping[str, np.ndarray]
 
 @dataclass(eq=False)
 class TaskHandle:
-    """A task as it was put in; who has found one keeps to it, whatever is put in or removed meanwhile."""
+    """A task as it was added; a handle stays valid when its task is replaced or removed."""
 
     plan: Plan
     about: Any
-    """What the owner wants to know of it."""
+    """Data of the owner, such as the engine's `Resident`."""
     source: Callable[[], Tensors] = field(repr=False)
-    """Gives its tensors again."""
+    """Loads its tensors again."""
     slot: int | None = None
     bytes: int = 0
     users: int = 0
-    gone: bool = False
-    """Removed or replaced: its slot goes with its last user."""
+    removed: bool = False
+    """Whether it was removed or replaced; its slot is freed after its last use."""
 
 
 class SlotCache:
     """The slots of tasks by name, over one `Stacks`."""
 
     def __init__(self, stacks: Stacks, budget: int | None = None) -> None:
-        """Take the stacks that slots are put into, and how many bytes they may take; None for any number."""
+        """Create a cache over `stacks`; `budget` is the most bytes of its slots, None for no limit."""
         self.stacks, self.budget = stacks, budget
         self.lock = threading.RLock()
-        """Held while stacks are changed or read."""
+        """Protects the cache and the stacks."""
         self.loads = self.evictions = 0
         self.bytes = 0
-        """Of all slots in memory, those that are gone but still used among them."""
-        self._known: OrderedDict[str, TaskHandle] = OrderedDict()  # least recently used first
+        """Bytes of all slots in memory, including removed ones that are still in use."""
+        self._handles: OrderedDict[str, TaskHandle] = OrderedDict()  # least recently used first
         self._names: dict[TaskHandle, str] = {}
-        self._ahead: dict[TaskHandle, None] = {}  # loaded before they are used, and kept until they are
-        self._used = 0  # bytes of all that have users, in memory or about to be
-        self._line: deque[object] = deque()  # who waits for room, the first first
-        self._left = threading.Condition(self.lock)
-        self._mine = threading.local()
+        self._ahead: dict[TaskHandle, None] = {}  # loaded ahead, and not used yet
+        self._used = 0  # bytes of all handles in use, loaded or not
+        self._queue: deque[object] = deque()  # callers that wait for memory, in order
+        self._released = threading.Condition(self.lock)
+        self._thread = threading.local()
 
     @property
     def resident(self) -> list[str]:
-        """Name the tasks whose slots are in memory, least recently used first."""
+        """The names of the tasks whose slots are in memory, least recently used first."""
         with self.lock:
-            return [name for name, known in self._known.items() if known.slot is not None]
+            return [name for name, handle in self._handles.items() if handle.slot is not None]
 
     def find(self, name: str) -> TaskHandle | None:
-        """Give the task of a name."""
-        return self._known.get(name)
+        """Return the handle of a task, None if there is no such task."""
+        return self._handles.get(name)
 
     def put(
         self, name: str, plan: Plan, tensors: Tensors, source: Callable[[], Tensors] | None = None, about: Any = None
     ) -> None:
-        """Add a task, or replace the one of that name; `source` gives its tensors again, else they are kept."""
-        known = TaskHandle(plan, about, source or (lambda: tensors))
+        """Add or replace a task; `source` loads its tensors again, and without it they stay in memory."""
+        handle = TaskHandle(plan, about, source or (lambda: tensors))
         with self.lock:
-            known.bytes = self.stacks.size(plan, {key: array.shape for key, array in tensors.items()})
-            if self._could_fit(known.bytes):  # else it is loaded when it is used
-                self._enter(known, tensors)
-            old, self._known[name] = self._known.get(name), known
-            self._names[known] = name
-            self._known.move_to_end(name)
+            handle.bytes = self.stacks.size(plan, {key: array.shape for key, array in tensors.items()})
+            if self._could_fit(handle.bytes):  # otherwise it is loaded on use
+                self._enter(handle, tensors)
+            old, self._handles[name] = self._handles.get(name), handle
+            self._names[handle] = name
+            self._handles.move_to_end(name)
             if old:
-                self._let_go(old)
+                self._retire(old)
             self._make_room(0)
 
     def remove(self, name: str) -> None:
-        """Drop a task; rows that use it now are still answered."""
+        """Remove a task; calls that use it now still complete."""
         with self.lock:
-            self._let_go(self._known.pop(name))
+            self._retire(self._handles.pop(name))
 
     @contextmanager
     def using(self, tasks: Iterable[TaskHandle]) -> Iterator[dict[TaskHandle, int]]:
-        """Hold the slots of these tasks in memory, and give their numbers; waits while others use too much.
+        """Keep the slots of these tasks in memory and return their numbers; wait until they fit into the budget.
 
-        A thread that holds some already does not wait for more, which could be for ever; then the budget is overrun.
+        A thread that already uses slots does not wait, to avoid a deadlock; the budget may be exceeded then.
         """
-        held = list(dict.fromkeys(tasks))
-        self._take(held)
+        handles = list(dict.fromkeys(tasks))
+        self._acquire(handles)
         try:
-            for known in held:
-                if known.slot is None:
-                    self._load(known)
-            yield {known: known.slot for known in held if known.slot is not None}
+            for handle in handles:
+                if handle.slot is None:
+                    self._load(handle)
+            yield {handle: handle.slot for handle in handles if handle.slot is not None}
         finally:
-            self._give_back(held)
+            self._release(handles)
 
     def within_budget(self, tasks: Iterable[TaskHandle]) -> Iterator[list[TaskHandle]]:
-        """Cut a list of tasks into parts that fit into memory together."""
+        """Split a list of tasks into parts that each fit into the budget."""
         part: list[TaskHandle] = []
         size = 0
-        for known in tasks:
-            if part and self.budget is not None and size + known.bytes > self.budget:
+        for handle in tasks:
+            if part and self.budget is not None and size + handle.bytes > self.budget:
                 yield part
                 part, size = [], 0
-            part.append(known)
-            size += known.bytes
+            part.append(handle)
+            size += handle.bytes
         if part:
             yield part
 
-    def wants_loading(self, known: TaskHandle) -> bool:
-        """Whether a slot is to be loaded ahead: not in memory, and not gone, when who uses it loads and drops it."""
-        return known.slot is None and not known.gone
+    def wants_loading(self, handle: TaskHandle) -> bool:
+        """Return whether to load a slot ahead: it is not in memory, and its task was not removed."""
+        return handle.slot is None and not handle.removed
 
-    def load_ahead(self, known: TaskHandle) -> None:
-        """Load a slot before it is used, and keep it until it is, or its room is needed, or `leave` is said.
+    def load_ahead(self, handle: TaskHandle) -> None:
+        """Load a slot before it is used, and keep it until it is used, its memory is needed, or `leave` is called.
 
-        All that is kept so takes half the budget at most, or is one; what finds no room is loaded by who uses it.
+        Slots loaded ahead take at most half the budget, or are a single one. A slot that does not fit is loaded on use.
         """
         with self.lock:
             ahead = list(self._ahead)
-            full = self.budget is not None and known.bytes + sum(one.bytes for one in ahead) > self.budget // 2
-            wanted = self.wants_loading(known) and known not in ahead
-            if not wanted or (ahead and full) or not self._could_fit(known.bytes):
+            full = self.budget is not None and handle.bytes + sum(other.bytes for other in ahead) > self.budget // 2
+            wanted = self.wants_loading(handle) and handle not in ahead
+            if not wanted or (ahead and full) or not self._could_fit(handle.bytes):
                 return
-            self._ahead[known] = None
-            self._known.move_to_end(self._names[known])
+            self._ahead[handle] = None
+            self._handles.move_to_end(self._names[handle])
         try:
-            self._load(known, ahead=True)
+            self._load(handle, ahead=True)
         except BaseException:
-            self.leave(known)
+            self.leave(handle)
             raise
 
-    def leave(self, known: TaskHandle) -> None:
-        """Let a slot that was loaded ahead be dropped like any other; never waits."""
-        self._ahead.pop(known, None)
+    def leave(self, handle: TaskHandle) -> None:
+        """Allow a slot that was loaded ahead to be evicted like any other; never waits."""
+        self._ahead.pop(handle, None)
 
-    def _take(self, held: Sequence[TaskHandle]) -> None:
+    def _acquire(self, handles: Sequence[TaskHandle]) -> None:
         with self.lock:
-            depth = getattr(self._mine, "depth", 0)
-            if self.budget is not None and not depth and (self._line or not self._fit(held)):
-                self._wait_for(held)
-            self._mine.depth = depth + 1
-            for known in held:
-                self._used += 0 if known.users else known.bytes
-                known.users += 1
-                self._ahead.pop(known, None)
-                if not known.gone:
-                    self._known.move_to_end(self._names[known])
+            depth = getattr(self._thread, "depth", 0)
+            if self.budget is not None and not depth and (self._queue or not self._fit(handles)):
+                self._wait_for(handles)
+            self._thread.depth = depth + 1
+            for handle in handles:
+                self._used += 0 if handle.users else handle.bytes
+                handle.users += 1
+                self._ahead.pop(handle, None)
+                if not handle.removed:
+                    self._handles.move_to_end(self._names[handle])
 
-    def _give_back(self, held: Sequence[TaskHandle]) -> None:
+    def _release(self, handles: Sequence[TaskHandle]) -> None:
         with self.lock:
-            self._mine.depth -= 1
-            for known in held:
-                known.users -= 1
-                self._used -= 0 if known.users else known.bytes
-                if known.gone and not known.users:
-                    self._free(known)
+            self._thread.depth -= 1
+            for handle in handles:
+                handle.users -= 1
+                self._used -= 0 if handle.users else handle.bytes
+                if handle.removed and not handle.users:
+                    self._free(handle)
             self._make_room(0)
-            if self._line:
-                self._left.notify_all()
+            if self._queue:
+                self._released.notify_all()
 
-    def _wait_for(self, held: Sequence[TaskHandle]) -> None:
-        """Wait until slots fit and nobody is before us: whoever is first waits for what is in use now, no longer."""
-        me = object()
-        self._line.append(me)
+    def _wait_for(self, handles: Sequence[TaskHandle]) -> None:
+        """Wait until slots fit and no earlier caller waits; the first caller waits only for slots in use now."""
+        ticket = object()
+        self._queue.append(ticket)
         try:
-            while self._line[0] is not me or not self._fit(held):
-                self._left.wait()
+            while self._queue[0] is not ticket or not self._fit(handles):
+                self._released.wait()
         finally:
-            self._line.remove(me)
-            self._left.notify_all()
+            self._queue.remove(ticket)
+            self._released.notify_all()
 
-    def _fit(self, held: Iterable[TaskHandle]) -> bool:
-        """Whether slots may be used beside those that are; whatever it takes may be used alone."""
+    def _fit(self, handles: Iterable[TaskHandle]) -> bool:
+        """Return whether slots fit beside those in use; slots of any size may be used alone."""
         if self.budget is None or not self._used:
             return True
-        return self._used + sum(known.bytes for known in held if not known.users) <= self.budget
+        return self._used + sum(handle.bytes for handle in handles if not handle.users) <= self.budget
 
-    def _load(self, known: TaskHandle, ahead: bool = False) -> None:
-        tensors = known.source()
+    def _load(self, handle: TaskHandle, ahead: bool = False) -> None:
+        tensors = handle.source()
         with self.lock:
-            if ahead and (known.gone or not self._could_fit(0)):
-                self.leave(known)
-            elif known.slot is None:  # else another thread was quicker
-                self._enter(known, tensors)
+            if ahead and (handle.removed or not self._could_fit(0)):
+                self.leave(handle)
+            elif handle.slot is None:  # otherwise another thread has loaded it
+                self._enter(handle, tensors)
                 self.loads += 1
 
-    def _enter(self, known: TaskHandle, tensors: Tensors) -> None:
-        """Copy a slot in, after making room for it."""
-        self._make_room(known.bytes)
-        known.slot = self.stacks.put(known.plan, {name: torch.from_numpy(array) for name, array in tensors.items()})
-        self.bytes += known.bytes
+    def _enter(self, handle: TaskHandle, tensors: Tensors) -> None:
+        """Copy a slot into the stacks, after making room for it."""
+        self._make_room(handle.bytes)
+        handle.slot = self.stacks.put(handle.plan, {name: torch.from_numpy(array) for name, array in tensors.items()})
+        self.bytes += handle.bytes
 
     def _could_fit(self, need: int) -> bool:
-        """Whether `need` bytes could fit beside what is used, and what was loaded ahead."""
+        """Return whether `need` bytes fit beside the slots that are in use or loaded ahead."""
         if self.budget is None:
             return True
-        return self._used + sum(one.bytes for one in list(self._ahead) if not one.users) + need <= self.budget
+        return self._used + sum(handle.bytes for handle in list(self._ahead) if not handle.users) + need <= self.budget
 
     def _make_room(self, need: int) -> None:
-        """Take slots out that nobody uses until `need` more bytes fit; those that were loaded ahead go last."""
+        """Evict unused slots until `need` more bytes fit; slots that were loaded ahead are evicted last."""
         if self.budget is None or self.bytes + need <= self.budget:
             return
-        idle = (known for known in self._known.values() if known not in self._ahead)
-        for known in itertools.chain(idle, list(self._ahead)):
+        idle = (handle for handle in self._handles.values() if handle not in self._ahead)
+        for handle in itertools.chain(idle, list(self._ahead)):
             if self.bytes + need <= self.budget:
                 break
-            if known.slot is not None and not known.users:
-                self.leave(known)
-                self._free(known)
+            if handle.slot is not None and not handle.users:
+                self.leave(handle)
+                self._free(handle)
                 self.evictions += 1
 
-    def _let_go(self, known: TaskHandle) -> None:
-        known.gone = True
-        self.leave(known)
-        self._names.pop(known, None)
-        if not known.users:
-            self._free(known)
+    def _retire(self, handle: TaskHandle) -> None:
+        """Mark a task as removed, and free its slot unless it is in use."""
+        handle.removed = True
+        self.leave(handle)
+        self._names.pop(handle, None)
+        if not handle.users:
+            self._free(handle)
 
-    def _free(self, known: TaskHandle) -> None:
-        if known.slot is not None:
-            self.stacks.remove(known.slot)
-            known.slot = None
-            self.bytes -= known.bytes
+    def _free(self, handle: TaskHandle) -> None:
+        if handle.slot is not None:
+            self.stacks.remove(handle.slot)
+            handle.slot = None
+            self.bytes -= handle.bytes
             self.stacks.trim()

@@ -1,4 +1,4 @@
-"""What a server is made of, as plain values that can be sent to another machine, and the app made of them. No Ray."""
+"""The settings of a server, as plain values that another machine can receive, and the app built from them. No Ray."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from adapterbank.inference.engine import Engine
 from adapterbank.runtime import use_few_threads_for_texts
 from adapterbank.serving.http.app import DEFAULT_LIMITS, create_app
 from adapterbank.serving.http.auth import FILE, Keys
-from adapterbank.serving.http.routes_train import untrained_router
 from adapterbank.serving.service.bank_mirror import REFRESH, Mirror, is_url
 from adapterbank.serving.service.protocol import Limits
 from adapterbank.serving.service.service import BankService
@@ -24,32 +23,32 @@ from adapterbank.storage.bank import Bank
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """The wishes of who starts a server."""
+    """The settings of a server."""
 
     bank: str
-    """Folder or URL."""
+    """Folder or URL of the bank."""
     backbone: str | None = None
-    """Where its encoder is; as the bank says without it."""
+    """The location of the encoder; by default the bank's."""
     device: str = "auto"
     precision: str = "auto"
     locked: bool = False
-    """Whether requests need a key. A file of keys that is missing then lets nobody in."""
+    """Whether requests need a key. If the key file is missing, every request is refused."""
     keys: str | None = None
-    """The file of keys; the bank's own without it."""
+    """The key file; by default the bank's."""
     budget: int | None = None
-    """Bytes that tasks may take in memory."""
+    """Bytes of memory for the tasks."""
     queue: int | None = None
-    """Tokens that may wait."""
+    """Tokens that may be queued."""
     limits: Limits = DEFAULT_LIMITS
     page: bool = True
     refresh: float = REFRESH
-    """Seconds between two looks at a bank behind a URL."""
+    """Seconds between two refreshes of a bank behind a URL."""
     untrained: str = ""
-    """Why nothing can be trained here, for who tries to; empty where the routes are simply not there."""
+    """Why the server does not train, for clients that try; empty if the address is simply not found."""
 
 
 def mirrored(settings: ServerSettings) -> Mirror | None:
-    """Give a mirror of a bank behind a URL, which has none of its tasks yet; None for a folder."""
+    """Return a mirror of a bank behind a URL, which has no tasks yet; None for a folder."""
     return Mirror(settings.bank, every=settings.refresh) if is_url(settings.bank) else None
 
 
@@ -60,13 +59,13 @@ def build(
     jobs: Callable[[int | None], Any] | None = None,
     replica: str = "",
 ) -> FastAPI:
-    """Load the encoder and make the app; `app.state.service` is what answers.
+    """Load the encoder and create the app; `app.state.service` is its service.
 
     Args:
-        settings: What is wanted.
-        mirror: See `mirrored`; it is brought up to date first, and closed with the service.
-        jobs: Makes what trains, given the descriptor of the encoder's tensors.
-        replica: Its name, where it is one of several.
+        settings: The settings.
+        mirror: See `mirrored`; it is refreshed first, and closed with the service.
+        jobs: Returns the queue of training runs, given the descriptor of the encoder's tensors.
+        replica: Its name, if it is one of several.
     """
     if mirror:
         mirror.refresh_all()
@@ -75,7 +74,7 @@ def build(
     bank = Bank.open(path, backbone.reference)
     encoder, weights = share(backbone) if jobs else (backbone, None)
     engine = Engine(encoder, device=settings.device, precision=settings.precision, budget=settings.budget)
-    engine.run_programs()
+    engine.use_graphs()
     if engine.ahead:
         use_few_threads_for_texts()
     service = BankService(bank, engine, queue=settings.queue, mirror=mirror)
@@ -87,8 +86,7 @@ def build(
         page=settings.page,
         local=True,
         replica=replica,
+        untrained=settings.untrained,
     )
-    if settings.untrained:
-        app.include_router(untrained_router(settings.untrained))
     app.state.service = service
     return app

@@ -1,8 +1,8 @@
-"""The app on Ray Serve: replicas, their number by their queues, their health. Knows Ray, and nothing below does.
+"""The app on Ray Serve: replicas, autoscaling and health checks. Knows Ray; nothing below does.
 
-A replica is what `adapterbank serve` is on one machine: an encoder, a queue, a shelf that follows the bank. Ray's
-proxies hand requests to the replica with the fewer of two, start another when one dies, and let one that goes away
-answer what it has.
+A replica is what `adapterbank serve` is on one machine: an encoder, a queue, a registry that follows the bank. Ray's
+proxies send each request to the less busy of two replicas, replace a replica that dies, and let one that stops answer
+its open requests.
 """
 
 from __future__ import annotations
@@ -28,31 +28,30 @@ from adapterbank.studies.ray_sweep import join
 NAME = "adapterbank"
 """The application's name on the cluster."""
 UNTRAINED = (
-    "Nothing is trained by a server of several replicas; "
-    "train with `adapterbank train`, or serve the same bank with --engine local."
+    "A server on Ray does not train; train with `adapterbank train`, or serve the same bank with --engine local."
 )
-_PATIENCE = 30.0
-"""Seconds that requests under way may take when a replica stops."""
+_GRACE = 30.0
+"""Seconds that open requests have when a replica stops."""
 _ONGOING = 1000
-"""Requests of one replica at once: so many that its own queue, which counts tokens, is what refuses."""
-_NEWS = 5.0
+"""Concurrent requests of one replica: so many that its own queue, which counts tokens, is the limit."""
+_REPORT = 5.0
 """Seconds between two reports of a replica's numbers."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How many replicas there are."""
+    """The number of replicas and their size."""
 
     least: int = 1
     most: int = 1
     cpus: int = 1
-    """CPUs, and threads, of one."""
+    """CPUs and threads of one replica."""
     target: int = 32
-    """Requests, queued and computed, that one should have at a time."""
+    """Concurrent requests that one replica should have, queued and computed."""
 
 
 def parse_replicas(text: str) -> tuple[int, int]:
-    """Read `2`, or `1:4`."""
+    """Parse `2` or `1:4`."""
     least, colon, most = text.partition(":")
     found = (least, most if colon else least)
     if not all(part.isdecimal() and part.isascii() and int(part) > 0 for part in found) or int(least) > int(found[1]):
@@ -64,26 +63,24 @@ def parse_replicas(text: str) -> tuple[int, int]:
 def deployed(
     settings: ServerSettings, scale: Scale, *, host: str, port: int, address: str | None = None
 ) -> Iterator[bool]:
-    """Serve on a cluster until the `with` ends; gives whether Ray Serve listens where it was told to.
+    """Serve on a cluster until the `with` ends; yield whether Ray Serve listens on the requested address.
 
     Args:
-        settings: What is served; every machine must see its files.
-        scale: How many replicas.
-        host: Where the proxies listen, one on each machine with a replica.
-        port: Likewise. A cluster on which Ray Serve runs already listens where it does.
-        address: Of the cluster; without it that of RAY_ADDRESS, or one is started on this machine.
+        settings: What to serve; every machine must be able to read its files.
+        scale: The number of replicas.
+        host: The address of the proxies, one on each machine with a replica.
+        port: Their port. If Ray Serve runs on the cluster already, its address does not change.
+        address: The cluster; by default RAY_ADDRESS, or a new cluster on this machine.
     """
-    ray, serve = _libraries()
+    ray, serve = libraries()
     began = not ray.is_initialized()
     if began:
         join(ray, address)
     try:
         there = bool(serve.status().proxies)
         if there and not settings.locked:
-            how = "make some (adapterbank keys add --help), or stop it: serve shutdown"
-            raise InputError(
-                f"Ray Serve runs on this cluster already, on an address of its own, so keys are asked; {how}."
-            )
+            how = "add keys (adapterbank keys add --help), or stop it with: serve shutdown"
+            raise InputError(f"Ray Serve runs on this cluster already and may be public, so keys are required; {how}.")
         if not there:
             serve.start(
                 http_options={"host": host, "port": port},
@@ -93,7 +90,7 @@ def deployed(
             _run(ray, serve, settings, scale)
             yield not there
         finally:
-            with contextlib.suppress(TimeoutError):  # replicas answer what they have, while the proxies are there
+            with contextlib.suppress(TimeoutError):  # replicas answer their open requests while the proxies still run
                 serve.delete(NAME)
             if not there:
                 serve.shutdown()
@@ -102,7 +99,8 @@ def deployed(
             ray.shutdown()
 
 
-def _libraries() -> tuple[Any, Any]:
+def libraries() -> tuple[Any, Any]:
+    """Return the modules `ray` and `ray.serve`."""
     try:
         import ray
         from ray import serve
@@ -113,19 +111,19 @@ def _libraries() -> tuple[Any, Any]:
 
 
 def _run(ray: Any, serve: Any, settings: ServerSettings, scale: Scale) -> None:
-    """Deploy, and wait until a replica answers."""
+    """Deploy, and wait until a replica is ready."""
     gpus = 1 if settings.device != "cpu" and ray.cluster_resources().get("GPU") else 0
     if scale.least == scale.most:
         number: dict[str, Any] = {"num_replicas": scale.least}
     else:
         number = {"autoscaling_config": autoscaling(scale)}
     deployment = serve.deployment(
-        _replica(serve, settings, scale.cpus, os.getcwd()),
+        replica_class(serve, settings, scale.cpus, os.getcwd()),
         name=NAME,
         ray_actor_options={"num_cpus": scale.cpus, "num_gpus": gpus},
         max_ongoing_requests=_ONGOING,
         max_queued_requests=_ONGOING,
-        graceful_shutdown_timeout_s=_PATIENCE,
+        graceful_shutdown_timeout_s=_GRACE,
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=5,
         health_check_timeout_s=15,
@@ -135,11 +133,11 @@ def _run(ray: Any, serve: Any, settings: ServerSettings, scale: Scale) -> None:
     try:
         serve.run(deployment.bind(), name=NAME, route_prefix="/")
     except RuntimeError as error:
-        raise ServiceError(f"No replica could be started: {_why(serve) or error}") from error
+        raise ServiceError(f"No replica could be started: {_reason(serve) or error}") from error
 
 
 def autoscaling(scale: Scale) -> dict[str, Any]:
-    """Say when Ray Serve adds a replica (ten seconds above the target) and takes one away (five minutes below)."""
+    """Return when Ray Serve adds a replica (ten seconds above the target) and removes one (five minutes below)."""
     return {
         "min_replicas": scale.least,
         "max_replicas": scale.most,
@@ -150,8 +148,8 @@ def autoscaling(scale: Scale) -> dict[str, Any]:
     }
 
 
-def _why(serve: Any) -> str:
-    """Give the last line of what Ray Serve says of a deployment that failed: the exception's own sentence."""
+def _reason(serve: Any) -> str:
+    """Return the last line of Ray Serve's message about a failed deployment, which is the exception's message."""
     for app in serve.status().applications.values():
         for deployment in app.deployments.values():
             lines = [line.strip() for line in str(deployment.message).splitlines() if line.strip()]
@@ -160,11 +158,11 @@ def _why(serve: Any) -> str:
     return ""
 
 
-def _replica(serve: Any, settings: ServerSettings, threads: int, folder: str) -> Any:
-    """Give the class that Ray Serve makes replicas of."""
+def replica_class(serve: Any, settings: ServerSettings, threads: int, folder: str) -> Any:
+    """Return the class of the replicas."""
 
     def app() -> Any:  # called on the replica
-        return _app(settings, threads, folder)
+        return replica_app(settings, threads, folder)
 
     @serve.ingress(app)
     class Replica:
@@ -178,58 +176,58 @@ def _replica(serve: Any, settings: ServerSettings, threads: int, folder: str) ->
     return Replica
 
 
-def _app(settings: ServerSettings, threads: int, folder: str) -> Any:
-    """Make the app within a replica; it starts when the bank's tasks are loaded, and not before."""
+def replica_app(settings: ServerSettings, threads: int, folder: str) -> Any:
+    """Create the app within a replica; it starts only when the bank's tasks are loaded."""
     import torch
 
     torch.set_num_threads(threads)
     log_to(sys.stderr)
     with contextlib.chdir(folder) if Path(folder).is_dir() else contextlib.nullcontext():
         app = build(settings, mirrored(settings), replica=_name())
-    app.add_middleware(_OneId)
-    begin = app.router.lifespan_context
+    app.add_middleware(_WithoutRequestId)
+    lifespan = app.router.lifespan_context
 
     @contextlib.asynccontextmanager
-    async def life(app: Any) -> AsyncIterator[None]:
-        async with begin(app):
+    async def until_ready(app: Any) -> AsyncIterator[None]:
+        async with lifespan(app):
             while not app.state.service.ready:
                 await asyncio.sleep(0.05)
-            telling = asyncio.create_task(_tell(app.state.service))
+            reporting = asyncio.create_task(_report(app.state.service))
             yield
-            telling.cancel()
+            reporting.cancel()
 
-    app.router.lifespan_context = life
+    app.router.lifespan_context = until_ready
     return app
 
 
 def _name() -> str:
-    """Give what Ray calls this replica, in its own metrics too."""
+    """Return Ray's name for this replica, which its own metrics have too."""
     from ray import serve
 
     return str(serve.get_replica_context().replica_tag)
 
 
-async def _tell(service: Any) -> None:
-    """Hand a replica's numbers to Ray, whose own metrics have them by replica."""
+async def _report(service: Any) -> None:
+    """Report a replica's numbers to Ray, whose metrics have them by replica."""
     from ray.serve import metrics
 
     gauges = {name: metrics.Gauge(f"adapterbank_{name}", what) for name, (_, what) in NUMBERS.items()}
     while True:
         for name, value in service.numbers().items():
             gauges[name].set(value)
-        await asyncio.sleep(_NEWS)
+        await asyncio.sleep(_REPORT)
 
 
-class _OneId:
-    """Leaves the header of the request id to Ray's proxy, which would add a second one."""
+class _WithoutRequestId:
+    """Removes the header of the request id, because Ray's proxy adds its own."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def sending(message: Message) -> None:
+        async def send_without_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [pair for pair in message.get("headers", ()) if pair[0].lower() != b"x-request-id"]
             await send(message)
 
-        await self.app(scope, receive, sending)
+        await self.app(scope, receive, send_without_id)

@@ -1,15 +1,15 @@
-"""A batch's choice of tensors: each row finds its own slot's, or the frozen ones. Knows nothing of tasks and losses.
+"""Routing: each row of a batch uses the tensors of its own slot, or the frozen ones. Knows no tasks and no losses.
 
-The only place that knows a batch may hold rows of several slots. It answers the encoder's look-ups
-(`encoder.forward.Slots`). Rows stand sorted by slot, in *segments*. Where only some segments differ the work is shared:
-frozen tensors are used on all tokens at once, LayerNorms and biases are looked up by token, and adapters or low-rank
-parts of one shape run as one batched product over segments laid out side by side.
+This is the only module that knows that a batch may hold rows of several slots. It answers the encoder's look-ups
+(`encoder.forward.Slots`). Rows are sorted by slot into *segments*. Segments share as much work as they can: frozen
+tensors apply to all tokens at once, LayerNorms and biases are looked up by token, and adapters or low-rank parts of
+one shape run as one batched product over segments laid out side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,18 +19,20 @@ from torch import Tensor
 
 from adapterbank.encoder.batch import Grid
 from adapterbank.encoder.forward import PROJECTIONS, Frozen
-from adapterbank.methods import Adapter, Lora, Plan, roles
-from adapterbank.slots.additions import lora as low_rank
-from adapterbank.slots.additions.bottleneck import Each, bottleneck, parts
-from adapterbank.slots.stack import Block, Slot, Stacks, size_class
+from adapterbank.methods import roles
+from adapterbank.slots.addition import Addition
+from adapterbank.slots.plan import Plan
+from adapterbank.slots.sharing import product_form
+from adapterbank.slots.stack import Block, Slot, Stacks
+from adapterbank.slots.stacked import Each
 
-_WASTE = 2.0
-"""Segments share a product as long as padding them to the longest does not more than double the tokens."""
+_MAX_PADDING = 2.0
+"""Segments share a product only if padding them to the longest at most doubles the tokens."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Adjacent rows of a batch that go through one slot; None is the bare backbone."""
+    """Adjacent rows of a batch that use one slot; None is the bare backbone."""
 
     slot: int | None
     rows: int
@@ -38,21 +40,21 @@ class Segment:
 
 
 class Route:
-    """One batch's choice of tensors, on the level of tokens or of rows."""
+    """The tensors that each segment of one batch uses, for one vector per token or per row."""
 
     def __init__(self, stacks: Stacks, segments: Sequence[Segment]) -> None:
-        """Take the batch's segments, in the order of its rows."""
+        """Create a route for a batch's segments, in the order of its rows."""
         self._stacks, self.segments = stacks, list(segments)
-        self._held = [stacks.slot(s.slot) if s.slot is not None else None for s in segments]
-        self._touched = frozenset().union(*(held.places for held in self._held if held))
-        self._sites = frozenset().union(*(held.sites for held in self._held if held))
+        self._slots = [stacks.slot(s.slot) if s.slot is not None else None for s in segments]
+        self._overridden = frozenset().union(*(slot.places for slot in self._slots if slot))
+        self._sites = frozenset().union(*(slot.added for slot in self._slots if slot))
         self._entries: dict[tuple[Block, str], Sequence[Tensor]] = {}
         self._sizes = [s.tokens for s in segments]
-        self._parties: dict[tuple[Callable[[Plan], Any], frozenset[int]], list[_SlotGroup]] = {}
+        self._groups: dict[tuple[int | None, ...], list[_SlotGroup]] = {}
         self._segment_of_token: Tensor | None = None
 
     def rows(self) -> Route:
-        """Give the same choice for one vector a row instead of one a token."""
+        """Return the same route for one vector per row instead of one per token."""
         other = Route(self._stacks, self.segments)
         other._entries, other._sizes = self._entries, [s.rows for s in self.segments]
         return other
@@ -60,18 +62,18 @@ class Route:
     def linear(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Slots`."""
         weight, bias = f"{name}.weight", f"{name}.bias"
-        if bias in self._touched and weight not in self._touched:
-            return self._shifted(x, self._stacks.frozen[weight], [bias])
+        if bias in self._overridden and weight not in self._overridden:
+            return self._linear_with_biases(x, self._stacks.frozen[weight], [bias])
         return self._by_slot(F.linear, x, (weight, bias) if bias in self._stacks.frozen else (weight,))
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Slots`."""
         weights, biases = ([f"{name}.{part}.{leaf}" for part in PROJECTIONS] for leaf in ("weight", "bias"))
-        if self._touched.isdisjoint((*weights, *biases)):
+        if self._overridden.isdisjoint((*weights, *biases)):
             return Frozen(self._stacks.frozen).attention(x, name)
         joined = self._stacks.frozen.get(f"{name}.joined.weight")
-        if joined is not None and self._touched.isdisjoint(weights):
-            return self._shifted(x, joined, biases)
+        if joined is not None and self._overridden.isdisjoint(weights):
+            return self._linear_with_biases(x, joined, biases)
         return torch.cat([self.linear(x, f"{name}.{part}") for part in PROJECTIONS], -1)
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
@@ -84,12 +86,13 @@ class Route:
         def normalise(x: Tensor, gain: Tensor, shift: Tensor | None = None) -> Tensor:
             return F.layer_norm(x, x.shape[-1:], gain, shift, epsilon)
 
-        if torch.is_grad_enabled():  # a looked-up gain's gradient would be summed in bf16, and in any order
+        if torch.is_grad_enabled():  # the gradient of a looked-up gain would be summed in bf16, and in no fixed order
             return self._by_slot(normalise, x, names)
-        if len(self._held) > 1 and not self._touched.isdisjoint(names):
-            whose = self._tokens_segments(x.device)
+        if len(self._slots) > 1 and not self._overridden.isdisjoint(names):
+            segment_of_token = self._segments_by_token(x.device)
             gain, *shift = (
-                torch.stack([self.tensor(held, n) for held in self._held]).index_select(0, whose) for n in names
+                torch.stack([self.tensor(slot, n) for slot in self._slots]).index_select(0, segment_of_token)
+                for n in names
             )
             plain = F.layer_norm(x, x.shape[-1:], None, None, epsilon)
             return torch.addcmul(shift[0], plain, gain) if shift else plain * gain
@@ -101,161 +104,144 @@ class Route:
 
     def table(self, name: str) -> Tensor:
         """See `encoder.forward.Slots`."""
-        found = {id(tensor): tensor for held in self._held for tensor in [self.tensor(held, f"{name}.weight")]}
-        if len(found) != 1:
-            raise ValueError(f"rows with different tables {name!r} stand in one batch")
-        return next(iter(found.values()))
+        tables = {id(tensor): tensor for slot in self._slots for tensor in [self.tensor(slot, f"{name}.weight")]}
+        if len(tables) != 1:
+            raise ValueError(f"the rows of one batch use different tables {name!r}")
+        return next(iter(tables.values()))
 
-    def add(self, y: Tensor, x: Tensor, site: str) -> Tensor:
-        """See `encoder.forward.Slots`."""
-        if site not in self._sites:
+    def add(self, y: Tensor, x: Tensor, *sites: str) -> Tensor:
+        """See `encoder.forward.Slots`; `y` may hold several sites side by side, which read the same `x`."""
+        if self._sites.isdisjoint(sites):
             return y
-
-        in_place = not (y.is_cuda or torch.is_grad_enabled())  # no weights need to be copied side by side
-
-        def run(y: Tensor, x: Tensor, party: _SlotGroup) -> Tensor:
-            names = {part: f"{site}.adapter.{part}" for part in parts(party.form)}
-            if y.dim() == 2 and party.grid:
-                sizes = [self._sizes[i] for i in party.members]
-                each = {part: Each(self._each(party, name), sizes) for part, name in names.items()}
-                return bottleneck(y, x, party.form, each)
-            return bottleneck(y, x, party.form, {part: self._stacked(party, name) for part, name in names.items()})
-
-        members = frozenset(i for i, held in enumerate(self._held) if held and site in held.sites)
-        return self._in_parties(
-            y, x, members, _adapter_form, run, in_place=lambda adapter: in_place and not adapter.inner_norm
-        )
-
-    def lift(self, y: Tensor, x: Tensor, modules: Sequence[str]) -> Tensor:
-        """Add what slots' low-rank parts give to the outputs of linear layers, which stand side by side in `y`."""
-        names = [f"{module}.lora.{leaf}" for module in modules for leaf in ("a", "b")]
-        if self._touched.isdisjoint(names):
-            return y
-
-        def run(y: Tensor, x: Tensor, party: _SlotGroup) -> Tensor:
-            held = self._held[party.members[0]]
-            mine = {name: self._stacked(party, name) for name in names if held and name in held.places}
-            found = low_rank.joined(mine, modules)
-            return low_rank.apply(y, x, *found, party.form.scale) if found else y
-
-        members = frozenset(i for i, held in enumerate(self._held) if held and not held.places.keys().isdisjoint(names))
-        return self._in_parties(y, x, members, _lora_form, run)
+        acting = [slot.acting(sites) if slot else () for slot in self._slots]
+        for step in range(max(map(len, acting))):
+            chosen = tuple(numbers[step] if step < len(numbers) else None for numbers in acting)
+            y = self._add_chosen(y, x, sites, chosen)
+        return y
 
     def layer(self, weights: str, site: str) -> RouteLayer:
         """See `encoder.forward.Slots`."""
         return RouteLayer(self, weights, site)
 
-    def tensor(self, held: Slot | None, name: str) -> Tensor:
-        """Give one slot's tensor of a name, padded, or the frozen one."""
-        if held is None or name not in held.places:
+    def tensor(self, slot: Slot | None, name: str) -> Tensor:
+        """Return a slot's tensor by name, padded, or the frozen one if the slot has none."""
+        if slot is None or name not in slot.places:
             return self._stacks.frozen[name]
-        block, row = held.places[name]
+        block, row = slot.places[name]
         view = block.views[name]
         if not view.requires_grad or len(view) == 1 or not torch.is_grad_enabled():
-            # A view of one is reshaped: the backward of an index would copy the whole gradient once more.
+            # A view of one row is reshaped: the backward of indexing would copy the whole gradient once more.
             return view.squeeze(0) if len(view) == 1 else view[row]
         if (block, name) not in self._entries:
-            # unbind's backward is one stack of all rows; indexing's would be a zero-filled whole per row.
+            # The backward of unbind stacks all rows once; that of indexing would allocate a whole tensor per row.
             self._entries[block, name] = view.unbind(0)
         return self._entries[block, name][row]
 
     def heads(self) -> list[tuple[Plan, dict[str, Tensor]] | None]:
-        """Give each segment's plan and head tensors."""
+        """Return each segment's plan and head tensors."""
         return [
-            (held.plan, {n: self.tensor(held, n) for n in held.places if "head" in roles(n)}) if held else None
-            for held in self._held
+            (slot.plan, {n: self.tensor(slot, n) for n in slot.places if "head" in roles(n)}) if slot else None
+            for slot in self._slots
         ]
 
-    def _stacked(self, party: _SlotGroup, name: str) -> Tensor:
-        """Give a tensor of a party's one member, or of all of them, stacked."""
-        each = self._each(party, name)
-        return torch.stack(each) if party.grid else each[0]
+    def _add_chosen(self, y: Tensor, x: Tensor, sites: Sequence[str], chosen: tuple[int | None, ...]) -> Tensor:
+        """Apply one addition to each segment, by its index in the segment's plan; None leaves a segment unchanged.
 
-    def _each(self, party: _SlotGroup, name: str) -> list[Tensor]:
-        return [self.tensor(self._held[i], name) for i in party.members]
-
-    def _in_parties(
-        self,
-        y: Tensor,
-        x: Tensor,
-        members: frozenset[int],
-        form: Callable[[Plan], Any],
-        run: Callable[[Tensor, Tensor, _SlotGroup], Tensor],
-        in_place: Callable[[Any], bool] = lambda form: False,
-    ) -> Tensor:
-        """Give `run(y, x, party)` for these segments, `y` for the others; those of one form run together if it pays.
-
-        A party is laid out side by side for that, `[members, n, hidden]`, but for forms that run `in_place`.
+        Segments of one form run together if that is faster: side by side as `[members, n, width]`, or end to end,
+        which copies neither weights nor rows.
         """
-        if (form, members) not in self._parties:
-            self._parties[form, members] = self._make_parties(sorted(members), form, y.device)
-
-        def together(y: Tensor, x: Tensor, party: _SlotGroup, grid: Grid) -> Tensor:
-            if in_place(party.form):
-                return run(y, x, party)
-            return grid.to_packed(run(grid.to_grid(y), grid.to_grid(x), party))
-
-        split = list(y.split(self._sizes)) if len(self._held) > 1 else [y]
-        inputs = list(x.split(self._sizes)) if len(self._held) > 1 else [x]
-        for party in self._parties[form, members]:
-            if party.grid is None:
-                (i,) = party.members
-                split[i] = run(split[i], inputs[i], party)
-            elif len(party.members) == len(self._held):  # everybody: no need to take the batch apart
-                return together(y, x, party, party.grid)
+        if chosen not in self._groups:
+            self._groups[chosen] = self._make_groups(chosen, y.device)
+        split = list(y.split(self._sizes)) if len(self._slots) > 1 else [y]
+        inputs = list(x.split(self._sizes)) if len(self._slots) > 1 else [x]
+        for group in self._groups[chosen]:
+            if group.grid is None:
+                ((i, _),) = group.members
+                split[i] = self._apply(split[i], inputs[i], group, sites)
+            elif len(group.members) == len(self._slots):  # every segment: the batch need not be split
+                return self._apply_group(y, x, group, sites)
             else:
-                mine_y, mine_x = (torch.cat([t[i] for i in party.members]) for t in (split, inputs))
-                mine = together(mine_y, mine_x, party, party.grid)
-                for i, part in zip(party.members, mine.split([self._sizes[i] for i in party.members]), strict=True):
+                own_y, own_x = (torch.cat([t[i] for i, _ in group.members]) for t in (split, inputs))
+                parts = self._apply_group(own_y, own_x, group, sites).split([self._sizes[i] for i, _ in group.members])
+                for (i, _), part in zip(group.members, parts, strict=True):
                     split[i] = part
         return torch.cat(split) if len(split) > 1 else split[0]
 
-    def _make_parties(
-        self, members: Sequence[int], form: Callable[[Plan], Any], device: torch.device
-    ) -> list[_SlotGroup]:
-        """Find which segments can run together: same arithmetic, same size class, little padding."""
-        alike: dict[Any, list[int]] = {}
-        for i in members:
-            held = self._held[i]
-            assert held is not None
-            alike.setdefault(form(held.plan), []).append(i)
-        found = []
-        for one, chosen in alike.items():
-            sizes = [self._sizes[i] for i in chosen]
-            if len(chosen) > 1 and len(sizes) * max(sizes) <= _WASTE * sum(sizes):
-                found.append(_SlotGroup(chosen, one, Grid.of(np.array(sizes), device)))
+    def _make_groups(self, chosen: Sequence[int | None], device: torch.device) -> list[_SlotGroup]:
+        """Group segments that can run together: same arithmetic, same size class, little padding."""
+        alike: dict[Addition, list[tuple[int, int]]] = {}
+        for i, (slot, number) in enumerate(zip(self._slots, chosen, strict=True)):
+            if slot is not None and number is not None:
+                alike.setdefault(product_form(slot.plan.additions[number]), []).append((i, number))
+        groups = []
+        for form, members in alike.items():
+            sizes = [self._sizes[i] for i, _ in members]
+            if len(members) > 1 and len(sizes) * max(sizes) <= _MAX_PADDING * sum(sizes):
+                groups.append(_SlotGroup(members, form, Grid.of(np.array(sizes), device)))
             else:
-                found += [_SlotGroup([i], one, None) for i in chosen]
-        return found
+                groups += [_SlotGroup([member], form, None) for member in members]
+        return groups
 
-    def _shifted(self, x: Tensor, weight: Tensor, biases: Sequence[str]) -> Tensor:
-        """Give `x W' + b` with one product for all segments and each one's own biases, side by side."""
-        each = [torch.cat([self.tensor(held, name) for name in biases]) for held in self._held]
+    def _apply_group(self, y: Tensor, x: Tensor, group: _SlotGroup, sites: Sequence[str]) -> Tensor:
+        """Apply a group's additions to its rows, which are laid out end to end."""
+        assert group.grid is not None
+        if group.form.in_place and not (y.is_cuda or torch.is_grad_enabled()):
+            return self._apply(y, x, group, sites)
+        return group.grid.to_packed(self._apply(group.grid.to_grid(y), group.grid.to_grid(x), group, sites))
+
+    def _apply(self, y: Tensor, x: Tensor, group: _SlotGroup, sites: Sequence[str]) -> Tensor:
+        """Apply the additions of one slot, or those of several slots, stacked or each on its own rows."""
+        own: list[dict[str, Any]] = []
+        first, number = self._slots[group.members[0][0]], group.members[0][1]
+        assert first is not None
+        for site in sites:
+            each = {part: self._part_tensors(group, site, part) for part in first.added.get(site, {}).get(number, ())}
+            if group.grid is None:
+                own.append({part: tensors[0] for part, tensors in each.items()})
+            elif y.dim() == 2:
+                sizes = [self._sizes[i] for i, _ in group.members]
+                own.append({part: Each(tensors, sizes) for part, tensors in each.items()})
+            else:
+                own.append({part: torch.stack(tensors) for part, tensors in each.items()})
+        return group.form.apply(y, x, own)
+
+    def _part_tensors(self, group: _SlotGroup, site: str, part: str) -> list[Tensor]:
+        """Return a part of each member's addition at a site."""
+        tensors = []
+        for i, number in group.members:
+            slot = self._slots[i]
+            assert slot is not None
+            tensors.append(self.tensor(slot, f"{site}.{slot.plan.keys[number]}.{part}"))
+        return tensors
+
+    def _linear_with_biases(self, x: Tensor, weight: Tensor, biases: Sequence[str]) -> Tensor:
+        """Return `x W' + b`, with one product for all segments and the biases of each, side by side."""
+        each = [torch.cat([self.tensor(slot, name) for name in biases]) for slot in self._slots]
         if len(each) == 1:
             return F.linear(x, weight, each[0])
         y = F.linear(x, weight)
         if torch.is_grad_enabled():  # as in `norm`
             return torch.cat([part + bias for part, bias in zip(y.split(self._sizes), each, strict=True)])
-        return y + torch.stack(each).index_select(0, self._tokens_segments(x.device))
+        return y + torch.stack(each).index_select(0, self._segments_by_token(x.device))
 
-    def _tokens_segments(self, device: torch.device) -> Tensor:
+    def _segments_by_token(self, device: torch.device) -> Tensor:
         if self._segment_of_token is None:
             self._segment_of_token = torch.from_numpy(np.repeat(np.arange(len(self._sizes)), self._sizes)).to(device)
         return self._segment_of_token
 
     def _by_slot(self, f: Callable[..., Tensor], x: Tensor, names: Sequence[str]) -> Tensor:
-        """Apply `f(part, *tensors)` to each segment with its own tensors, to all at once where nobody has any."""
-        if self._touched.isdisjoint(names):
+        """Apply `f(part, *tensors)` to each segment with its own tensors, or once to all if they are frozen."""
+        if self._overridden.isdisjoint(names):
             return f(x, *(self._stacks.frozen[name] for name in names))
-        if len(self._held) == 1:
-            return f(x, *(self.tensor(self._held[0], name) for name in names))
-        split = zip(self._held, x.split(self._sizes), strict=True)
-        return torch.cat([f(part, *(self.tensor(held, name) for name in names)) for held, part in split])
+        if len(self._slots) == 1:
+            return f(x, *(self.tensor(self._slots[0], name) for name in names))
+        split = zip(self._slots, x.split(self._sizes), strict=True)
+        return torch.cat([f(part, *(self.tensor(slot, name) for name in names)) for slot, part in split])
 
 
 @dataclass(frozen=True)
 class RouteLayer:
-    """One layer of a route, by short names: its tensors are under `weights`, what slots add to it under `site`."""
+    """One layer of a route, with short names: its tensors are under `weights`, its additions under `site`."""
 
     route: Route
     weights: str
@@ -263,12 +249,12 @@ class RouteLayer:
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Layer`."""
-        return self.route.lift(self.route.linear(x, f"{self.weights}.{name}"), x, [f"{self.site}.{name}"])
+        return self.route.add(self.route.linear(x, f"{self.weights}.{name}"), x, f"{self.site}.{name}")
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Layer`."""
         y = self.route.attention(x, f"{self.weights}.{name}")
-        return self.route.lift(y, x, [f"{self.site}.{name}.{part}" for part in PROJECTIONS])
+        return self.route.add(y, x, *(f"{self.site}.{name}.{part}" for part in PROJECTIONS))
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `encoder.forward.Layer`."""
@@ -285,19 +271,10 @@ class RouteLayer:
 
 @dataclass(frozen=True)
 class _SlotGroup:
-    """Segments that run together, laid out as a grid; one alone without a grid."""
+    """Segments whose additions run together, laid out as a grid; a single segment has no grid."""
 
-    members: list[int]
-    form: Any
-    """The shape of what they add: an `Adapter` or a `Lora`."""
+    members: list[tuple[int, int]]
+    """Index of each segment, and of the addition in its plan."""
+    form: Addition
+    """The arithmetic they share."""
     grid: Grid | None
-
-
-def _adapter_form(plan: Plan) -> Adapter | None:
-    """Give what two adapters must share to run together: the arithmetic, not where they stand or their true size."""
-    return replace(plan.adapter, size=size_class(plan.adapter.size), layers=(), sites=()) if plan.adapter else None
-
-
-def _lora_form(plan: Plan) -> Lora | None:
-    """Give what two slots' low-rank parts must share to run together: their scale and which linear layers have any."""
-    return replace(plan.lora.widened(size_class(plan.lora.rank)), layers=()) if plan.lora else None

@@ -1,69 +1,70 @@
-"""Slots, stacked: put in, take out, find again. Knows tensors by name and owner, and nothing of batches (`route`).
+"""Stacks: the tensors of all resident slots, by slot and name. Knows nothing of batches (`routing`).
 
-A slot's tensors stand end to end in a row of a *block*, beside the rows of all slots that bring the same tensors. So
-one copy moves a slot, one fused operation updates all slots that train, and the tensors of one name in all rows of a
-block are one view `[rows, *shape]`. A slot has up to four rows: its head's tensors are kept apart from the rest, which
-may be computed in a lower precision, and what weight decay touches apart from what it spares. Adapters and low-rank
-parts are widened with zeros to a power of two, so that near sizes share blocks and one wide task does not widen a
+A slot's tensors are stored end to end in one row of a *block*, beside the rows of all slots that have the same tensors.
+So one copy moves a slot, one fused operation updates all slots that train, and the tensors of one name in all rows of a
+block form one view `[rows, *shape]`. A slot has up to four rows: the head is separate from the rest, which may be
+computed in a lower precision, and tensors with weight decay are separate from those without. Adapters and low-rank
+parts are padded with zeros to a power of two, so that similar sizes share blocks and one wide task does not widen a
 thousand narrow ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from adapterbank.methods import Plan, decays, roles
-from adapterbank.slots.additions.bottleneck import site_names
+from adapterbank.methods import roles
+from adapterbank.slots.plan import Plan, decays
+from adapterbank.slots.sharing import graph_form, size_class
 
 LARGEST = 64
-"""Rows of one block: enough to share a product, few enough that growing never copies much."""
+"""Most rows of one block: enough to share a product, few enough that growing a block copies little."""
 _ALIGNED = 64
-"""Tensors begin at multiples of this many numbers: matrix kernels want 16-byte borders, whatever the type."""
+"""Tensors start at multiples of this many numbers: matrix kernels need 16-byte alignment, whatever the dtype."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowLayout:
-    """What a row of a block holds, and where."""
+    """The tensors of a block's row, and their positions."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    """(Padded) shape of each tensor, in the order they stand in."""
+    """Padded shape of each tensor, in the order in which they are stored."""
     head: bool
     decays: bool
 
     @cached_property
     def ranges(self) -> dict[str, tuple[int, int]]:
-        """First and last-plus-one number of each tensor."""
-        found, start = {}, 0
+        """Start and end of each tensor within the row."""
+        ranges, start = {}, 0
         for name, shape in self.shapes.items():
             size = _size(shape)
-            found[name] = (start, start + size)
+            ranges[name] = (start, start + size)
             start += -(-size // _ALIGNED) * _ALIGNED
-        return found
+        return ranges
 
     @cached_property
     def width(self) -> int:
-        """Numbers in a row, at least one more than its tensors have: the last is always 0."""
+        """Numbers in a row, at least one more than its tensors need: the last is always 0."""
         return -(-(max(end for _, end in self.ranges.values()) + 1) // _ALIGNED) * _ALIGNED
 
     @cached_property
     def numbers(self) -> int:
-        """Numbers that belong to tensors."""
+        """Numbers that belong to tensors, without alignment."""
         return sum(end - start for start, end in self.ranges.values())
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
-        """Give each tensor of `[n, width]` rows as a view `[n, *shape]`."""
+        """Return each tensor of `[n, width]` rows as a view `[n, *shape]`."""
         return {name: rows[:, start:end].unflatten(1, self.shapes[name]) for name, (start, end) in self.ranges.items()}
 
     def fill(self, row: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        """Write tensors of true size into an otherwise zero row `[width]`."""
+        """Write tensors at their true sizes into a row of zeros, `[width]`."""
         for name, (start, end) in self.ranges.items():
-            found = tensors[name]
-            row[start:end].view(self.shapes[name])[tuple(slice(n) for n in found.shape)] = found
+            tensor = tensors[name]
+            row[start:end].view(self.shapes[name])[tuple(slice(n) for n in tensor.shape)] = tensor
 
 
 @dataclass(eq=False)
@@ -72,20 +73,20 @@ class Block:
 
     layout: RowLayout
     tensor: Tensor
-    """[capacity, width], the numbers themselves."""
+    """`[capacity, width]`, the numbers at their stored precision."""
     owners: list[int | None] = field(default_factory=list)
-    """The slot of each row, None where it is free."""
+    """The slot of each row; None if the row is free."""
     used: Tensor = field(init=False, repr=False)
-    """What the pass reads: the numbers, or their copy in a lower precision while they train."""
+    """What the pass reads: `tensor`, or its copy in a lower precision during training."""
     views: dict[str, Tensor] = field(init=False, repr=False)
-    """Each tensor of `used`, `[capacity, *shape]`; leaves that take gradients while they train."""
+    """Each tensor of `used`, `[capacity, *shape]`; leaves with gradients during training."""
     each: tuple[Tensor, ...] = field(init=False, repr=False)
     """The rows of `used`, one by one."""
     words: tuple[Tensor, ...] = field(init=False, repr=False)
-    """The same memory as whole numbers of four bytes: so rows of any type are copied together, and fastest on a GPU."""
+    """The same memory as int32, so that rows of any dtype are copied together, and fastest on a GPU."""
 
     def __post_init__(self) -> None:
-        """Look at the numbers as they are."""
+        """Let the pass read `tensor` itself."""
         self.show(self.tensor)
 
     def show(self, used: Tensor, *, leaves: bool = False) -> None:
@@ -96,38 +97,44 @@ class Block:
             self.views = {name: view.detach().requires_grad_() for name, view in self.views.items()}
 
     def refresh(self) -> None:
-        """Bring the copy in a lower precision up to date."""
+        """Update the copy in a lower precision."""
         if self.used is not self.tensor:
             self.used.copy_(self.tensor)
 
 
 @dataclass(frozen=True)
 class Slot:
-    """What is resident of one task."""
+    """One resident slot."""
 
     plan: Plan
     places: dict[str, tuple[Block, int]]
-    """Tensor name -> its block and row."""
+    """Block and row of each tensor, by name."""
     shapes: dict[str, tuple[int, ...]]
     """True shapes, before padding."""
-    sites: frozenset[str]
-    """Where it has adapters."""
+    added: Mapping[str, Mapping[int, tuple[str, ...]]]
+    """Parts of each addition, by site and by the addition's index in the plan."""
     rows: tuple[tuple[Block, int], ...]
-    """Its rows, each once."""
+    """Its rows, without duplicates."""
     family: int
-    """Slots of one number differ in sizes, label counts and numbers alone."""
+    """Number of the graph family: its slots differ only in sizes, label counts and numbers."""
 
     @cached_property
     def layouts(self) -> tuple[RowLayout, ...]:
         """The layouts of its rows."""
         return tuple(block.layout for block, _ in self.rows)
 
+    def acting(self, sites: Sequence[str]) -> tuple[int, ...]:
+        """Return the indices of the additions that act at any of some sites, in the order of the plan."""
+        if len(sites) == 1:
+            return tuple(self.added.get(sites[0], ()))
+        return tuple(sorted({number for site in sites for number in self.added.get(site, ())}))
+
 
 class Stacks:
     """All resident slots over one set of frozen tensors."""
 
     def __init__(self, frozen: Mapping[str, Tensor], *, dtype: torch.dtype = torch.float32) -> None:
-        """Take the frozen tensors in the type the pass computes in; `dtype` is what slots are kept in, heads apart."""
+        """Create empty stacks; `frozen` has the pass's dtype, `dtype` is that of the slots except their heads."""
         self.frozen, self.dtype = frozen, dtype
         self._slots: dict[int, Slot] = {}
         self._next = 0
@@ -152,19 +159,19 @@ class Stacks:
 
     @property
     def numbers(self) -> list[int]:
-        """All resident slots."""
+        """The numbers of all resident slots."""
         return list(self._slots)
 
     def plan(self, slot: int) -> Plan:
-        """Give the plan a slot was put in with."""
+        """Return a slot's plan."""
         return self._slots[slot].plan
 
     def slot(self, number: int) -> Slot:
-        """Give what is resident of a slot."""
+        """Return a slot by its number."""
         return self._slots[number]
 
     def put(self, plan: Plan, tensors: Mapping[str, Tensor]) -> int:
-        """Copy a slot's tensors in and give its number."""
+        """Copy a slot's tensors into the stacks and return its number."""
         slot, self._next = self._next, self._next + 1
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         rows: list[tuple[Block, int]] = []
@@ -182,49 +189,49 @@ class Stacks:
             self._release(rows)
             raise
         places = {name: place for place in rows for name in place[0].layout.shapes}
-        sites = frozenset(site_names(plan.adapter)) if plan.adapter else frozenset()
-        family = self._families.setdefault(_family(plan, tensors), len(self._families))
-        self._slots[slot] = Slot(plan, {name: places[name] for name in tensors}, shapes, sites, tuple(rows), family)
+        family = self._families.setdefault(graph_form(plan, tensors), len(self._families))
+        own = {name: places[name] for name in tensors}
+        self._slots[slot] = Slot(plan, own, shapes, _added(plan, tensors), tuple(rows), family)
         return slot
 
     def layouts(self, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> list[RowLayout]:
-        """Give the rows that tensors of these shapes are laid out in; equal ones are the same object."""
+        """Return the row layouts for tensors of these shapes; equal layouts are the same object."""
         parts: dict[tuple[bool, bool], dict[str, tuple[int, ...]]] = {}
         for name, shape in shapes.items():
             parts.setdefault(("head" in roles(name), decays(name)), {})[name] = _padded(name, shape, plan)
-        found = []
+        layouts = []
         for (head, decaying), part in parts.items():
-            key = (head, decaying, frozenset(part.items()))  # in whatever order they were given
-            found.append(self._layouts.setdefault(key, RowLayout(part, head, decaying)))
-        return found
+            key = (head, decaying, frozenset(part.items()))  # whatever their order
+            layouts.append(self._layouts.setdefault(key, RowLayout(part, head, decaying)))
+        return layouts
 
     def size(self, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """Give the bytes that a slot with tensors of these shapes takes."""
+        """Return the bytes that a slot with tensors of these shapes takes."""
         kept = torch.finfo(self.dtype).bits // 8
         return sum(layout.width * (4 if layout.head else kept) for layout in self.layouts(plan, shapes))
 
     def take(self, slot: int, of: Mapping[Block, Tensor] | None = None) -> dict[str, Tensor]:
-        """Copy a slot's tensors out, at their true sizes; `of` are other rows laid out alike (an optimiser's)."""
-        held, found = self._slots[slot], {}
-        for block, entry in held.rows:
+        """Return copies of a slot's tensors at their true sizes; `of` has other rows of that layout (moments)."""
+        source, tensors = self._slots[slot], {}
+        for block, entry in source.rows:
             row = (block.tensor if of is None else of[block])[entry].detach().float().cpu()
             for name, (start, end) in block.layout.ranges.items():
                 view = row[start:end].view(block.layout.shapes[name])
-                found[name] = view[tuple(slice(n) for n in held.shapes[name])].clone()
-        return {name: found[name] for name in held.places}
+                tensors[name] = view[tuple(slice(n) for n in source.shapes[name])].clone()
+        return {name: tensors[name] for name in source.places}
 
     def write(self, slot: int, tensors: Mapping[str, Tensor], into: Mapping[Block, Tensor] | None = None) -> None:
-        """Overwrite a resident slot's tensors in place; `into` as `of` in `take`."""
-        held = self._slots[slot]
+        """Overwrite a resident slot's tensors in place; `into` is like `of` in `take`."""
+        target = self._slots[slot]
         with torch.no_grad():
             for name, tensor in tensors.items():
-                block, entry = held.places[name]
+                block, entry = target.places[name]
                 start, end = block.layout.ranges[name]
                 row = (block.tensor if into is None else into[block])[entry]
                 row[start:end].view(block.layout.shapes[name])[tuple(slice(n) for n in tensor.shape)] = tensor.to(
                     row.device, row.dtype
                 )
-            for block, _ in held.rows if into is None else ():
+            for block, _ in target.rows if into is None else ():
                 block.refresh()
 
     def remove(self, slot: int) -> None:
@@ -232,15 +239,15 @@ class Stacks:
         self._release(self._slots.pop(slot).rows)
 
     def trim(self) -> None:
-        """Give the memory of blocks back that nobody is in any more."""
+        """Free the memory of blocks that hold no slot."""
         for layout, blocks in self._blocks.items():
             empty = [block for block in blocks if not any(owner is not None for owner in block.owners)]
             if empty:
                 self._blocks[layout] = [block for block in blocks if block not in empty]
                 self._free[layout] = [place for place in self._free.get(layout, []) if place[0] not in empty]
 
-    def learn(self, compute: torch.dtype) -> None:
-        """Let every block take gradients, seen by the pass in the type it computes in; call again after each `put`."""
+    def require_gradients(self, compute: torch.dtype) -> None:
+        """Make the tensors of every block leaves in the pass's dtype `compute`; call again after each `put`."""
         for block in self.blocks:
             if next(iter(block.views.values())).requires_grad and len(block.used) == len(block.owners):
                 continue
@@ -254,7 +261,7 @@ class Stacks:
             self._free.setdefault(block.layout, []).append((block, row))
 
     def _free_row(self, layout: RowLayout) -> tuple[Block, int]:
-        """Find a free row, or make one: in the last block of the layout, which grows by doubling, or in a new one."""
+        """Return a free row, or add one to the layout's last block, which grows by doubling, or to a new block."""
         if free := self._free.get(layout):
             return free.pop()
         blocks = self._blocks.setdefault(layout, [])
@@ -269,16 +276,15 @@ class Stacks:
         return block, len(block.owners) - 1
 
 
-def size_class(size: int) -> int:
-    """Give the width an adapter is padded to: the next power of two."""
-    return 1 << (size - 1).bit_length()
-
-
-def _family(plan: Plan, names: Iterable[str]) -> Hashable:
-    head = plan.head
-    adapter = replace(plan.adapter, size=0) if plan.adapter else None
-    lora = plan.lora.widened(1) if plan.lora else None
-    return adapter, lora, frozenset(names), head.kind == "span", head.pooling, head.hidden, plan.alone
+def _added(plan: Plan, names: Iterable[str]) -> dict[str, dict[int, tuple[str, ...]]]:
+    """Return the additions that act at each site, with their parts, from the names of a slot's tensors."""
+    added: dict[str, dict[int, tuple[str, ...]]] = {}
+    for name in names:
+        if place := plan.split(name):
+            site, number, part = place
+            parts = added.setdefault(site, {})
+            parts[number] = (*parts.get(number, ()), part)
+    return {site: dict(sorted(parts.items())) for site, parts in added.items()}
 
 
 def _size(shape: tuple[int, ...]) -> int:
@@ -289,13 +295,9 @@ def _size(shape: tuple[int, ...]) -> int:
 
 
 def _padded(name: str, shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
-    """Widen an adapter's or low-rank part's narrow dimensions to its size class, the next power of two."""
-    if plan.lora and ".lora." in name:
-        wide = size_class(plan.lora.rank)
-        return (wide, shape[1]) if name.endswith(".a") else (shape[0], wide)
-    if plan.adapter is None or ".adapter." not in name or ".adapter.norm." in name:
+    """Return a tensor's padded shape: additions are padded to their size class, other tensors are not padded."""
+    place = plan.split(name)
+    if place is None:
         return shape
-    wide = size_class(plan.adapter.size)
-    if ".up." in name:
-        return (shape[0], wide) if len(shape) == 2 else shape
-    return (wide, shape[1] if ".down." in name else wide) if len(shape) == 2 else (wide,)
+    addition = plan.additions[place[1]]
+    return addition.padded(place[2], shape, size_class(addition.size))

@@ -1,13 +1,13 @@
-"""A fixed choice of tensors: some slots of one form, each with an equal share of the rows. Knows no tasks and losses.
+"""Static routing: slots of one form, each with the same number of rows. Knows no tasks and no losses.
 
-The counterpart of `route` for a device that replays a fixed sequence of kernels. Rows stand in the order of the slots,
-`[slots * rows, longest, n]`, and each tensor is either shared by all (`[...]`) or the slots' own (`[slots, ...]`).
+The counterpart of `routing` for captured graphs, which replay a fixed sequence of kernels. Rows are in the order of the
+slots, `[slots * rows, longest, n]`. Each tensor is either shared by all slots (`[...]`) or per slot (`[slots, ...]`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,22 +15,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adapterbank.encoder.forward import PROJECTIONS
-from adapterbank.methods import Adapter, Lora, roles
-from adapterbank.slots.additions import lora as low_rank
-from adapterbank.slots.additions.bottleneck import bottleneck, linear, parts
+from adapterbank.methods import addition_in
+from adapterbank.slots.addition import Addition
+from adapterbank.slots.plan import Plan
+from adapterbank.slots.stacked import linear
 
 
 @dataclass(frozen=True)
 class StaticRouteLayer:
-    """One layer, by short names. Two layers differ in tensors alone, so that the pass through them is compiled once."""
+    """One layer, with short names. Layers differ only in their tensors, so that the pass is compiled once for all."""
 
     tensors: Mapping[str, Tensor]
-    adapter: Adapter | None
-    lora: Lora | None = None
+    additions: tuple[tuple[str, Addition], ...] = ()
+    """The slots' additions, each with its key in tensor names."""
+    added: Mapping[tuple[str, str], Mapping[str, Tensor]] = field(default_factory=dict)
+    """The tensors of each addition by part, by (site, key)."""
+    slots: int = 1
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Layer`."""
-        return self._lifted(self._plain_linear(x, name), x, [name])
+        return self.add(self._plain_linear(x, name), x, name)
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Layer`."""
@@ -39,7 +43,7 @@ class StaticRouteLayer:
             y = self._plain_linear(x, f"{name}.joined")
         else:
             y = torch.cat([self._plain_linear(x, part) for part in parts], -1)
-        return self._lifted(y, x, parts)
+        return self.add(y, x, *parts)
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `encoder.forward.Layer`."""
@@ -53,53 +57,46 @@ class StaticRouteLayer:
         if table.dim() == 2:
             return F.embedding(ids, table)
         each = ids.view(len(table), -1)
-        return torch.cat([F.embedding(mine, one) for mine, one in zip(each, table, strict=True)])
+        return torch.cat([F.embedding(part, weight) for part, weight in zip(each, table, strict=True)])
 
-    def add(self, y: Tensor, x: Tensor, site: str) -> Tensor:
-        """See `encoder.forward.Layer`."""
-        if self.adapter is None or f"{site}.adapter.up.weight" not in self.tensors:
-            return y
-        mine = {part: self.tensors[f"{site}.adapter.{part}"] for part in parts(self.adapter)}
-        if mine["up.weight"].dim() == 2:
-            return bottleneck(y, x, self.adapter, mine)
-        slots = mine["up.weight"].shape[0]
-        return bottleneck(_by_slot(y, slots), _by_slot(x, slots), self.adapter, mine).view(y.shape)
+    def add(self, y: Tensor, x: Tensor, *sites: str) -> Tensor:
+        """See `encoder.forward.Layer`; `y` may hold several sites side by side, which read the same `x`."""
+        for key, addition in self.additions:
+            own = [self.added.get((site, key), {}) for site in sites]
+            if any(own):
+                if self.slots == 1:
+                    y = addition.apply(y, x, own)
+                else:
+                    y = addition.apply(_by_slot(y, self.slots), _by_slot(x, self.slots), own).view(y.shape)
+        return y
 
     def _plain_linear(self, x: Tensor, name: str) -> Tensor:
         return apply_linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 
-    def _lifted(self, y: Tensor, x: Tensor, modules: Sequence[str]) -> Tensor:
-        """Add what low-rank parts give to the outputs of linear layers, side by side in `y`."""
-        found = low_rank.joined(self.tensors, modules) if self.lora else None
-        if self.lora is None or found is None:
-            return y
-        a, b = found
-        flat_y, flat_x = (_by_slot(t, len(a)) if a.dim() == 3 else t.reshape(-1, t.shape[-1]) for t in (y, x))
-        return low_rank.apply(flat_y, flat_x, a, b, self.lora.scale).view(y.shape)
-
 
 class StaticRoute:
-    """The whole pass."""
+    """All layers of the pass."""
 
     def __init__(
         self,
         frozen: Mapping[str, Tensor],
         own: Mapping[str, Tensor],
-        adapter: Adapter | None,
-        lora: Lora | None = None,
+        plan: Plan | None = None,
     ) -> None:
-        """Take the frozen tensors, and the slots' own by name, each `[slots, *shape]`."""
-        # One slot's tensors are used without their first dimension: a plain product is quicker than a batch of one.
+        """Create a route from frozen tensors and the slots' own, each `[slots, *shape]`; `plan` has the additions."""
+        # A single slot's tensors are used without their first dimension: a plain product is faster than a batch of one.
         self.own = {name: tensor.squeeze(0) if len(tensor) == 1 else tensor for name, tensor in own.items()}
         self._tensors = {**frozen, **self.own}
         touched = {tuple(name.rsplit(".", 2)[::2]) for name in own if name.rsplit(".", 2)[-2] in PROJECTIONS}
         for attention, leaf in sorted(touched, reverse=True):  # weights first
             if leaf == "weight":
-                for gone in ("weight", "bias"):
-                    self._tensors.pop(f"{attention}.joined.{gone}", None)
+                for unused in ("weight", "bias"):
+                    self._tensors.pop(f"{attention}.joined.{unused}", None)
             elif f"{attention}.joined.weight" in self._tensors:
                 self._tensors[f"{attention}.joined.bias"] = self._biases(attention)
-        self._whole = StaticRouteLayer(self._tensors, adapter, lora)
+        self._additions = tuple(zip(plan.keys, plan.additions, strict=True)) if plan else ()
+        self._slots = max((len(tensor) for tensor in own.values()), default=1)
+        self._whole = self._within("", "")
         self._layers: dict[tuple[str, str], StaticRouteLayer] = {}
 
     def linear(self, x: Tensor, name: str) -> Tensor:
@@ -129,22 +126,30 @@ class StaticRoute:
     def layer(self, weights: str, site: str) -> StaticRouteLayer:
         """See `encoder.forward.Slots`."""
         if (weights, site) not in self._layers:
-            found = {}
-            for name, tensor in self._tensors.items():
-                prefix = site if roles(name) & {"adapter", "lora"} else weights
-                if name.startswith(f"{prefix}."):
-                    found[name.removeprefix(f"{prefix}.")] = tensor
-            self._layers[weights, site] = replace(self._whole, tensors=found)
+            self._layers[weights, site] = self._within(f"{weights}.", f"{site}.")
         return self._layers[weights, site]
 
+    def _within(self, weights: str, site: str) -> StaticRouteLayer:
+        """Return a layer: tensors whose names start with `weights`, and additions whose names start with `site`."""
+        tensors: dict[str, Tensor] = {}
+        added: dict[tuple[str, str], dict[str, Tensor]] = {}
+        for name, tensor in self._tensors.items():
+            key = addition_in(name)
+            if key is None and name.startswith(weights):
+                tensors[name.removeprefix(weights)] = tensor
+            elif key is not None and name.startswith(site):
+                place, part = name.removeprefix(site).split(f".{key}.", 1)
+                added.setdefault((place, key), {})[part] = tensor
+        return StaticRouteLayer(tensors, self._additions, added, self._slots)
+
     def _biases(self, attention: str) -> Tensor:
-        """Give the biases of query, key and value side by side, for a product that all slots share."""
-        found = [self._tensors[f"{attention}.{part}.bias"] for part in PROJECTIONS]
-        return torch.cat(torch.broadcast_tensors(*found), -1)
+        """Return the biases of query, key and value side by side, for one product with a shared weight."""
+        biases = [self._tensors[f"{attention}.{part}.bias"] for part in PROJECTIONS]
+        return torch.cat(torch.broadcast_tensors(*biases), -1)
 
 
 def apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return `x W' + b`, with the weight, the bias, both or neither the slots' own; the bias may be missing."""
+    """Return `x W' + b`; the weight and the bias may each be shared or per slot, and the bias may be missing."""
     if weight.dim() == 2:
         if bias is None or bias.dim() == 1:
             return F.linear(x, weight, bias)
@@ -156,7 +161,7 @@ def apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def apply_norm(x: Tensor, gain: Tensor, shift: Tensor | None, epsilon: float) -> Tensor:
-    """Normalise, then scale by the shared gain and bias or by each slot's own; the bias may be missing."""
+    """Normalise, then scale and shift by shared or per-slot tensors; the shift may be missing."""
     if gain.dim() == 1 and (shift is None or shift.dim() == 1):
         return F.layer_norm(x, x.shape[-1:], gain, shift, epsilon)
     if shift is None:
@@ -171,8 +176,8 @@ def apply_norm(x: Tensor, gain: Tensor, shift: Tensor | None, epsilon: float) ->
 class _Scale(torch.autograd.Function):
     """`x * gain + shift` for `[slots, n, width]` and `[slots, width]`.
 
-    The gradients of gain and shift are sums over many tokens of few slots: as products with ones they use the whole
-    device, which the general sum does not.
+    The gradients of gain and shift are sums over many tokens of few slots. As products with ones they use the whole
+    GPU, which a plain sum does not.
     """
 
     @staticmethod
@@ -189,5 +194,5 @@ class _Scale(torch.autograd.Function):
 
 
 def _by_slot(x: Tensor, slots: int) -> Tensor:
-    """Lay `[slots * rows, ..., n]` out as `[slots, rows * ..., n]`."""
+    """Reshape `[slots * rows, ..., n]` to `[slots, rows * ..., n]`."""
     return x.reshape(slots, -1, x.shape[-1])

@@ -1,7 +1,7 @@
-"""What may be kept to save work and thrown away at any time: named arrays under a key. Knows no texts or tokens.
+"""A cache on disk: named arrays by key, which can be deleted at any time. Knows no texts or tokens.
 
-Entries are written whole or not at all. One that is damaged counts as absent, and a disk that refuses costs the work
-again, never the run.
+Entries are written atomically. A damaged entry counts as absent, and an entry that cannot be written is computed again
+next time; neither ever fails a run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from adapterbank.errors import StorageError
-from adapterbank.storage import files as storage
+from adapterbank.storage import files
 
 FOLDER = "ADAPTERBANK_CACHE"
 """The environment variable that names the folder."""
@@ -24,48 +24,48 @@ _ENDING = ".npz"
 
 
 def folder() -> Path:
-    """Give the folder of the cache: the environment's, or `adapterbank` in the user's cache folder."""
+    """Return the folder of the cache: ADAPTERBANK_CACHE, or `adapterbank` in the user's cache folder."""
     named = os.environ.get(FOLDER)
     try:
         base = os.environ.get("XDG_CACHE_HOME") or ("" if named else Path.home() / ".cache")
         return Path(named).expanduser() if named else Path(base) / "adapterbank"
-    except RuntimeError:  # a user, or a home, that is not there
-        told = f"{FOLDER} names {named!r}" if named else "The cache lies in the user's home"
-        raise StorageError(f"{told}, but there is no such home; name a folder with {FOLDER}.") from None
+    except RuntimeError:  # the user, or the home folder, does not exist
+        place = f"{FOLDER} is {named!r}" if named else "The cache is located in the user's home folder"
+        raise StorageError(f"{place}, but there is no such home folder; set {FOLDER} to a folder.") from None
 
 
 def get(key: str) -> dict[str, np.ndarray] | None:
-    """Give the arrays of a key, or None where there are none that are whole."""
+    """Return the arrays of a key, or None if there is no intact entry."""
     try:
-        # Our own handle: np.load leaves one open where it meets a damaged archive.
-        with open(_path(key), "rb") as file, np.load(file, allow_pickle=False) as found:
-            return {name: found[name] for name in found.files}
+        # Our own handle: np.load leaves its handle open if the archive is damaged.
+        with open(_path(key), "rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):
-        # RuntimeError: a flipped bit may say that the archive is encrypted, or packed in a way nobody knows.
+        # RuntimeError: a flipped bit may mark the archive as encrypted, or as compressed by an unknown method.
         return None
 
 
 def put(key: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Keep arrays under a key, if the disk lets us."""
-    held = io.BytesIO()
-    np.savez(held, **arrays)  # type: ignore[arg-type]
+    """Store arrays under a key; a disk error is ignored."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
     try:
-        storage.atomic_write(_path(key), held.getvalue())
+        files.atomic_write(_path(key), buffer.getvalue())
     except (OSError, StorageError):
         return
 
 
 def usage() -> tuple[int, int]:
-    """Give the number of entries and their bytes."""
+    """Return the number of entries and their size in bytes."""
     found = _entries()
-    return len(found), sum(storage.size_of(path) for path in found)
+    return len(found), sum(files.size_of(path) for path in found)
 
 
 def clear() -> tuple[int, int]:
-    """Remove every entry, and nothing else that lies in the folder; gives what `usage` gave before."""
+    """Delete every entry, and no other file of the folder; return the `usage` before."""
     before = usage()
-    with storage.refusals_explained(folder()):
-        for path in [*_entries(), *folder().glob(f"{storage.TEMPORARY}*")]:
+    with files.storage_errors(folder()):
+        for path in [*_entries(), *folder().glob(f"{files.TEMPORARY}*")]:
             path.unlink(missing_ok=True)
     return before
 

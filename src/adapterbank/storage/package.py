@@ -1,7 +1,7 @@
-"""A package: one trained task as a manifest and a weights file; knows nothing of banks, torch or what tensors mean.
+"""A package: one trained task as a manifest and a weights file. Knows no banks, no torch and not what tensors mean.
 
-A task's name is also a folder's name, and `name@3` pins a version. Every field of the manifest but the tensors'
-own bytes is under its checksum, and the bytes are under `weights_sha256`: what was changed later is refused.
+The name of a task is also the name of a folder, and `name@3` pins a version. The manifest has a checksum over all of
+its fields, and `weights_sha256` is the checksum of the weights file: a later change is detected and refused.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
 RESTORE = "restore it from a copy of the bank, or remove this version and train it again"
-"""What to do about a damaged package, to end a sentence with."""
+"""The remedy for a damaged package, as the end of a sentence."""
 
 
 def is_name(text: str) -> bool:
-    """Whether a text could be a task's name; on disk, the other folders are none of ours."""
+    """Return whether a text is a valid task name; other folders on disk are ignored."""
     return _NAME.fullmatch(text) is not None
 
 
 def is_version(text: str) -> bool:
-    """Whether a text could be a version: a whole number from 1 on, without leading zeros."""
+    """Return whether a text is a valid version: a whole number from 1 on, without leading zeros."""
     return _VERSION.fullmatch(text) is not None
 
 
 def check_name(name: str) -> str:
-    """Return a task name that is safe as a folder name; refuse any that could lead out of the bank."""
+    """Return a task name if it is safe as a folder name; refuse one that could lead out of the bank."""
     if not is_name(name):
         allowed = "1 to 100 of A-Z a-z 0-9 . _ - that start with a letter or digit"
         raise errors.InputError(f"{name!r} cannot be a task name; use {allowed}.")
@@ -53,7 +53,7 @@ def check_name(name: str) -> str:
 def parse_ref(ref: str) -> tuple[str, int | None]:
     """Split `name@3` into the name and the version; `name` alone has version None, the default.
 
-    A task of the catalog may be called by its name there: `glue/mrpc` is kept as `glue-mrpc`.
+    A catalog name is accepted: `glue/mrpc` is stored as `glue-mrpc`.
     """
     name, at, version = ref.partition("@")
     name = check_name(bank_name(name))
@@ -64,7 +64,7 @@ def parse_ref(ref: str) -> tuple[str, int | None]:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All that is known of a package but its tensors. In a draft, `Bank.put` has yet to fill some fields."""
+    """Everything about a package except its tensors. A draft lacks the fields that `Bank.put` fills in."""
 
     format: int
     """Version of this format."""
@@ -95,18 +95,18 @@ class Manifest:
     library: str
     """Version of this library."""
     created: str
-    """When it was put, ISO 8601 in UTC."""
+    """When it was added to the bank, ISO 8601 in UTC."""
     fingerprint: dict[str, Any]
-    """Outputs on fixed probe texts, to prove later that they are unchanged."""
+    """Outputs on fixed probe texts, which prove later that they are unchanged."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the manifest as it is written, with a checksum over everything else."""
+        """Return the manifest as it is written, with a checksum over all other fields."""
         value = {field.name: getattr(self, field.name) for field in fields(self)}
         return value | {"checksum": files.sha256_json(value)}
 
     @classmethod
     def from_json(cls, value: Any, path: Path) -> Manifest:
-        """Check what was read from `path`. Keys of a later release are ignored, but the checksum has them."""
+        """Check a value read from `path`. Keys of a later release are ignored, but the checksum covers them."""
         if not isinstance(value, dict):
             raise errors.PackageDamaged(f"{path} is not a manifest; {RESTORE}.")
         check_format(value.get("format"), path)
@@ -128,27 +128,27 @@ class Package:
 
     @property
     def ref(self) -> str:
-        """The name that pins this version, as in `sst2@3`."""
+        """The name with the version, such as `sst2@3`."""
         return f"{self.manifest.name}@{self.manifest.version}"
 
     def tensors(self) -> dict[str, Array]:
-        """Read the tensors; the bytes that are checked are the bytes that are used."""
+        """Read the tensors; the file is read once, so the bytes that are checked are the bytes that are used."""
         file = self.path / "weights.safetensors"
         try:
-            with files.refusals_explained(file):
+            with files.storage_errors(file):
                 data = file.read_bytes()
         except FileNotFoundError as error:
             raise errors.PackageDamaged(f"{file} is missing; {RESTORE}.") from error
         if files.sha256_bytes(data) != self.manifest.weights_sha256:
-            raise errors.PackageDamaged(f"{file} is not what was written, its sha256 differs; {RESTORE}.")
+            raise errors.PackageDamaged(f"{file} has been changed: its sha256 differs; {RESTORE}.")
         try:
-            # Sorted, as the library gives them in any order, and slots share memory with those of the same order.
+            # Sorted, because safetensors returns them in any order, and slots with the same order share memory.
             return dict(sorted(safetensors.numpy.load(data).items()))
-        except Exception as error:  # the checksum is right, so it was written like this; the format raises many kinds
-            raise errors.PackageDamaged(f"{file} holds no tensors ({error}); {RESTORE}.") from error
+        except Exception as error:  # the checksum is right, so it was written like this; safetensors raises many types
+            raise errors.PackageDamaged(f"{file} contains no tensors ({error}); {RESTORE}.") from error
 
     def verify(self) -> list[str]:
-        """Return what is wrong with the files as they are now, a sentence each; nothing when all is well."""
+        """Check the files and return a sentence for each problem; empty if there is none."""
         problems = []
         for check in (lambda: read_manifest(self.path), self.tensors):
             try:
@@ -170,12 +170,12 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def count_params(trained: int, *, encoder: int, new: int) -> dict[str, float]:
-    """Give a manifest's `params`: what trains, the encoder, both together (`new` is what it lacks), and the share."""
+    """Return the `params` of a manifest: trained, encoder, total (the encoder and `new`) and percent."""
     return {"trained": trained, "encoder": encoder, "total": encoder + new, "percent": 100 * trained / encoder}
 
 
 def check_format(found: Any, path: Path) -> None:
-    """Refuse what a later release has written in a way that this one cannot know."""
+    """Refuse a format that only a later release can read."""
     if isinstance(found, int) and found > FORMAT:
         raise errors.BankError(
             f"{path} has format {found}, and this release reads up to {FORMAT}; upgrade adapterbank."
@@ -183,11 +183,11 @@ def check_format(found: Any, path: Path) -> None:
 
 
 def pack(tensors: Mapping[str, Array]) -> bytes:
-    """Return the safetensors bytes; they do not depend on the order of the mapping."""
-    # safetensors copies memory as it lies, so that a transposed view would come back scrambled.
+    """Return tensors as safetensors bytes, which do not depend on the order of the mapping."""
+    # safetensors copies raw memory, so a transposed view would be read back in the wrong order.
     dense = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
     if odd := [name for name, tensor in dense.items() if tensor.dtype.kind not in "fiub"]:
-        raise errors.InputError(f"These tensors could not be read back, use float32: {', '.join(odd)}.")
+        raise errors.InputError(f"These tensors have a type that cannot be stored; use float32: {', '.join(odd)}.")
     try:
         return safetensors.numpy.save(dense)
     except SafetensorError as error:

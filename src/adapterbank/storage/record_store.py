@@ -1,15 +1,20 @@
-"""Where a sweep's records are kept: a folder, or any URL that fsspec knows. At most one record a config, never changed.
+"""Where a sweep keeps its records: a folder, or any URL that fsspec supports. At most one record per config.
 
-The record's name is the hash of its config. Of two writers of one name one wins and the other is told so: a file system
-by a hard link, an object store by a put that asks for a new object. Where a store can neither, the name is looked for
-first, and the worst of two writers at once is that the later one's record stands; two there never are.
+The name of a record is the hash of its config. If two writers race for one name, `add` returns True for one of them: a
+file system decides by a hard link, an object store by a conditional put. A store that supports neither is checked for
+the name first; if two writers pass that check at once, the later record replaces the earlier one.
+
+A record never changes, so each file is parsed once per process: `all` lists the names and reads only the new ones,
+which also finds the records of other machines.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
@@ -17,63 +22,91 @@ from uuid import uuid4
 from adapterbank.errors import DataError, InputError, StorageError
 from adapterbank.storage import files, records
 
-_PUT_IS_WHOLE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "memory"}
-"""Protocols of stores in which an object appears whole or not at all."""
+_ATOMIC_PUT = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "memory"}
+"""Protocols of stores in which an object appears complete or not at all."""
+
+Record = dict[str, Any]
 
 
 class RecordStore(Protocol):
     """A place for records."""
 
+    location: str
+    """The folder or URL."""
+
     def check(self) -> None:
-        """Refuse a place that cannot be written, before there is anything to write."""
+        """Raise an error if the store cannot be written, before there is anything to write."""
 
     def add(self, record: Mapping[str, Any]) -> bool:
-        """Keep a record; False, and nothing changes, where its config has one."""
+        """Store a record; return False, and change nothing, if its config has one."""
 
-    def all(self) -> dict[str, dict[str, Any]]:
-        """Give every record by the hash of its config."""
+    def all(self) -> dict[str, Record]:
+        """Return every record by the hash of its config."""
 
     def drop(self, hash: str) -> None:
-        """Forget a failed run's record, so that it is run again."""
+        """Delete the record of a failed run, so that it is run again."""
 
 
-def open_ledger(where: str | Path) -> RecordStore:
-    """Open a folder or URL of records; it is made with the first one."""
+def open_store(where: str | Path) -> RecordStore:
+    """Open a folder or URL of records; it is created with the first record."""
     text = str(where)
     if "://" in text and not text.startswith("file://"):
         return RemoteStore(text)
-    return FolderStore(Path(text.removeprefix("file://")).absolute())  # for whoever reads it from another place
+    # Absolute, because a worker may read it from another working directory.
+    return FolderStore(Path(text.removeprefix("file://")).absolute())
+
+
+class _ParsedRecords:
+    """Records that this process has parsed, with their hashes, by file name."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[Hashable, str, Record]] = {}
+
+    def get(self, name: str, version: Hashable, read: Callable[[], Record]) -> tuple[str, Record]:
+        """Return a file's hash and record; `read` parses the file if `version` is new."""
+        if name not in self._found or self._found[name][0] != version:
+            record = read()
+            self._found[name] = version, records.config_hash(record["config"]), record
+        return self._found[name][1:]
+
+    def forget(self, name: str) -> None:
+        """Parse this file again next time."""
+        self._found.pop(name, None)
+
+    def __reduce__(self) -> tuple[type[_ParsedRecords], tuple[()]]:
+        """Pickle as empty: a worker on another machine reads what it needs."""
+        return _ParsedRecords, ()
 
 
 class FolderStore:
     """Records in a folder on a disk, shared or not."""
 
     def __init__(self, path: Path) -> None:
-        """See `open_ledger`."""
-        self.path = path
+        """See `open_store`."""
+        self.path, self.location = path, str(path)
+        self._parsed = _ParsedRecords()
 
     def check(self) -> None:
-        """See `RecordStore`; it is made with the first record."""
-        there = next(path for path in (self.path, *self.path.parents) if path.exists())
-        if not there.is_dir():
-            raise StorageError(f"{there} cannot be used: it is a file, not a folder; choose another.")
-        if not os.access(there, os.W_OK):
-            raise StorageError(f"{there} cannot be written, so there is no place for records; choose another.")
+        """See `RecordStore`; the folder is created with the first record."""
+        existing = next(path for path in (self.path, *self.path.parents) if path.exists())
+        if not existing.is_dir():
+            raise StorageError(f"{existing} cannot be used: it is a file, not a folder; choose another.")
+        if not os.access(existing, os.W_OK):
+            raise StorageError(f"{existing} is not writable, so records cannot be stored there; choose another folder.")
 
     def add(self, record: Mapping[str, Any]) -> bool:
         """See `RecordStore`."""
-        path = self.path / f"{records.config_hash(record['config'])}.json"
-        try:
-            files.atomic_create(path, files.pretty_json(record))
-        except FileExistsError:
-            return False
-        return True
+        return records.add(self.path, record)
 
-    def all(self) -> dict[str, dict[str, Any]]:
+    def all(self) -> dict[str, Record]:
         """See `RecordStore`."""
-        found: dict[str, dict[str, Any]] = {}
-        for record in records.read_all(self.path):  # the first of several runs of one config counts
-            found.setdefault(records.config_hash(record["config"]), record)
+        found: dict[str, Record] = {}
+        for path in records.paths(self.path):
+            with contextlib.suppress(FileNotFoundError):  # another sweep retries this run
+                status = path.stat()
+                version = (status.st_ino, status.st_mtime_ns, status.st_size)  # a retried run has a new file
+                hash, record = self._parsed.get(path.name, version, partial(records.read, path))
+                found.setdefault(hash, record)  # the first of several runs of one config counts
         return found
 
     def drop(self, hash: str) -> None:
@@ -82,10 +115,10 @@ class FolderStore:
 
 
 class RemoteStore:
-    """Records behind a URL."""
+    """Records at a URL."""
 
     def __init__(self, url: str) -> None:
-        """See `open_ledger`."""
+        """See `open_store`."""
         try:
             import fsspec
         except ImportError:
@@ -94,19 +127,19 @@ class RemoteStore:
             self._fs, root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
             raise InputError(f"{url} cannot be opened: {' '.join(str(error).split())}.") from error
-        self._root = root.rstrip("/")
-        self._whole = url.split("://")[0] in _PUT_IS_WHOLE
-        self._read: dict[str, dict[str, Any]] = {}  # by name: what has been read once stays as it is
+        self.location, self._root = url, root.rstrip("/")
+        self._atomic = url.split("://")[0] in _ATOMIC_PUT
+        self._parsed = _ParsedRecords()
 
     def check(self) -> None:
-        """See `RecordStore`; stores differ in what they allow, so they are asked with the first record only."""
+        """See `RecordStore`; stores differ in their permissions, so the first record is the test."""
 
     def add(self, record: Mapping[str, Any]) -> bool:
         """See `RecordStore`."""
-        path = f"{self._root}/{records.config_hash(record['config'])}.json"
-        data = files.pretty_json(record)
+        hash, data = records.encode(record)
+        path = f"{self._root}/{hash}.json"
         try:
-            if self._whole:
+            if self._atomic:
                 self._fs.pipe_file(path, data, mode="create")
                 return True
         except FileExistsError:
@@ -119,24 +152,26 @@ class RemoteStore:
         self._fs.mv(temporary, path)
         return True
 
-    def all(self) -> dict[str, dict[str, Any]]:
+    def all(self) -> dict[str, Record]:
         """See `RecordStore`."""
-        self._fs.invalidate_cache()  # others write here too
+        self._fs.invalidate_cache()  # other machines write here too
         if not self._fs.exists(self._root):
             return {}
         names = [path.rsplit("/", 1)[-1] for path in self._fs.ls(self._root, detail=False)]
-        found: dict[str, dict[str, Any]] = {}
-        for name in sorted(name for name in names if name.endswith(".json") and not name.startswith(".")):
+        found: dict[str, Record] = {}
+        for name in sorted(filter(records.is_record, names), key=records.order):
             try:
-                if name not in self._read:
-                    self._read[name] = json.loads(self._fs.cat_file(f"{self._root}/{name}"))
-                record = self._read[name]
-                found.setdefault(records.config_hash(record["config"]), record)
+                hash, record = self._parsed.get(name, None, partial(self._read, name))
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(f"{self._root}/{name} is not a record; move it elsewhere and run again.") from error
+            found.setdefault(hash, record)
         return found
+
+    def _read(self, name: str) -> Record:
+        record: Record = json.loads(self._fs.cat_file(f"{self._root}/{name}"))
+        return record
 
     def drop(self, hash: str) -> None:
         """See `RecordStore`."""
         self._fs.rm(f"{self._root}/{hash}.json")
-        self._read.pop(f"{hash}.json", None)
+        self._parsed.forget(f"{hash}.json")

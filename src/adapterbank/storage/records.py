@@ -1,7 +1,8 @@
-"""Records: what each run was and gave, one JSON file a run, never edited; knows nothing of training or banks.
+"""Records: the config and the results of each run, one JSON file per run, never edited. Knows no training and no banks.
 
-A record is named after the hash of its config, so that a run which has one need not be run again. The same
-config run twice gives a second file, `<hash>.2.json`: what was measured once stays as it was.
+A record is named after the hash of its config, so a run that has a record need not be run again. There is one way to
+name and encode a record, and two ways to store it: `write` always stores it and numbers repeated runs of one config
+(`<hash>.2.json`), `add` stores it only if its config has no record yet. Neither replaces a file.
 """
 
 from __future__ import annotations
@@ -19,25 +20,41 @@ _REMEDY = "restore the file from a copy, or move it elsewhere and run its config
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """Return the 16 hex digits that stand for a config; the order of its keys does not matter."""
+    """Return the 16 hex digits that identify a config; the order of its keys does not matter."""
     return files.sha256_json(config)[:16]
 
 
-def write(folder: Path, record: Mapping[str, Any]) -> Path:
-    """Add a record and return its path; an older record of the same config stays beside it."""
+def encode(record: Mapping[str, Any]) -> tuple[str, bytes]:
+    """Return the hash that names a record and the bytes of its file."""
     config = record.get("config")
     if not isinstance(config, Mapping):
-        raise InputError("A record needs the whole 'config' as a mapping; else its run cannot be repeated.")
-    data = files.pretty_json(record)
-    name, number = config_hash(config), 1
-    while True:
-        path = folder / (f"{name}.json" if number == 1 else f"{name}.{number}.json")
-        try:
-            files.atomic_create(path, data)
-        except FileExistsError:
-            number += 1
-        else:
-            return path
+        raise InputError("A record needs the whole 'config' as a mapping; without it the run cannot be repeated.")
+    return config_hash(config), files.pretty_json(record)
+
+
+def write(folder: Path, record: Mapping[str, Any]) -> Path:
+    """Store a record and return its path; earlier records of the same config are kept."""
+    name, data = encode(record)
+    path, number = folder / f"{name}.json", 1
+    while not _create(path, data):
+        number += 1
+        path = folder / f"{name}.{number}.json"
+    return path
+
+
+def add(folder: Path, record: Mapping[str, Any]) -> bool:
+    """Store a record unless its config has one; return whether it was stored."""
+    name, data = encode(record)
+    return _create(folder / f"{name}.json", data)
+
+
+def _create(path: Path, data: bytes) -> bool:
+    """Create a file; return False if the name is taken."""
+    try:
+        files.atomic_create(path, data)
+    except FileExistsError:
+        return False
+    return True
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -45,7 +62,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         record = files.read_json(path)
     except FileNotFoundError as error:
-        raise DataError(f"There is no record {path}; see what its folder holds.") from error
+        raise DataError(f"There is no record {path}; list its folder to see which records exist.") from error
     except InputError as error:
         raise DataError(f"The record {path} is not JSON; {_REMEDY}.") from error
     if not isinstance(record, dict) or not isinstance(record.get("config"), dict):
@@ -54,21 +71,31 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def read_all(folder: str | Path) -> list[dict[str, Any]]:
-    """Read all records of a folder by hash, then number; none where there is no folder."""
-    # A hidden file is one that is still being written.
-    paths = [path for path in Path(folder).glob("*.json") if not path.name.startswith(".")]
-    return [read(path) for path in sorted(paths, key=_order)]
+    """Read all records of a folder, sorted by hash, then number; an absent folder has none."""
+    return [read(path) for path in paths(folder)]
+
+
+def paths(folder: str | Path) -> list[Path]:
+    """List the files of a folder's records, sorted by hash, then number."""
+    return sorted(
+        (path for path in Path(folder).glob("*.json") if is_record(path.name)), key=lambda path: order(path.name)
+    )
 
 
 def find(folder: Path, hash: str) -> Path | None:
-    """Return the first record of the config with this hash, or None when it has not been run."""
+    """Return the first record of the config with this hash, or None if the config has not been run."""
     if not _HASH.fullmatch(hash):
         raise InputError(f"{hash!r} is not the hash of a config, which has 16 digits from 0-9 a-f.")
     path = folder / f"{hash}.json"
     return path if path.exists() else None
 
 
-def _order(path: Path) -> tuple[str, int]:
-    """Sort `<hash>.10.json` after `<hash>.9.json`."""
-    name, _, number = path.stem.partition(".")
-    return name, int(number) if number.isdecimal() else 1
+def is_record(name: str) -> bool:
+    """Return whether a file name is that of a record; a hidden file is still being written."""
+    return name.endswith(".json") and not name.startswith(".")
+
+
+def order(name: str) -> tuple[str, int]:
+    """Return the sort key of a record's file name: `<hash>.10.json` comes after `<hash>.9.json`."""
+    hash, _, number = name.removesuffix(".json").partition(".")
+    return hash, int(number) if number.isdecimal() else 1

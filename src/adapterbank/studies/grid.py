@@ -1,4 +1,4 @@
-"""A study as a YAML file: blocks of options, lists multiply -> its runs. Knows no torch and no records.
+"""A study as a YAML file: blocks of options whose lists multiply -> its runs. Knows no torch.
 
     epochs: 10                      # options common to all blocks
     blocks:
@@ -7,7 +7,7 @@
         size: [8, 64, 256]
         lr: [3e-4, 1e-3]
         seeds: 2                    # seeds 0 and 1; a list names them
-        select:                     # afterwards: for each task the best setting on dev,
+        select:                     # then run the best setting on dev of each task
           per: [task]
           seeds: 5                  # with these seeds
 
@@ -24,30 +24,30 @@ from pathlib import Path
 from typing import Any
 
 from adapterbank import config as configs
-from adapterbank.config import Config, resolve, unused_options
+from adapterbank.config import Config, unused_options
 from adapterbank.errors import ConfigError, InputError
 from adapterbank.methods import METHODS
+from adapterbank.studies.selection import find_rule
 from adapterbank.tasks.catalog import CATALOG
-from adapterbank.training.dataset import defaults, named
+from adapterbank.training.dataset import canonical, defaults
 
 _FIELDS = tuple(f.name for f in fields(Config))
-BY = ("best", "mean")
-"""How a setting is chosen: by its best run on dev, as in the paper, or by the mean over its seeds."""
 
 
 @dataclass(frozen=True)
 class Select:
-    """What happens once a block's runs have ended: the best setting of each group is run with further seeds."""
+    """What to do when all runs of a block have ended: run the best setting of each group with further seeds."""
 
     per: tuple[str, ...] = ("task",)
-    """The options whose values make a group."""
+    """The options whose values define a group."""
     by: str = "best"
+    """The name of one of the `selection.RULES`."""
     seeds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class GridBlock:
-    """Some runs of a study, and what is chosen among them."""
+    """Some runs of a study, and how the best of them are selected."""
 
     name: str
     runs: tuple[Config, ...]
@@ -55,14 +55,14 @@ class GridBlock:
 
     @property
     def further(self) -> int:
-        """How many runs `select` asks for at most, beyond those of the grid."""
+        """The number of runs that `select` adds to the grid, at most."""
         if self.select is None:
             return 0
         groups: dict[tuple[Any, ...], set[int]] = {}
         for run in self.runs:
             key = tuple(getattr(run, name) for name in self.select.per)
             groups.setdefault(key, set()).add(run.seed)
-        # A setting may have been run with any of its group's seeds; only those of none are surely new.
+        # The chosen setting may have been run with any seed of its group; only other seeds are certainly new.
         return sum(len(set(self.select.seeds) - seeds) for seeds in groups.values())
 
 
@@ -74,29 +74,29 @@ class Study:
 
     @property
     def runs(self) -> tuple[Config, ...]:
-        """The runs of all grids; what several blocks ask for is run once."""
+        """The runs of all grids; a run that occurs in several blocks is listed once."""
         return tuple(dict.fromkeys(run for block in self.blocks for run in block.runs))
 
     @property
     def further(self) -> int:
-        """How many runs are asked for once the grids are done."""
+        """The number of runs that selection adds when the grids are done, at most."""
         return sum(block.further for block in self.blocks)
 
 
 def read(path: str | Path, overrides: Mapping[str, Any] | None = None, base: Mapping[str, Any] | None = None) -> Study:
-    """Read a study from a YAML file; its options win over `base`, and `overrides` over its in every run."""
+    """Read a study from a YAML file; its options override `base`, and `overrides` override those of every run."""
     if not Path(path).exists():
-        raise InputError(f"There is no file {path}; name a study such as configs/table1.yaml.")
+        raise InputError(f"There is no file {path}; give a study such as configs/table1.yaml.")
     values = configs.read_yaml(path)
     if not isinstance(values, Mapping):
-        raise InputError(f"{path} is no study, which is 'name: value' lines; see docs/studies.md.")
+        raise InputError(f"{path} is not a study, which consists of 'name: value' lines; see docs/studies.md.")
     return make(values, overrides, base)
 
 
 def make(values: Any, overrides: Mapping[str, Any] | None = None, base: Mapping[str, Any] | None = None) -> Study:
-    """Make a study of what a YAML file holds; see `read`. Every mistake at once."""
+    """Make a study from the content of a YAML file; see `read`. All mistakes are reported together."""
     if not isinstance(values, Mapping):
-        raise InputError("A study is 'name: value' lines; see docs/studies.md.")
+        raise InputError("A study consists of 'name: value' lines; see docs/studies.md.")
     common = {_key(name): value for name, value in values.items() if name not in ("blocks", "name")}
     blocks = values.get("blocks", [{}])
     if not isinstance(blocks, list) or not blocks or not all(isinstance(block, Mapping) for block in blocks):
@@ -107,7 +107,7 @@ def make(values: Any, overrides: Mapping[str, Any] | None = None, base: Mapping[
         own = {_key(name): value for name, value in block.items()}
         name = str(own.pop("name", values.get("name", f"block {number}")))
         try:
-            found.append(_block(name, {**_of_use(common, own), **own}, overrides or {}, base or {}))
+            found.append(_block(name, {**_usable(common, own), **own}, overrides or {}, base or {}))
         except ConfigError as error:
             mistakes |= dict.fromkeys(f"{name}: {mistake}" for mistake in error.mistakes)
     if mistakes:
@@ -115,40 +115,38 @@ def make(values: Any, overrides: Mapping[str, Any] | None = None, base: Mapping[
     return Study(tuple(found))
 
 
-def _of_use(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what a block takes from above it: not what its own method has no use for."""
+def _usable(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the common options that apply to a block: all but those that its method does not use."""
     method = own.get("method")
     if isinstance(method, list) and len(method) == 1:
         method = method[0]
-    idle = unused_options(method) if isinstance(method, str) and method in METHODS else set()
+    unused = unused_options(method) if isinstance(method, str) and method in METHODS else set()
 
     def used(value: Any) -> Any:
         if isinstance(value, list):
             return [used(one) for one in value]
-        return (
-            {name: one for name, one in value.items() if _key(name) not in idle}
-            if isinstance(value, Mapping)
-            else value
-        )
+        if isinstance(value, Mapping):
+            return {name: one for name, one in value.items() if _key(name) not in unused}
+        return value
 
-    return {name: used(value) if name != "select" else value for name, value in common.items() if name not in idle}
+    return {name: used(value) if name != "select" else value for name, value in common.items() if name not in unused}
 
 
 def differing(runs: Sequence[Config]) -> tuple[str, ...]:
-    """Give the options in which runs differ; of those that a method has no use for its runs say nothing."""
-    idle = {method: unused_options(method) for method in {run.method for run in runs}}
+    """Return the options in which runs differ; options that a run's method does not use are ignored."""
+    unused = {method: unused_options(method) for method in {run.method for run in runs}}
 
     def values(name: str) -> set[Any]:
-        return {getattr(run, name) for run in runs if name not in idle[run.method]}
+        return {getattr(run, name) for run in runs if name not in unused[run.method]}
 
     return tuple(name for name in _FIELDS if len(values(name)) > 1)
 
 
 def describe(config: Config, differs: Sequence[str] = ()) -> str:
-    """Name a run for people: its task and method, the usual options, and those in which it differs from the others."""
+    """Return a readable name of a run: its task and method, the usual options, and those in which the runs differ."""
     usual = ("task", "method", "size", "top", "lr", "epochs", "seed")
-    idle = unused_options(config.method) | {"train", "data_root"}
-    names = [name for name in dict.fromkeys([*usual, *differs]) if name not in idle]
+    hidden = unused_options(config.method) | {"train", "data_root"}
+    names = [name for name in dict.fromkeys([*usual, *differs]) if name not in hidden]
     return " ".join([config.task, config.method, *(f"{n} {_short(getattr(config, n))}" for n in names[2:])])
 
 
@@ -168,36 +166,36 @@ def _block(name: str, values: dict[str, Any], overrides: Mapping[str, Any], base
         values["seed"] = _seeds(values.pop("seeds"), "seeds")
     empty = [name for name, value in values.items() if value == []]
     if empty:
-        raise ConfigError([f"{name} is an empty list, so there is nothing to run; name a value." for name in empty])
+        raise ConfigError([f"{name} is an empty list, so there is nothing to run; give a value." for name in empty])
     mistakes: dict[str, None] = {}
     runs: dict[Config, None] = {}
     for chosen in _combinations(values):
         given = {**chosen, **overrides}
         own = defaults(str(given.get("task", "")), given.get("train"))
         try:
-            runs[resolve(named(configs.parse({**base, **own, **given})))] = None
+            runs[canonical(configs.parse({**base, **own, **given}))] = None
         except ConfigError as error:
             mistakes |= dict.fromkeys(error.mistakes)
     if any(not run.task for run in runs):
-        mistakes["task is missing; name one, or a list of them."] = None
+        mistakes["task is missing; give a task or a list of tasks."] = None
     elif any(not run.train for run in runs):
-        lost = next(run.task for run in runs if not run.train)
-        near = difflib.get_close_matches(lost, CATALOG, n=1)
+        task = next(run.task for run in runs if not run.train)
+        near = difflib.get_close_matches(task, CATALOG, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        mistakes[f"{lost!r} is no task of the catalog, so it needs 'train': a file of training data.{hint}"] = None
+        mistakes[f"{task!r} is not a task of the catalog, so it needs 'train': a file of training data.{hint}"] = None
     if mistakes:
         raise ConfigError(mistakes)
     return GridBlock(name, tuple(runs), select)
 
 
 def _combinations(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Multiply the lists out; where methods are in a list, each takes the options that it has a use for."""
+    """Yield all combinations of the lists; with several methods, each takes only the options that it uses."""
     lists = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
     several = len(lists.get("method", ())) > 1
     for combination in itertools.product(*lists.values()):
         pairs = list(zip(lists, combination, strict=True))
         chosen = {name: value for name, value in pairs if not isinstance(value, Mapping)}
-        for _, value in pairs:  # what a mapping brings stands above the rest, wherever that is written
+        for _, value in pairs:  # the options of a mapping override all others, whatever their order
             chosen |= {_key(k): v for k, v in value.items()} if isinstance(value, Mapping) else {}
         method = chosen.get("method")
         if several and isinstance(method, str) and method in METHODS:
@@ -213,10 +211,12 @@ def _select(value: Any) -> Select | None:
     per = value.get("per", ["task"])
     per = tuple(_key(name) for name in (per if isinstance(per, list) else [per]))
     if unknown := set(per) - set(_FIELDS):
-        raise ConfigError([f"select: {sorted(unknown)[0]!r} is not an option of a run, so nothing is chosen per it."])
+        raise ConfigError([f"select: {sorted(unknown)[0]!r} is not an option of a run; per takes such options."])
     by = value.get("by", "best")
-    if by not in BY:
-        raise ConfigError([f"select: by is {by!r}; it must be one of {', '.join(BY)}."])
+    try:
+        find_rule(by)
+    except ConfigError as error:
+        raise ConfigError(f"select: {mistake}" for mistake in error.mistakes) from None
     return Select(per, by, tuple(_seeds(value.get("seeds", []), "select: seeds")))
 
 
@@ -225,19 +225,19 @@ def _seeds(value: Any, what: str) -> list[int]:
         return list(range(value))
     if isinstance(value, list) and all(isinstance(seed, int) and not isinstance(seed, bool) for seed in value):
         return value
-    raise ConfigError([f"{what} is {value!r}; it must be a number of seeds, or a list of them."])
+    raise ConfigError([f"{what} is {value!r}; it must be a number of seeds or a list of seeds."])
 
 
 def options(record: Mapping[str, Any]) -> Config | None:
-    """Give the options that a recorded run was run with; None where it is of another version's options."""
+    """Return the options of a recorded run, or None if they are those of another release."""
     config = record["config"]
     return Config(**{name: config[name] for name in _FIELDS}) if config.keys() >= set(_FIELDS) else None
 
 
 def latest(records: Iterable[dict[str, Any]]) -> dict[Config, dict[str, Any]]:
-    """Give of each run the record that counts, by its options: one with scores before a failure, then the newest.
+    """Return the valid record of each run by its options: the newest with scores, else the newest failure.
 
-    A run has several where its data could not be read at first, or have changed since.
+    A run has several records if its data could not be read at first, or has changed since.
     """
     found: dict[Config, dict[str, Any]] = {}
     for record in sorted(records, key=lambda one: ("failure" not in one, str(one.get("created", "")))):
@@ -248,6 +248,6 @@ def latest(records: Iterable[dict[str, Any]]) -> dict[Config, dict[str, Any]]:
 
 
 def with_seeds(chosen: Mapping[str, Any], seeds: Sequence[int]) -> list[Config]:
-    """Give a recorded config again, a run for each seed."""
+    """Return a recorded config as one run for each seed."""
     base = Config(**{name: chosen[name] for name in _FIELDS})
     return [replace(base, seed=seed) for seed in seeds]

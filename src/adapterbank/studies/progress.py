@@ -1,4 +1,4 @@
-"""Where a sweep stands: done, failed, running, left, the best by task, the time left. Knows no terminal."""
+"""The progress of a sweep: done, failed, running and left, the best run per task, the time left. Knows no terminal."""
 
 from __future__ import annotations
 
@@ -13,73 +13,73 @@ from adapterbank.config import Config
 
 @dataclass(frozen=True)
 class RunEvent:
-    """What is heard of a run: it goes on, has ended, has failed, or had a record already."""
+    """A change in one run: it has made progress, ended, failed, or already had a record."""
 
     config: Config
     kind: str
     """`running`, `done`, `failed` or `known`."""
     share: float = 0.0
-    """Of a running run: how much of it is done."""
+    """The completed share of a running run."""
     score: float | None = None
     failure: str = ""
 
 
 @dataclass
 class SweepProgress:
-    """A sweep's standing; `hear` keeps it."""
+    """The state of a sweep, which `update` maintains."""
 
     total: int = 0
     known: int = 0
-    """Runs that had a record when the sweep came to them."""
+    """Runs that already had a record."""
     new: int = 0
-    """Runs that had none when it began, as far as they are to be run now: the work of which the time left is told."""
+    """Runs that had no record at the start and are to be run now; the estimate of the time left is based on them."""
     done: int = 0
     failed: int = 0
     running: dict[Config, float] = field(default_factory=dict)
-    """Runs on their way, and how much of each is done."""
+    """Active runs with their completed share."""
     best: dict[str, tuple[float, Config]] = field(default_factory=dict)
-    """The best dev score of each task, and whose it is."""
+    """The best dev score of each task, and the run that has it."""
     failures: list[tuple[Config, str]] = field(default_factory=list)
-    """Runs that failed and why, now or as the records say that they have."""
+    """Failed runs with the reason, including those that failed in an earlier sweep."""
     last: RunEvent | None = None
     began: float = field(default_factory=time.perf_counter)
 
     @property
     def left(self) -> int:
-        """How many runs have neither ended nor begun."""
+        """The number of runs that have not started."""
         return max(0, self.total - self.known - self.done - self.failed - len(self.running))
 
     def better(self, task: str, score: float) -> bool:
-        """Say whether a score is above all that the task has had so far."""
+        """Return whether a score is above all earlier ones of the task."""
         return not math.isnan(score) and (task not in self.best or score > self.best[task][0])
 
-    def hear(self, news: RunEvent) -> None:
-        """Take note of a run."""
-        self.last = news
-        if news.kind == "running":
-            self.running[news.config] = news.share
+    def update(self, event: RunEvent) -> None:
+        """Apply an event."""
+        self.last = event
+        if event.kind == "running":
+            self.running[event.config] = event.share
             return
-        self.running.pop(news.config, None)
-        if news.kind == "known":
+        self.running.pop(event.config, None)
+        if event.kind == "known":
             self.known += 1
-        elif news.kind == "failed":
+        elif event.kind == "failed":
             self.failed += 1
         else:
             self.done += 1
-        if news.failure:
-            self.failures.append((news.config, news.failure))
-        if news.score is not None and self.better(news.config.task, news.score):
-            self.best[news.config.task] = news.score, news.config
+        if event.failure:
+            self.failures.append((event.config, event.failure))
+        if event.score is not None and self.better(event.config.task, event.score):
+            self.best[event.config.task] = event.score, event.config
 
     def seconds_left(self) -> float | None:
-        """Estimate from the share of the work that is done; None before there is any."""
+        """Estimate the time left from the completed share of the work; None before there is any."""
         begun = self.done + self.failed + len(self.running)
-        new = max(begun, self.new or self.total - self.known)  # more are begun where data have changed since
+        new = max(begun, self.new or self.total - self.known)  # more runs start if data has changed since
         share = (self.done + self.failed + sum(self.running.values())) / new if new else 0.0
         return (time.perf_counter() - self.began) * (1 - share) / share if share > 0 else None
 
     def to_json(self) -> dict[str, Any]:
-        """Give the counts, the best and the failures."""
+        """Return the counts, the best scores and the failures as JSON values."""
         best = {task: {"dev": score, "seed": config.seed} for task, (score, config) in self.best.items()}
         counts: Mapping[str, Any] = {name: getattr(self, name) for name in ("total", "known", "done", "failed", "left")}
         failures = [{"task": config.task, "failure": failure} for config, failure in self.failures]

@@ -1,7 +1,7 @@
-"""A trained task without its idle adapters, as a new version with the scores before and after. Knows no shell.
+"""Pruning: a new version of a trained task without its idle adapters, with the scores before and after.
 
-From the lowest layer up, a layer's adapters go if the task, without them and those that went before, stays within the
-tolerance of its score on dev. LayerNorms and the head stay; nothing is trained again.
+From the lowest layer up, the adapters of a layer are removed if the task, without them and without those removed
+before, stays within the tolerance of its score on dev. LayerNorms and the head remain; nothing is trained again.
 """
 
 from __future__ import annotations
@@ -13,28 +13,30 @@ from typing import Any
 
 import numpy as np
 
-from adapterbank import metrics
-from adapterbank.config import Config, check_tolerance
+from adapterbank.config import check_tolerance
 from adapterbank.errors import InputError
 from adapterbank.inference.audit import fingerprint
 from adapterbank.inference.engine import Engine, Resident
+from adapterbank.kinds import scoring
+from adapterbank.methods import stored_fields
 from adapterbank.runtime import stamp
 from adapterbank.storage import records
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import Manifest, Package, count_params
 from adapterbank.studies.ablation import without
 from adapterbank.tasks.spec import Examples
-from adapterbank.training.dataset import read_data
+from adapterbank.training.dataset import Dataset
 from adapterbank.training.run import Result
 
 TOLERANCE = 0.5
-"""Points of the metric (hundredths) that the task may lose in all."""
+"""Points of the metric (hundredths) that the task may lose in total."""
 
 
 def find_idle(score: Callable[[tuple[int, ...]], float], layers: tuple[int, ...], tolerance: float) -> dict[str, Any]:
-    """Choose the layers whose adapters go, from the lowest; `score` scores the task without some layers' adapters.
+    """Choose the layers whose adapters are removed, from the lowest up.
 
-    Gives what was removed, the scores before and after, and each step: layer, score without it, whether it went.
+    `score` returns the score of the task without the adapters of some layers. The result has the removed layers, the
+    scores before and after, and each step: the layer, the score without it, and whether it was removed.
     """
     before = after = score(())
     removed: list[int] = []
@@ -58,18 +60,18 @@ def prune(
     tolerance: float = TOLERANCE,
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[dict[str, Any], Result | None]:
-    """Remove a package's idle adapters as dev shows them; give what was found, and the new version with its record.
+    """Remove a package's idle adapters, chosen on dev; return the findings, and the new version with its record.
 
-    The engine should have no other task and run no programs: the new package's fingerprint is taken with it. All
-    `splits` are scored anew. Where no adapter is idle there is no new version.
+    The engine should hold no other task and run no programs, because it computes the fingerprint of the new package.
+    All `splits` are scored again. If no adapter is idle, there is no new version.
     """
     check_tolerance(tolerance)
     began = time.perf_counter()
-    source = _source(bank, package)  # a damaged record is told before there is a version without one
+    source = _source(bank, package)  # a damaged record is reported before a new version exists
     held = engine.residents[engine.load(package, f"{package.ref} whole")]
-    if held.plan.adapter is None:
+    if not held.plan.removable:
         raise InputError(f"{package.ref} was trained with {held.plan.method!r}, which has no adapters to remove.")
-    tensors, layers = package.tensors(), held.plan.adapter.layers
+    tensors, layers = package.tensors(), held.plan.removable_layers
     tried = iter(range(1, len(layers) + 2))
 
     def score(removed: tuple[int, ...]) -> float:
@@ -83,31 +85,26 @@ def prune(
         engine.remove(name)
     if not found["removed"]:
         return found, None
-    rest = _put(engine, held, tensors, tuple(found["removed"]))  # the only one there, as in an audit
+    rest = _put(engine, held, tensors, tuple(found["removed"]))  # the only task in the engine, as in an audit
     result = _publish(engine, bank, package, splits, rest, found, source, began)
     engine.remove(_TRIAL)
     return found, result
 
 
-def follow(
-    engine: Engine,
-    result: Result,
-    config: Config,
-    data: Mapping[str, Any] | None,
-    tolerance: float,
-    note: Callable[[str], None],
+def prune_result(
+    engine: Engine, result: Result, data: Dataset, *, tolerance: float, note: Callable[[str], None]
 ) -> Result:
-    """Prune what a run has just made, on the data of that run, and say what came of it."""
-    splits = {name: rows for name, rows in read_data(config, data).splits.items() if name != "train"}
+    """Prune the package of a run on the data of that run, and pass a summary to `note`."""
+    splits = {name: rows for name, rows in data.splits.items() if name != "train"}
     assert result.package is not None  # methods with adapters leave one
     bank = Bank.open(result.package.path.parents[2])
     found, pruned = prune(engine, bank, result.package, splits, tolerance=tolerance)
-    note(told(found))
+    note(describe(found))
     return pruned or result
 
 
-def told(found: Mapping[str, Any]) -> str:
-    """Say in one sentence what was removed and what it cost."""
+def describe(found: Mapping[str, Any]) -> str:
+    """Return one sentence about what was removed and how the score changed."""
     if found.get("steps") == []:
         return f"{found['from']} has no adapters left to remove."
     if not found["removed"]:
@@ -131,8 +128,8 @@ def _put(
 
 
 def _scores(engine: Engine, held: Resident, examples: Examples) -> dict[str, Any]:
-    (said,) = engine.decide([(_TRIAL, examples)], keep=True)
-    return metrics.report(held.task.kind, said, examples.targets or [], held.task.labels, held.task.metric)
+    (decisions,) = engine.decide([(_TRIAL, examples)], keep=True)
+    return scoring.report(held.task, decisions, examples.targets or [])
 
 
 def _publish(
@@ -145,7 +142,7 @@ def _publish(
     source: Mapping[str, Any],
     began: float,
 ) -> Result:
-    """Put the smaller slot into the bank as a new version, and write its record."""
+    """Add the smaller slot to the bank as a new version, and write its record."""
     old, held = package.manifest, engine.residents[_TRIAL]
     scores = {name: _scores(engine, held, examples) for name, examples in splits.items()}
     count = sum(array.size for array in tensors.values())
@@ -179,7 +176,7 @@ def _publish(
 
 
 def _source(bank: Bank, package: Package) -> dict[str, Any]:
-    """Find the record of the run that made a package; what its manifest says where the record is gone."""
+    """Return the record of the run that made a package; if it is missing, the config according to the manifest."""
     for record in records.read_all(bank.records_path):
         if record.get("package") == package.ref:
             return record
@@ -187,11 +184,10 @@ def _source(bank: Bank, package: Package) -> dict[str, Any]:
 
 
 def _config(manifest: Manifest) -> dict[str, Any]:
-    adapter = manifest.method["adapter"] or {}
     return {
         "task": manifest.name,
         "method": manifest.method["name"],
-        "size": adapter.get("size"),
+        "size": stored_fields(manifest.method).get("size"),
         "backbone": manifest.backbone["name"],
         "backbone_sha256": manifest.backbone["sha256"],
         "data": manifest.data,

@@ -1,7 +1,7 @@
-"""A sweep's units on a Ray cluster, one worker a GPU or a share of the CPUs. Knows no runs: a unit is run as anywhere.
+"""A sweep's units on a Ray cluster: one worker per GPU, or per share of the CPUs. Units run as on one machine.
 
-Records are all that workers leave behind. A unit whose worker or machine dies is run again elsewhere, and there finds
-the records of the runs that had ended; two workers with the same unit leave one record a run (`store`).
+Workers leave nothing but records. If a worker or its machine dies, its unit is run again elsewhere and finds the
+records of the runs that had ended; two workers with the same unit leave one record per run (`RecordStore.add`).
 """
 
 from __future__ import annotations
@@ -15,22 +15,30 @@ from typing import Any
 
 from adapterbank.config import Config
 from adapterbank.errors import ConfigError, InputError
+from adapterbank.storage.record_store import RecordStore
 from adapterbank.studies import selection
 from adapterbank.studies.progress import RunEvent
-from adapterbank.studies.sweep import UNIT, Engine, SweepContext, Unit, run_unit, standing, units, unread
+from adapterbank.studies.sweep import UNIT, SweepContext, Unit, UnitRunner, find_records, lacks_data, run_unit, units
 
-_LISTEN_EVERY = 2.0
-"""Seconds between two looks at the records."""
-_TIMES = 8
-"""How often a unit is begun at most: machines die, but a unit that always kills its worker must end."""
+_POLL_EVERY = 2.0
+"""Seconds between two checks for new records."""
+_MAX_STARTS = 8
+"""How often a unit is started at most: machines die, but a unit that always kills its worker must end."""
 
 
-def ray_engine(address: str | None = None, *, cpus: int = 1) -> Engine:
-    """Give an engine that runs units on a cluster; every machine must see the folder or URL of the records.
+def find_unit_runner(ray: str | bool = False, cpus_per_worker: int = 1) -> UnitRunner | None:
+    """Return what runs the units of a sweep on a Ray cluster; None without `ray`, for this process."""
+    if ray is False:
+        return None
+    return ray_engine(None if ray is True else ray, cpus=cpus_per_worker)
+
+
+def ray_engine(address: str | None = None, *, cpus: int = 1) -> UnitRunner:
+    """Return a function that runs units on a cluster; every machine must have access to the records.
 
     Args:
-        address: Of the cluster; without it that of RAY_ADDRESS, or one is started on this machine.
-        cpus: How many CPUs a worker has, and as many threads.
+        address: The cluster's address; by default RAY_ADDRESS, or a new cluster on this machine.
+        cpus: The number of CPUs of a worker, and of its threads.
     """
     try:
         import ray
@@ -39,7 +47,8 @@ def ray_engine(address: str | None = None, *, cpus: int = 1) -> Engine:
 
     def run(found: Sequence[Unit], context: SweepContext) -> None:
         if context.keep == "best":
-            raise ConfigError(["keep is 'best', which workers apart cannot tell; use none or all with the engine ray."])
+            text = "keep is 'best', but separate workers cannot compare scores; use none or all with the engine ray."
+            raise ConfigError([text])
         began = not ray.is_initialized()
         if began:
             join(ray, address)
@@ -53,48 +62,48 @@ def ray_engine(address: str | None = None, *, cpus: int = 1) -> Engine:
 
 
 def join(ray: Any, address: str | None) -> None:
-    """Join the cluster of an address or of RAY_ADDRESS, or start one: never one that happens to run here, unasked."""
+    """Join the cluster at an address or RAY_ADDRESS, or start one; never join a local cluster unasked."""
     chosen = address or os.environ.get("RAY_ADDRESS") or "local"
     try:
         ray.init(address=chosen, log_to_driver=False, configure_logging=False, include_dashboard=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:  # it differs with the way there
+    except (ConnectionError, RuntimeError, ValueError) as error:  # the type depends on the kind of address
         where = chosen if chosen != "local" else "this machine"
         why = " ".join(str(error).split()).rstrip(".")
         raise InputError(
-            f"No Ray cluster can be used at {where}: {why}. Start one, or name another address."
+            f"No Ray cluster can be used at {where}: {why}. Start one, or give another address."
         ) from error
 
 
 def _run(ray: Any, runs: Sequence[Config], context: SweepContext, cpus: int) -> None:
-    """Hand units out, hear of records as they come, and hand a dead worker's unit out again."""
+    """Distribute units, report records as they appear, and start the unit of a dead worker again."""
     gpus = 1 if ray.cluster_resources().get("GPU") and all(run.device != "cpu" for run in runs) else 0
     workers = int(ray.cluster_resources()["GPU"] if gpus else ray.cluster_resources().get("CPU", 1) // cpus) or 1
-    # The groups are those of one machine, but no larger than leaves each worker two of them.
+    # The units are those of one machine, but small enough for each worker to have two.
     size = min(UNIT, max(1, -(-len(runs) // (2 * workers))))
     work = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(_work)
-    plain = replace(context, hear=_silent, stage=_silent, wanted=_always, states=None)
+    plain = replace(context, notify=_ignore, stage=_ignore, is_best=_always, states=None)
     waiting = {work.remote(unit, plain, os.getcwd(), cpus): (unit, 1) for unit in units(runs, size)}
-    heard = _Heard(runs, context)
+    watcher = RecordWatcher(runs, context)
     try:
         while waiting:
-            done, _ = ray.wait(list(waiting), timeout=_LISTEN_EVERY)
+            done, _ = ray.wait(list(waiting), timeout=_POLL_EVERY)
             for one in done:
-                unit, times = waiting.pop(one)
+                unit, starts = waiting.pop(one)
                 if _finished(ray, one):
                     continue
-                if times == _TIMES:
-                    heard.give_up(unit)
+                if starts == _MAX_STARTS:
+                    watcher.give_up(unit)
                 else:
-                    waiting[work.remote(unit, plain, os.getcwd(), cpus)] = unit, times + 1
-            heard.listen()
-        heard.close()
+                    waiting[work.remote(unit, plain, os.getcwd(), cpus)] = unit, starts + 1
+            watcher.poll()
+        watcher.close()
     finally:
         for one in waiting:
             ray.cancel(one, force=True)
 
 
 def _finished(ray: Any, one: Any) -> bool:
-    """Say whether a unit is done; False where its worker died, and what the unit itself raised is raised here."""
+    """Return whether a unit is done, or False if its worker died; raise the unit's own exception."""
     try:
         ray.get(one)
     except ray.exceptions.RayTaskError as error:
@@ -104,45 +113,46 @@ def _finished(ray: Any, one: Any) -> bool:
     return True
 
 
-class _Heard:
-    """Turns records that appear into news."""
+class RecordWatcher:
+    """Reports each run of a sweep when its record appears, since workers send no events."""
 
     def __init__(self, runs: Sequence[Config], context: SweepContext) -> None:
-        self._runs, self._means = set(runs), context
-        found = standing(runs, context.store)
-        self._refused = {run for run, record in found.items() if unread(record)}  # workers try these again
+        """Report the runs that already have a record."""
+        self._runs, self._context = set(runs), context
+        found = find_records(runs, context.store)
+        self._refused = {run for run, record in found.items() if lacks_data(record)}  # workers try these again
         for run, record in found.items():
             if run not in self._refused:
-                self._tell(run, record, "known")
+                self._report(run, record, "known")
 
-    def listen(self) -> None:
-        """Tell of what is new."""
-        for run, record in standing(self._runs, self._means.store).items():
-            if run not in self._refused or not unread(record):
-                self._tell(run, record, "done")
+    def poll(self) -> None:
+        """Report the runs with a new record."""
+        for run, record in find_records(self._runs, self._context.store).items():
+            if run not in self._refused or not lacks_data(record):
+                self._report(run, record, "done")
 
     def close(self) -> None:
-        """Tell of runs that were refused again."""
-        for run, record in standing(self._runs, self._means.store).items():
-            self._tell(run, record, "known")
+        """Report the runs that were refused again."""
+        for run, record in find_records(self._runs, self._context.store).items():
+            self._report(run, record, "known")
 
     def give_up(self, unit: Unit) -> None:
-        """Tell that a unit's runs have failed; without records, as it may be no fault of theirs."""
-        self.listen()
+        """Report a unit's runs as failed; without records, because the runs may not be the cause."""
+        self.poll()
         for run in self._runs.intersection(unit):
             self._runs.discard(run)
-            text = f"Its worker died {_TIMES} times. Give workers more memory, or lower --jobs, and run it again."
-            self._means.hear(RunEvent(run, "failed", failure=text))
+            text = f"Its worker died {_MAX_STARTS} times. Give workers more memory, or lower --jobs, and run it again."
+            self._context.notify(RunEvent(run, "failed", failure=text))
 
-    def _tell(self, run: Config, record: dict[str, Any], kind: str) -> None:
+    def _report(self, run: Config, record: dict[str, Any], kind: str) -> None:
         self._runs.discard(run)
         failure = str(record.get("failure", ""))
         kind = "failed" if failure and kind == "done" else kind
-        self._means.hear(RunEvent(run, kind, score=selection.score(record), failure=failure))
+        self._context.notify(RunEvent(run, kind, score=selection.score(record), failure=failure))
 
 
-def _silent(*_: Any) -> None:
-    """Hear nothing: nobody listens on a worker."""
+def _ignore(*_: Any) -> None:
+    """Ignore an event: a worker's events are not sent to the driver."""
 
 
 def _always(*_: Any) -> bool:
@@ -150,7 +160,9 @@ def _always(*_: Any) -> bool:
 
 
 _BACKBONES: dict[str, Any] = {}
-"""The encoder that this worker's process loaded last; Ray gives it unit after unit."""
+"""The encoder that this worker process loaded last; Ray sends it one unit after another."""
+_STORES: dict[str, RecordStore] = {}
+"""The stores that this worker process has opened, so that it parses each record once."""
 
 
 def _work(unit: Unit, context: SweepContext, folder: str, threads: int) -> None:
@@ -165,4 +177,5 @@ def _work(unit: Unit, context: SweepContext, folder: str, threads: int) -> None:
         if name not in _BACKBONES:
             _BACKBONES.clear()
             _BACKBONES[name] = load(name)
-        run_unit(unit, _BACKBONES[name], context)
+        store = _STORES.setdefault(context.store.location, context.store)
+        run_unit(unit, _BACKBONES[name], replace(context, store=store))

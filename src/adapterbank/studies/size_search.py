@@ -1,42 +1,43 @@
-"""Automatic size: the smallest adapter that is as good as any, found by successive halving. Knows no shell.
+"""Automatic size: find the smallest adapter that is as good as any other, by successive halving. Knows no shell.
 
-Every size with every learning rate trains for a few epochs, all of them together; the better half goes on to a longer
-rung, and so on, until a few have had the whole schedule. Each rung starts anew with a schedule of its own length, so
-that its scores are those of finished runs, and the last one's are exactly those of plain runs. Then the smallest within
-the tolerance of the best on dev is taken.
+Every size is trained with every learning rate for a few epochs, all together. The better half continues on a longer
+rung, and so on, until a few have completed the whole schedule. Each rung trains from the start with a schedule of its
+own length, so its scores are those of finished runs, and those of the last rung are exactly those of plain runs. The
+smallest size within the tolerance of the best on dev is chosen.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from adapterbank.config import Config, check_tolerance, resolve
+from adapterbank.config import Config, check_tolerance
 from adapterbank.encoder.backbone import Backbone
+from adapterbank.encoder.placed import place
 from adapterbank.errors import ConfigError, TrainingError
 from adapterbank.methods import METHODS
 from adapterbank.training.builder import RunBuilder, initial_tensors, make_run_plan
-from adapterbank.training.dataset import named
+from adapterbank.training.callbacks import Callbacks
+from adapterbank.training.dataset import DatasetReader, canonical
 from adapterbank.training.job import Progress, RunState, TrainingJob
 from adapterbank.training.loop import train
 from adapterbank.training.run import Result, run
 
 SIZES = (4, 16, 64, 256)
 RATES = (3e-4, 1e-3, 3e-3)
-"""What is tried where the user names no learning rate: around the default, where adapters are best."""
+"""The learning rates that are tried if none is given: around the default, where adapters are best."""
 RUNGS = 3
-"""Each has twice the epochs of the one before and half its runs."""
+"""Each rung has twice the epochs of the one before and half its runs."""
 TOLERANCE = 0.5
-"""Points of the metric (hundredths) that a smaller adapter may be worse by."""
+"""Points of the metric (hundredths) by which a smaller adapter may be worse."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a rung and what it came to."""
+    """One run of a rung with its score."""
 
     size: int
     lr: float
@@ -47,28 +48,31 @@ class Trial:
 
 
 def survivors(trials: Sequence[Trial], tolerance: float, keep: int) -> list[Trial]:
-    """Choose who goes on: the best, then the smallest of those within the tolerance of it, then by score."""
-    best = max(trials, key=_merit)
+    """Return the trials that continue: the best, then the smallest within the tolerance of it, then by score."""
+    best = max(trials, key=_rank)
     near = sorted((t for t in trials if _near(t, best, tolerance)), key=lambda t: (t.size, -t.score))
-    rest = sorted((t for t in trials if t not in near), key=_merit, reverse=True)
+    rest = sorted((t for t in trials if t not in near), key=_rank, reverse=True)
     return list(dict.fromkeys([best, *near, *rest]))[:keep]
 
 
 def choose(trials: Sequence[Trial], tolerance: float) -> Trial:
-    """Give the smallest that is within the tolerance of the best; of one size the better."""
-    best = max(trials, key=_merit)
+    """Return the smallest size within the tolerance of the best, with its better learning rate."""
+    best = max(trials, key=_rank)
     return min((t for t in trials if _near(t, best, tolerance)), key=lambda t: (t.size, -t.score, t.lr))
 
 
 def reason(chosen: Trial, trials: Sequence[Trial], tolerance: float) -> str:
-    """Say in one sentence why this one."""
-    best = max(trials, key=_merit)
+    """Return one sentence that explains the choice."""
+    best = max(trials, key=_rank)
     if best.size == chosen.size:
-        return f"Size {chosen.size} (lr {chosen.lr:g}) is the best on dev, and no smaller one is within {tolerance:g}."
+        return (
+            f"Size {chosen.size} (lr {chosen.lr:g}) has the best score on dev, and no smaller size is within "
+            f"{tolerance:g} points of it."
+        )
     behind = 100 * (best.score - chosen.score)
     return (
         f"Size {chosen.size} (lr {chosen.lr:g}) scores {100 * chosen.score:.2f} on dev, {behind:.2f} points below the "
-        f"best ({100 * best.score:.2f}, size {best.size}): the smallest within {tolerance:g}."
+        f"best ({100 * best.score:.2f}, size {best.size}): the smallest size within {tolerance:g} points of it."
     )
 
 
@@ -78,28 +82,30 @@ def run_auto(
     bank_path: str | Path,
     *,
     tolerance: float = TOLERANCE,
-    data: Mapping[str, Any] | None = None,
-    note: Callable[[str], None] = lambda text: None,
-    stage: Callable[[str, int, int], None] = lambda what, done, total: None,
-    **rest: Any,
+    reader: DatasetReader | None = None,
+    callbacks: Callbacks | None = None,
+    resuming: bool = False,
 ) -> Result:
-    """Find the size, then do what `run` does; the record holds all that was tried, under `sizing`.
+    """Find the size, then train with it as `run` does; the record lists all trials under `sizing`.
 
-    A learning rate that the config names is the only one tried. `rest` goes to `run`.
+    If the config has a learning rate, no other is tried.
     """
-    if not METHODS[config.method].adapters:
+    if "size" not in METHODS[config.method].uses:
         raise ConfigError([f"size is 'auto', but method {config.method!r} has no size; leave it out."])
-    if rest.pop("resuming", False):
+    if resuming:
         raise ConfigError(["size is 'auto', which cannot be resumed; leave --resume out."])
     check_tolerance(tolerance)
+    callbacks = callbacks or Callbacks()
     began = time.perf_counter()
     rates = (config.lr,) if config.lr is not None else RATES
-    config = resolve(named(config, data))
-    trials, state = _halve(config, RunBuilder(backbone), data, rates, tolerance, note, stage)
+    reader = reader or DatasetReader()
+    builder = RunBuilder(backbone, reader=reader)
+    config = builder.resolve(canonical(config, reader.splits)).config
+    trials, state = _halve(config, builder, rates, tolerance, callbacks.note, callbacks.stage)
     last = [trial for trial in trials if trial.rung == RUNGS]
     chosen = choose(last, tolerance)
     why = reason(chosen, last, tolerance)
-    note(why)
+    callbacks.note(why)
     about = {
         "tolerance": tolerance,
         "reason": why,
@@ -111,59 +117,55 @@ def run_auto(
         config,
         backbone,
         bank_path,
-        data=data,
-        note=note,
-        stage=stage,
+        reader=reader,
+        callbacks=callbacks,
         reached=state[chosen.size, chosen.lr],
         about={"sizing": about},
-        **rest,
     )
 
 
 def _halve(
     config: Config,
     builder: RunBuilder,
-    data: Mapping[str, Any] | None,
     rates: Sequence[float],
     tolerance: float,
     note: Callable[[str], None],
     stage: Callable[[str, int, int], None],
 ) -> tuple[list[Trial], dict[tuple[int, float], RunState]]:
-    """Run all rungs; give every trial, and the states of the last rung."""
+    """Run all rungs; return every trial, and the states of the last rung."""
     assert config.epochs is not None
-    going = [(size, rate) for size in SIZES for rate in rates]
+    candidates = [(size, rate) for size in SIZES for rate in rates]
     found: list[Trial] = []
     states: dict[tuple[int, float], RunState] = {}
     before = 0
     for rung in range(1, RUNGS + 1):
         epochs = -(-config.epochs // 2 ** (RUNGS - rung))
-        what = f"rung {rung} of {RUNGS}: {len(going)} runs of {epochs} epoch{'s' if epochs > 1 else ''}"
-        if epochs == before:  # of one or two epochs in all: a rung as long as the last would come to the same
-            states = {key: states[key] for key in going}
+        what = f"rung {rung} of {RUNGS}: {len(candidates)} runs of {epochs} epoch{'s' if epochs > 1 else ''}"
+        if epochs == before:  # with one or two epochs in total: an equally long rung would have the same result
+            states = {key: states[key] for key in candidates}
         else:
-            states = _rung(replace(config, epochs=epochs), builder, data, going, partial(stage, what), note)
+            states = _rung(replace(config, epochs=epochs), builder, candidates, partial(stage, what), note)
         before = epochs
         trials = [Trial(*key, rung, epochs, state.best_score) for key, state in states.items()]
         found += trials
-        best = max(trials, key=_merit)
+        best = max(trials, key=_rank)
         note(f"{what}; best on dev {100 * best.score:.2f} with size {best.size}, lr {best.lr:g}")
-        going = [(t.size, t.lr) for t in survivors(trials, tolerance, -(-len(trials) // 2))]
+        candidates = [(t.size, t.lr) for t in survivors(trials, tolerance, -(-len(trials) // 2))]
     return found, states
 
 
 def _rung(
     config: Config,
     builder: RunBuilder,
-    data: Mapping[str, Any] | None,
-    going: Sequence[tuple[int, float]],
+    candidates: Sequence[tuple[int, float]],
     watch: Callable[[int, int], None],
     note: Callable[[str], None],
 ) -> dict[tuple[int, float], RunState]:
-    """Train some sizes and rates together; where the highest rate blows up, without it."""
-    resolved = builder.look(config, data)
-    common = builder.ready(resolved).job
+    """Train sizes and rates together; if the training diverges, train again without the highest rate."""
+    resolved = builder.resolve(config)
+    common = builder.prepare(resolved).job
     jobs: list[TrainingJob] = []
-    for size, rate in going:  # on the same rows, tokenised once
+    for size, rate in candidates:  # on the same rows, tokenised once
         plan = make_run_plan(replace(config, size=size), builder.backbone, resolved.data)
         first = initial_tensors(plan, builder.backbone, sigma=config.sigma, seed=config.seed)
         jobs.append(replace(common, plan=plan, initial=first, rate=rate))
@@ -176,25 +178,23 @@ def _rung(
 
     try:
         states = train(
-            builder.backbone,
+            place(builder.backbone, resolved.device, resolved.dtype),
             jobs,
-            device=resolved.device,
-            dtype=resolved.dtype,
             dropout=config.dropout,
             watch=count,
         )
     except TrainingError as error:
-        highest = max(rate for _, rate in going)
-        left = [(size, rate) for size, rate in going if rate < highest]
+        highest = max(rate for _, rate in candidates)
+        left = [(size, rate) for size, rate in candidates if rate < highest]
         if not left:
             raise
         note(f"Learning rate {highest:g} is left out: {error}")
-        return _rung(config, builder, data, left, watch, note)
-    return dict(zip(going, states, strict=True))
+        return _rung(config, builder, left, watch, note)
+    return dict(zip(candidates, states, strict=True))
 
 
-def _merit(trial: Trial) -> tuple[float, int]:
-    """Order trials: the better first, of equals the smaller."""
+def _rank(trial: Trial) -> tuple[float, int]:
+    """Return a sort key: the score, then the smaller size."""
     return trial.score, -trial.size
 
 

@@ -1,7 +1,7 @@
-"""The catalog: public tasks by name, a row each. It knows where their files may lie, but bundles none of them.
+"""The catalog: public tasks by name, one row each. It knows where their files are found, and contains no data.
 
-A row has the columns, labels, metric and official sizes of a task, the layouts its files are handed out in, and its
-place on the hub. `load` looks in the data root first (Parquet, then the files as they are handed out), then on the hub.
+A row has the columns, labels, metric and official sizes of a task, the layouts of its published files, and its
+location on the hub. `load` looks in the data root first (Parquet, then the original files), then on the hub.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from adapterbank.errors import DataError, UnknownName
-from adapterbank.tasks.columns import has_no_answer, is_missing
+from adapterbank.kinds.table import KINDS
+from adapterbank.kinds.values import is_missing, listed
 from adapterbank.tasks.hub import Hub, read_hub
 from adapterbank.tasks.layouts import (
     WHOLE,
@@ -30,7 +31,7 @@ from adapterbank.tasks.layouts import (
     joined,
 )
 from adapterbank.tasks.spec import Task
-from adapterbank.tasks.tables import Table, listed
+from adapterbank.tasks.tables import Table
 
 ROOT = "ADAPTERBANK_DATA"
 """The environment variable that names the data root."""
@@ -43,27 +44,27 @@ class Entry:
 
     name: str
     sizes: tuple[int, int, int]
-    """Rows of the official train, dev and test; of the paper's where the data set has no split of its own."""
+    """Rows of the official train, dev and test; of the paper's if the data set has no official splits."""
     folder: str
     """Its folder in a data root."""
     text: tuple[str, ...] = ("text",)
     labels: tuple[str, ...] = ()
-    """In order; none for regression and span, or where there are too many to state."""
+    """In order; none for kinds without labels, or if there are too many to list."""
     metric: str = "accuracy"
     kind: str = "classification"
     classes: int = 0
-    """How many labels, where they are not stated."""
+    """How many labels there are, if they are not listed."""
     numbered: bool = False
     """Whether public copies number the labels in the order they have here."""
     layouts: tuple[DataLayout, ...] = ()
-    """Besides Parquet, which every data set may be kept as."""
+    """Besides Parquet, which every data set may have."""
     hub: Hub | None = None
     recut: bool = False
-    """Whether the splits that are handed out are joined and cut anew."""
+    """Whether the published splits are joined and split again."""
     also: str = ""
-    """How the name of a further split starts that is scored beside dev."""
+    """Prefix of the names of further splits that are scored beside dev."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of a run that this task wants other than usual."""
+    """Options of a run that have other defaults for this task."""
     note: str = ""
 
 
@@ -76,10 +77,10 @@ class Loaded:
     tables: Mapping[str, Table]
     """Every split that was found, labelled or not."""
     source: str
-    """Where it came from."""
+    """The folder or hub name it was read from."""
 
     def labelled(self) -> dict[str, Table]:
-        """Give the splits that a run trains on and scores: train, dev, test and what is scored beside dev."""
+        """Return the splits that a run trains on and scores: train, dev, test and those scored beside dev."""
         used = [name for name in self.tables if name in ("train", "dev", "test") or self._beside(name)]
         return {name: self.tables[name] for name in used if has_labels(self.tables[name])}
 
@@ -88,34 +89,34 @@ class Loaded:
 
 
 def find(name: str) -> Entry:
-    """Give the row of this name."""
+    """Return the row of this name."""
     if name not in CATALOG:
         raise UnknownName(name, "a task of the catalog", CATALOG, see="adapterbank catalog")
     return CATALOG[name]
 
 
 def is_named(data: str) -> bool:
-    """Tell whether a source of data is a name of the catalog; a file of that name goes first."""
+    """Return whether a source of data is a name of the catalog; a file of that name takes precedence."""
     return data in CATALOG and not os.path.isfile(data)
 
 
 def bank_name(name: str) -> str:
-    """Give the name under which a bank keeps a task: that of the catalog with a dash for the slash."""
+    """Return the name of a task in a bank: that of the catalog with a dash for the slash."""
     return name.replace("/", "-") if name in CATALOG else name
 
 
 def data_root(given: str | os.PathLike[str] | None = None) -> Path | None:
-    """Give the folder where data is looked for: the one named, or that of the environment, or none."""
+    """Return the data root: the folder given, or that of the environment, or None."""
     named = os.fspath(given) if given else os.environ.get(ROOT, "")
     root = Path(named).expanduser()
     if named and not root.is_dir():
         where = "--data-root" if given else ROOT
-        raise DataError(f"{where} names {named!r}, which is no folder; name the folder that holds the data sets.")
+        raise DataError(f"{where} is {named!r}, which is not a folder; give the folder of the data sets.")
     return root if named else None
 
 
 def locate(entry: Entry, root: Path | None) -> tuple[DataLayout, Files] | None:
-    """Give the layout and files in which a task lies in the data root; None where it does not."""
+    """Return the layout and files of a task in the data root; None if it is not there."""
     if root is None:
         return None
     every: tuple[DataLayout, ...] = (Parquet(entry.labels if entry.numbered else ()), *entry.layouts)
@@ -136,16 +137,16 @@ def load(name: str, root: str | os.PathLike[str] | None = None) -> Loaded:
     if WHOLE in tables or entry.recut:
         tables = cut(_filled(joined(tables)))
     order = sorted(tables, key=lambda split: _ORDER.index(split) if split in _ORDER else len(_ORDER))
-    tables = {split: _canonical(entry, tables[split]) for split in order}
+    tables = {split: _clean(entry, tables[split]) for split in order}
     labels = entry.labels or _label_names(entry, tables)
-    null = any(has_no_answer(label) for table in tables.values() for label in table.columns.get("label", []))
-    threshold = 0.0 if entry.kind == "span" and null else None
+    values = [label for table in tables.values() for label in table.columns.get("label", [])]
+    threshold = KINDS[entry.kind].initial_threshold(values)
     task = Task(bank_name(name), entry.kind, entry.text, "label", labels, entry.metric, threshold)
     return Loaded(entry, task, tables, source)
 
 
 def train_splits(name: str, root: str | os.PathLike[str] | None = None) -> Loaded:
-    """Read a task that is to be trained; one without training rows is an error."""
+    """Read a task to train; raise if it has no training rows."""
     found = load(name, root)
     if "train" not in found.labelled():
         here = listed(f"{split} ({table.rows} rows)" for split, table in found.tables.items())
@@ -155,29 +156,26 @@ def train_splits(name: str, root: str | os.PathLike[str] | None = None) -> Loade
 
 
 def has_labels(table: Table) -> bool:
-    """Tell whether any row has a label; test sets of benchmarks have none."""
+    """Return whether any row has a label; test sets of benchmarks have none."""
     return any(label is not None for label in table.columns.get("label", []))
 
 
 def _filled(table: Table) -> Table:
-    """Leave out rows without a text or a label: most complaints have no narrative."""
+    """Return the rows that have every text and a label: most complaints have no narrative."""
     keep = [row for row in range(table.rows) if not any(is_missing(column[row]) for column in table.columns.values())]
     return Table({name: [column[row] for row in keep] for name, column in table.columns.items()}, table.source)
 
 
-def _canonical(entry: Entry, table: Table) -> Table:
+def _clean(entry: Entry, table: Table) -> Table:
     labels = table.columns.get("label")
-    if labels is None or entry.kind == "span":
+    if labels is None:
         return table
-    if entry.kind == "regression":
-        numbers = [None if label in (None, "", -1, -1.0) else label for label in labels]
-        return Table({**table.columns, "label": numbers}, table.source)
-    words = [label.strip() if isinstance(label, str) else label for label in labels]
-    return Table({**table.columns, "label": words}, table.source)
+    clean = KINDS[entry.kind].clean
+    return Table({**table.columns, "label": [clean(label) for label in labels]}, table.source)
 
 
 def _label_names(entry: Entry, tables: Mapping[str, Table]) -> tuple[str, ...]:
-    if entry.kind != "classification":
+    if not KINDS[entry.kind].single_label:
         return ()
     main = next((tables[split] for split in _ORDER if split in tables and has_labels(tables[split])), None)
     if main is None:
@@ -187,9 +185,9 @@ def _label_names(entry: Entry, tables: Mapping[str, Table]) -> tuple[str, ...]:
 
 def _nowhere(entry: Entry, root: Path | None) -> str:
     names = [name for layout in entry.layouts for name in _file_names(layout)]
-    files = f" or as {listed(names, 3)}" if names else ""
-    where = f"in {root}" if root else f"anywhere, as no data root is named (--data-root or {ROOT})"
-    return f"{entry.name!r} was not found {where}; it is looked for as {entry.folder}/train.parquet{files}."
+    files = f" or {listed(names, 3)}" if names else ""
+    where = f"in {root}" if root else f"because no data root is given (--data-root or {ROOT})"
+    return f"{entry.name!r} was not found {where}; it is read from {entry.folder}/train.parquet{files}."
 
 
 def _file_names(layout: Any) -> list[str]:
@@ -208,7 +206,7 @@ _MNLI_HUB = {"train": "train", "dev": "validation_matched", "dev_mismatched": "v
 def _tsv(
     folder: str, *text: str | int, label: str | int = "label", labels: tuple[str, ...] = (), **more: Any
 ) -> Delimited:
-    """Describe a folder of the official GLUE download; numbers in it are places in `labels`."""
+    """Describe a folder of the official GLUE download; its numbers are indices into `labels`."""
     files = {split: (f"{folder}/{split}.tsv",) for split in ("train", "dev", "test")}
     names = {str(place): name for place, name in enumerate(labels)}
     return Delimited(files | more.pop("files", {}), text, label, mark="\t", names=names, **more)
@@ -271,7 +269,7 @@ _SQUAD = (
 
 
 def _paper(name: str, rows: int, labels: tuple[str, ...], *layouts: DataLayout, **more: Any) -> Entry:
-    """Describe one of the seventeen; they have no split of their own, and the paper cut 80/10/10."""
+    """Describe one of the seventeen; they have no official splits, and the paper split them 80/10/10."""
     sizes = (8 * rows // 10, round(rows / 10), rows - 8 * rows // 10 - round(rows / 10))
     folder = more.pop("folder", f"cf_{name}")
     return Entry(f"paper/{name}", sizes, folder, labels=labels, layouts=layouts, **more)

@@ -1,4 +1,4 @@
-"""Data sets from the hub, through the library `datasets`, which is asked for only here. It knows no catalog."""
+"""Data sets from the hub, through the library `datasets`, which only this file imports. It knows no catalog."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from adapterbank.errors import DataError
 from adapterbank.tasks.tables import Table
 
 SPLITS = {"train": "train", "dev": "validation", "test": "test"}
-"""What most data sets call their splits."""
+"""The usual names of splits on the hub."""
 
 
 @dataclass(frozen=True)
 class Hub:
-    """Where a data set is on the hub, and what its columns are called there."""
+    """The location of a data set on the hub, and the names of its columns there."""
 
     path: str
     config: str | None = None
@@ -23,26 +23,26 @@ class Hub:
     label: str = "label"
     splits: Mapping[str, str] = field(default_factory=lambda: SPLITS)
     names: Mapping[str, str | None] = field(default_factory=dict)
-    """Our words for labels that are spelt otherwise there; rows of a label that is None here are left out."""
+    """Our names for labels that are spelt differently there; rows with a label of None are left out."""
 
 
 def read_hub(hub: Hub, text: Sequence[str]) -> dict[str, Table]:
-    """Fetch a data set, its texts under these column names; labels become words where the hub knows them."""
+    """Download a data set, with these names for the text columns; labels are names if the hub has them."""
     try:
         import datasets
     except ImportError:
         raise DataError(
-            f"{hub.path!r} would come from the hub, which needs a library that is not installed: "
-            f"pip install 'adapterbank[data]', or put the files into the folder that --data-root or "
-            f"ADAPTERBANK_DATA names."
+            f"Downloading {hub.path!r} from the hub needs a library that is not installed: "
+            f"pip install 'adapterbank[data]', or put the files into the folder given by --data-root or "
+            f"ADAPTERBANK_DATA."
         ) from None
     try:
         found = datasets.load_dataset(hub.path, hub.config)
-    except Exception as error:  # the hub's, the system's, or those of whichever HTTP library is installed
+    except Exception as error:  # of the hub, the system, or whichever HTTP library is installed
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise DataError(
-            f"{hub.path!r} is not in the data root, and the hub did not give it ({reason}); "
-            f"put the files into the folder that --data-root or ADAPTERBANK_DATA names."
+            f"{hub.path!r} is not in the data root and cannot be downloaded from the hub ({reason}); "
+            f"put the files into the folder given by --data-root or ADAPTERBANK_DATA."
         ) from error
     return {
         ours: _table(found[theirs], hub, text, f"{hub.path} on the hub, {theirs}")

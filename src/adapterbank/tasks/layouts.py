@@ -1,9 +1,8 @@
-"""How public data sets lie on disk, and their files as tables of like columns. It knows no catalog and no tasks.
+"""The file layouts of public data sets, read as tables with the same columns. They know no catalog and no tasks.
 
-A layout says which files it is made of (`find`) and reads them (`read`). All of them give the same: for each split a
-table whose columns are the texts as the caller names them, `label`, and `index` or `id` where the file numbers its
-rows. A split named `all` is a data set that was never cut. Labels stay words as the file spells them unless a layout
-carries `names`.
+A layout finds its files (`find`) and reads them (`read`). Every layout returns for each split a table whose columns are
+the texts as the caller names them, `label`, and `index` or `id` if the file numbers its rows. A split named `all` is a
+data set that has no splits. Labels keep the file's spelling unless the layout has `names`.
 """
 
 from __future__ import annotations
@@ -18,26 +17,27 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from adapterbank.errors import DataError
-from adapterbank.tasks.tables import Table, listed, read_table, unpacked
+from adapterbank.kinds.values import listed
+from adapterbank.tasks.tables import Table, read_table, unpacked
 
 WHOLE = "all"
-"""The name of a split that holds everything."""
+"""The name of the split of a data set that has no splits."""
 
 _PARENTS = (".", "glue_data", "GLUE", "glue", "squad", "SQuAD", "squad_v1", "squad_v2")
-"""Folders of a data root in which official downloads are looked for."""
+"""Folders of a data root that are searched for official downloads."""
 
 Files = Mapping[str, Sequence[Path]]
 """The files of each split."""
 
 
 class DataLayout(Protocol):
-    """One way in which a data set is handed out."""
+    """One way in which a data set is published."""
 
     def find(self, root: Path, folder: str) -> Files:
-        """Give the files that are there; nothing where the data set is not laid out this way."""
+        """Return the files that exist; none if the data set does not have this layout."""
 
     def read(self, files: Files, text: Sequence[str]) -> dict[str, Table]:
-        """Read them, the texts under these column names."""
+        """Read them, with these names for the text columns."""
 
 
 def _first(root: Path, folder: str, choices: Sequence[str]) -> Path | None:
@@ -52,7 +52,7 @@ def _present(root: Path, folder: str, files: Mapping[str, Sequence[str]]) -> dic
 
 
 def decoded(path: Path) -> str:
-    """Read a text file of another time: UTF-8, or else Latin-1, which no byte offends."""
+    """Return the content of an old text file: UTF-8, or else Latin-1, which accepts any byte."""
     data = unpacked(path)
     try:
         text = data.decode("utf-8-sig")
@@ -65,11 +65,11 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(decoded(path))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read as JSON ({error}); fetch it again.") from None
+        raise DataError(f"{path} cannot be read as JSON ({error}); download it again.") from None
 
 
 def renamed(labels: Sequence[Any], names: Mapping[str, str | None]) -> list[str | None]:
-    """Give each label the name of the first key that it starts with; None for one that no key, or None, stands for."""
+    """Return for each label the name of the first key that it starts with; None if there is none."""
     known: dict[Any, str | None] = {}
     for label in labels:
         if label not in known:
@@ -93,7 +93,7 @@ def _table(columns: dict[str, list[Any]], names: Mapping[str, str | None], sourc
 _HUB_SPLITS = {"validation": "dev", "validation_matched": "dev", "validation_mismatched": "dev_mismatched",
                "test_matched": "test"}  # fmt: skip
 _NUMBERS = ("index", "idx", "id")
-"""What columns are called that number the rows."""
+"""Usual names of columns that number the rows."""
 
 
 @dataclass(frozen=True)
@@ -101,22 +101,22 @@ class Parquet:
     """A folder of `<split>.parquet`, texts and `label` by name, label names in `labels.json`."""
 
     labels: tuple[str, ...] = ()
-    """Label names in the order of their numbers, where there is no `labels.json`."""
+    """Label names in the order of their numbers, if there is no `labels.json`."""
 
     def find(self, root: Path, folder: str) -> Files:
-        """See `Layout`."""
+        """See `DataLayout`."""
         paths = sorted((root / folder).glob("*.parquet")) if folder else []
         stems = {path: path.stem.removesuffix("-00000-of-00001") for path in paths}  # as the hub names its files
         return {_HUB_SPLITS.get(stem, stem): [path] for path, stem in stems.items()}
 
     def read(self, files: Files, text: Sequence[str]) -> dict[str, Table]:
-        """See `Layout`; the texts are all columns but the label and the rows' number, in their order."""
+        """See `DataLayout`; the texts are all columns but the label and the row number, in their order."""
         found = {}
         for split, (path,) in files.items():
             table = read_table(path)
             mine = [name for name in table.columns if name not in ("label", *_NUMBERS)]
             if len(mine) != len(text):
-                raise DataError(f"{path} has the text columns {listed(mine)}; this data set has {listed(text)}.")
+                raise DataError(f"{path} has the text columns {listed(mine)}; this data set needs {listed(text)}.")
             columns = {name: table.columns[own] for name, own in zip(text, mine, strict=True)}
             number = next((name for name in _NUMBERS if name in table.columns), None)
             if number is not None and split.startswith("test"):
@@ -128,21 +128,21 @@ class Parquet:
         file = path.with_name("labels.json")
         words = _json(file) if file.is_file() else list(self.labels)
         if not isinstance(words, list):
-            raise DataError(f"{file} is no list of label names; write one, in the order of the numbers.")
+            raise DataError(f"{file} is not a list of label names; write one, in the order of the numbers.")
         labels: list[Any] = table.columns.get("label", [None] * table.rows)
         if words or split.startswith("test"):
-            # -1, null or NaN is how Parquet copies of GLUE say that the answer is kept by the server.
+            # Parquet copies of GLUE write -1, null or NaN for labels that only the server knows.
             labels = [None if label in (None, -1) or label != label else label for label in labels]
         places = {label for label in labels if label is not None}
-        # A column of whole numbers with gaps may come as fractions: 1.0.
+        # A column of integers with missing values may be read as floats: 1.0.
         if not words or not all(isinstance(label, (int, float)) and float(label).is_integer() for label in places):
             return labels
         odd = sorted(label for label in places if not 0 <= label < len(words))
         if odd:
             named = file if file.is_file() else "this data set"
             raise DataError(
-                f"{path} has the label {odd[0]:g}, but {named} names {len(words)} ({listed(words)}), from 0 on; "
-                f"write the names of all numbers, in their order, into {file}."
+                f"{path} has the label {odd[0]:g}, but {named} names {len(words)} ({listed(words)}), from 0; "
+                f"write the names of all labels, in the order of their numbers, into {file}."
             )
         return [None if label is None else words[int(label)] for label in labels]
 
@@ -152,28 +152,28 @@ class Parquet:
 
 @dataclass(frozen=True)
 class Delimited:
-    """Tables with commas, quoted, or with tabs, never quoted: GLUE's own files, and what Kaggle and others give."""
+    """Tables separated by commas (quoted) or by tabs (never quoted): GLUE's files, Kaggle's and others."""
 
     files: Mapping[str, Sequence[str]]
-    """The names a split's file may have, below the data root or the data set's folder."""
+    """The names that a split's file may have, in the data root or the data set's folder."""
     text: tuple[str | int, ...]
-    """Columns by name, or by place in a file without a header."""
+    """Columns by name, or by index in a file without a header."""
     label: str | int | None = "label"
     mark: str = ","
     header: bool = True
     names: Mapping[str, str | None] = field(default_factory=dict)
-    """Labels by what they start with; those that no key fits are left out, and so are those of None."""
+    """Label names by prefix; rows whose label matches no prefix, or one with None, are left out."""
     headed: Mapping[str, Sequence[str | int]] = field(default_factory=dict)
-    """Splits whose file has a header of its own kind, with their text columns: GLUE's test sets."""
+    """Splits whose file has a different header, with their text columns: GLUE's test sets."""
     joined: bool = False
-    """Whether all text columns make one text."""
+    """Whether all text columns are joined into one text."""
 
     def find(self, root: Path, folder: str) -> Files:
-        """See `Layout`."""
+        """See `DataLayout`."""
         return _present(root, folder, self.files)
 
     def read(self, files: Files, text: Sequence[str]) -> dict[str, Table]:
-        """See `Layout`."""
+        """See `DataLayout`."""
         return {split: self._read(split, path, text) for split, (path,) in files.items()}
 
     def _read(self, split: str, path: Path, text: Sequence[str]) -> Table:
@@ -185,12 +185,12 @@ class Delimited:
         numbered = ("index", "id") if split.startswith("test") else ()
         number = next((header[name] for name in numbered if name in header), None)
         last = max([*places, *([label] if label is not None else [])])
-        # A few rows of the official QQP have lost a field; a test row without one would shift all that follow.
+        # A few rows of the official QQP lack a field; leaving out a test row would shift all rows after it.
         whole = [row for row in rows if len(row) > last]
         if not whole:
-            raise DataError(f"{path} has no row of {last + 1} fields or more; is it the file as handed out?")
+            raise DataError(f"{path} has no row with {last + 1} fields or more; is it the original file?")
         if split.startswith("test") and len(whole) < len(rows):
-            raise DataError(f"{path} has a row with too few fields, so its rows cannot be numbered; fetch it again.")
+            raise DataError(f"{path} has a row with too few fields, so its rows cannot be numbered; download it again.")
         parts = [[row[place] for row in whole] for place in places]
         if self.joined:
             parts = [[" ".join(row) for row in zip(*parts, strict=True)]]
@@ -211,9 +211,9 @@ def _rows(path: Path, mark: str, header: bool) -> tuple[dict[str, int], list[lis
         try:
             rows = [row for row in csv.reader(io.StringIO(decoded(path), newline="")) if row]
         except csv.Error as error:
-            raise DataError(f"{path} cannot be read as CSV ({error}); fetch it again.") from None
+            raise DataError(f"{path} cannot be read as CSV ({error}); download it again.") from None
     if not rows:
-        raise DataError(f"{path} is empty; fetch it again.")
+        raise DataError(f"{path} is empty; download it again.")
     if not header:
         return {}, rows
     return {name.strip().lower(): place for place, name in enumerate(rows[0])}, rows[1:]
@@ -225,26 +225,26 @@ def _column(header: Mapping[str, int], name: Any, path: Path, need: bool = True)
     place = next((place for known, place in header.items() if known.startswith(str(name).lower())), None)
     place = header.get(str(name).lower(), place)
     if place is None and need:
-        raise DataError(f"{path} has no column {name!r}; its columns: {listed(header)}. Is it the file as handed out?")
+        raise DataError(f"{path} has no column {name!r}; its columns: {listed(header)}. Is it the original file?")
     return place
 
 
-# --- a label and a text a line, a file a class, a folder a class --------------------------------------------
+# --- a label and a text on each line, a file for each class, a folder for each class -------------------------
 
 
 @dataclass(frozen=True)
 class Lines:
-    """A label, a blank and a text on each line."""
+    """A label, a space and a text on each line."""
 
     files: Mapping[str, Sequence[str]]
     names: Mapping[str, str | None] = field(default_factory=dict)
 
     def find(self, root: Path, folder: str) -> Files:
-        """See `Layout`."""
+        """See `DataLayout`."""
         return _present(root, folder, self.files)
 
     def read(self, files: Files, text: Sequence[str]) -> dict[str, Table]:
-        """See `Layout`."""
+        """See `DataLayout`."""
         found = {}
         for split, (path,) in files.items():
             pairs = [line.split(" ", 1) for line in _lines(path) if " " in line]
@@ -255,18 +255,18 @@ class Lines:
 
 @dataclass(frozen=True)
 class ClassFiles:
-    """A file for each class, a text a line; never cut."""
+    """A file for each class, with a text on each line and no splits."""
 
     files: Mapping[str, Sequence[str]]
-    """The names a class's file may have."""
+    """The names that a class's file may have."""
 
     def find(self, root: Path, folder: str) -> Files:
-        """See `Layout`."""
+        """See `DataLayout`."""
         found = [_first(root, folder, choices) for choices in self.files.values()]
         return {WHOLE: [path for path in found if path is not None]} if all(found) else {}
 
     def read(self, files: Files, text: Sequence[str]) -> dict[str, Table]:
-        """See `Layout`."""
+        """See `DataLayout`."""
         rows = [(line, label) for label, path in zip(self.files, files[WHOLE], strict=True) for line in _lines(path)]
         columns: dict[str, list[Any]] = {text[0]: [line for line, _ in rows], "label": [label for _, label in rows]}
         return {WHOLE: Table(columns, str(files[WHOLE][0].parent))}
@@ -274,18 +274,18 @@ class ClassFiles:
 
 @dataclass(frozen=True)
 class Folders:
-    """A folder for each class, a text a file."""
+    """A folder for each class, with a file for each text."""
 
     files: Mapping[str, Sequence[str]]
-    """The names a split's folder may have."""
+    """The names that a split's folder may have."""
     names: Mapping[str, str | None] = field(default_factory=dict)
 
     def find(self, root: Path, folder: str) -> Files:
-        """See `Layout`."""
+        """See `DataLayout`."""
         return {split: [path] for split, (path,) in _present(root, folder, self.files).items() if path.is_dir()}
 
     def read(self, files: Files, text: Sequence[str]) -> dict[str, Table]:
-        """See `Layout`."""
+        """See `DataLayout`."""
         found = {}
         for split, (path,) in files.items():
             rows = [file for file in sorted(path.glob("*/*")) if file.is_file()]
@@ -298,7 +298,7 @@ class Folders:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    # Not splitlines: old files hold control characters at which it would break a text in two.
+    # Not splitlines: it would also split texts at control characters, which old files contain.
     return (line for line in re.split(r"\r?\n", decoded(path)) if line.strip())
 
 
@@ -311,21 +311,21 @@ class PairsJson:
 
     file: str
     splits: Mapping[str, str]
-    """Our names of its splits."""
+    """Our names for its splits."""
 
     def find(self, root: Path, folder: str) -> Files:
-        """See `Layout`."""
+        """See `DataLayout`."""
         path = _first(root, folder, (self.file,))
         return dict.fromkeys(self.splits.values(), (path,)) if path else {}
 
     def read(self, files: Files, text: Sequence[str]) -> dict[str, Table]:
-        """See `Layout`."""
+        """See `DataLayout`."""
         path = next(iter(files.values()))[0]
         content = _json(path)
         rows = {ours: content[theirs] for theirs, ours in self.splits.items() if theirs in content}
         odd = [row for mine in rows.values() for row in mine if not isinstance(row, list) or len(row) != 2]
         if odd or not rows:
-            raise DataError(f"{path} does not hold lists of [text, label] by split; is it the file as handed out?")
+            raise DataError(f"{path} does not contain lists of [text, label] by split; is it the original file?")
         return {
             split: Table({text[0]: [row[0] for row in mine], "label": [row[1] for row in mine]}, f"{path}, {split}")
             for split, mine in rows.items()
@@ -334,13 +334,13 @@ class PairsJson:
 
 @dataclass(frozen=True)
 class SquadJson:
-    """SQuAD's own files; `articles` names a file that divides one of them by article."""
+    """SQuAD's own files; `articles` names a file that assigns their articles to splits."""
 
     files: Mapping[str, Sequence[str]]
     articles: str = ""
 
     def find(self, root: Path, folder: str) -> Files:
-        """See `Layout`."""
+        """See `DataLayout`."""
         found = _present(root, folder, self.files)
         if not self.articles or not found:
             return found
@@ -348,7 +348,7 @@ class SquadJson:
         return {split: [*paths, division] for split, paths in found.items()} if division else {}
 
     def read(self, files: Files, text: Sequence[str]) -> dict[str, Table]:
-        """See `Layout`; `label` holds the answers as {text: […], answer_start: […]}."""
+        """See `DataLayout`; `label` has the answers as {text: […], answer_start: […]}."""
         tables = {paths[0]: read_table(paths[0]) for paths in files.values()}
         found = {}
         for split, (path, *division) in files.items():
@@ -363,16 +363,16 @@ class SquadJson:
         return found
 
 
-# --- one data set cut in three ------------------------------------------------------------------------------
+# --- splitting a data set -------------------------------------------------------------------------------------
 
 
 def cut(table: Table, seed: int = 0) -> dict[str, Table]:
-    """Cut rows into train, dev and test of 80, 10 and 10 per cent, each with the same mix of labels.
+    """Split rows into train, dev and test of 80, 10 and 10 per cent, each with the same mix of labels.
 
-    Sizes are those of the paper's Table 2: the whole part of 0.8 n, 0.1 n rounded, and the rest. Rows are shuffled
-    within each label and then taken by their rank in it.
+    The sizes are those of the paper's Table 2: the integer part of 0.8 n, 0.1 n rounded, and the rest. Rows are
+    shuffled within each label and then taken by their rank in it.
     """
-    # RandomState, as its stream is frozen for good.
+    # RandomState, because numpy guarantees that its stream never changes.
     from numpy.random import RandomState
 
     draw, groups = RandomState(seed), dict[Any, list[int]]()
@@ -392,7 +392,7 @@ def cut(table: Table, seed: int = 0) -> dict[str, Table]:
 
 
 def joined(tables: Mapping[str, Table]) -> Table:
-    """Put the rows of all splits one after the other."""
+    """Return the rows of all splits as one table."""
     first = next(iter(tables.values()))
     names = [name for name in first.columns if all(name in table.columns for table in tables.values())]
     columns = {name: [value for table in tables.values() for value in table.columns[name]] for name in names}

@@ -1,6 +1,6 @@
-"""A look at a data set before training: sizes, balance, lengths, doubles, slips of spelling. It knows no tokenizer.
+"""A profile of a data set before training: sizes, label balance, lengths, duplicates, misspelt labels.
 
-Token lengths come from whoever has a tokenizer; everything else is read off the tables.
+It knows no tokenizer: the caller gives token lengths, and everything else comes from the tables.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from adapterbank.tasks.columns import as_number, has_no_answer, is_missing, label_name, label_names
+from adapterbank.kinds.table import KINDS
+from adapterbank.kinds.values import as_number, is_missing
 from adapterbank.tasks.spec import Task
 from adapterbank.tasks.tables import Table
 
 PERCENTILES = (5, 25, 50, 75, 95, 99, 100)
 
 
-def survey(
+def profile(
     task: Task, tables: Mapping[str, Table], lengths: Mapping[str, Sequence[int]], max_length: int
 ) -> dict[str, Any]:
-    """Describe every split, and what splits have in common; `lengths` has the tokens of each row."""
+    """Describe every split and the rows that splits share; `lengths` has the number of tokens of each row."""
     texts = {name: _texts(task, table) for name, table in tables.items()}
     return {
         "task": task.name,
@@ -27,13 +28,13 @@ def survey(
         "max_length": max_length,
         "splits": {name: _split(task, table, texts[name], lengths[name], max_length) for name, table in tables.items()},
         "shared": _shared(texts),
-        "warnings": spelling(task, tables),
+        "warnings": unknown_labels(task, tables),
     }
 
 
-def spelling(task: Task, tables: Mapping[str, Table]) -> list[str]:
-    """Warn of labels that other splits have and train has not, and say so where it spells them otherwise."""
-    if task.kind not in ("classification", "multilabel") or "train" not in tables:
+def unknown_labels(task: Task, tables: Mapping[str, Table]) -> list[str]:
+    """Return a warning for each label that another split has and train has not, with train's spelling if it differs."""
+    if not KINDS[task.kind].fewest_labels or "train" not in tables:
         return []
     counts = {name: _labels(task, table) for name, table in tables.items()}
     known = {_plain(label): label for label in counts["train"]}
@@ -42,7 +43,7 @@ def spelling(task: Task, tables: Mapping[str, Table]) -> list[str]:
         for label, rows in mine.items():
             if label not in counts["train"]:
                 twin = known.get(_plain(label))
-                how = f"train spells it {twin!r}" if twin is not None else "train never shows it"
+                how = f"train spells it {twin!r}" if twin is not None else "train has no row with it"
                 found.append(f"{name} has the label {label!r} ({rows} rows); {how}.")
     return found
 
@@ -66,20 +67,14 @@ def _targets(task: Task, table: Table) -> dict[str, Any]:
     values = [value for value in table.columns.get(task.label, []) if not is_missing(value)]
     if not values:
         return {"labelled": False}
-    if task.kind == "regression":
-        numbers = [number for number in map(as_number, values) if number is not None]
-        spread = {"min": min(numbers), "mean": sum(numbers) / len(numbers), "max": max(numbers)} if numbers else {}
-        return {"labelled": True, "numbers": spread}
-    if task.kind == "span":
-        return {"labelled": True, "unanswerable": sum(map(has_no_answer, values))}
-    return {"labelled": True, "labels": dict(_labels(task, table).most_common())}
+    kind = KINDS[task.kind]
+    counts = {"labels": dict(_labels(task, table).most_common())} if kind.fewest_labels else {}
+    return {"labelled": True, **counts, **kind.profile(values)}
 
 
 def _labels(task: Task, table: Table) -> Counter[str]:
     values = [value for value in table.columns.get(task.label, []) if not is_missing(value)]
-    if task.kind == "multilabel":
-        return Counter(name for value in values for name in label_names(value))
-    return Counter(label_name(value) for value in values)
+    return Counter(name for value in values for name in KINDS[task.kind].cell_labels(value))
 
 
 def _texts(task: Task, table: Table) -> list[tuple[str, ...]]:
@@ -88,20 +83,20 @@ def _texts(task: Task, table: Table) -> list[tuple[str, ...]]:
 
 
 def _shared(texts: Mapping[str, Sequence[tuple[str, ...]]]) -> list[dict[str, Any]]:
-    """Count the rows of each later split whose texts stand in an earlier one too, whatever their labels."""
+    """Count the rows of each later split whose texts also occur in an earlier one, whatever their labels."""
     names = sorted(texts, key=lambda name: (name != "train", name))
     found = []
     for place, first in enumerate(names):
-        held = {row for row in texts[first] if all(part.strip() for part in row)}
+        known = {row for row in texts[first] if all(part.strip() for part in row)}
         for second in names[place + 1 :]:
-            rows = sum(row in held for row in texts[second])
+            rows = sum(row in known for row in texts[second])
             if rows:
                 found.append({"of": second, "in": first, "rows": rows})
     return found
 
 
 def _plain(label: str) -> str:
-    """Give a label without what spellings differ in: case, blanks, dashes and the like."""
+    """Return a label without what spellings differ in: case, blanks, dashes and the like."""
     if as_number(label) is not None:
-        return label  # 1 and -1 are no two spellings
+        return label  # 1 and -1 are not two spellings of one label
     return "".join(mark for mark in label.casefold() if mark.isalnum()) or label

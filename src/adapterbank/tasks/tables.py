@@ -1,6 +1,6 @@
-"""Tables: files and Python data as named columns of plain values. It knows no tasks, labels or models.
+"""Tables: files and Python data as named columns of plain values. They know no tasks, labels or models.
 
-Every file is UTF-8, and every failure is one sentence with the file, the line and the way out.
+Every file is UTF-8. An error message is one sentence with the file, the line and the remedy.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from adapterbank.errors import DataError, InputError
+from adapterbank.kinds.values import listed, short
 
 TUPLE_COLUMNS = {2: ("text", "label"), 3: ("text", "text_pair", "label")}
-"""The names given to the places of tuples, by their length."""
+"""Column names of tuples, by their length."""
 
 _FIELD_LIMIT = 2**31 - 1  # the csv module stops at 131,072 characters, less than a long document
 
@@ -31,10 +32,10 @@ class Table:
 
     columns: dict[str, list[Any]]
     source: str = "data"
-    """Where it came from, for messages."""
+    """The file or argument it was read from, for messages."""
 
     def at(self, row: int) -> str:
-        """Say where a row is, for messages: data rows count from 1, without the header."""
+        """Return the location of a row for messages; rows count from 1, without the header."""
         return f"{self.source}, row {row + 1}"
 
     @property
@@ -44,32 +45,32 @@ class Table:
 
 
 def read_table(path: str | os.PathLike[str]) -> Table:
-    """Read a file as the reader of its ending does (`READERS`); text formats may be packed as .gz."""
+    """Read a file in the format of its extension (`READERS`); text formats may be compressed as .gz."""
     file = _existing(path)
     ending = _ending(file)
     if ending not in READERS:
         raise DataError(
-            f"{file} has the ending {ending!r}, which is not one of {', '.join(READERS)}; "
-            f"save the table as one of these (text formats may end in .gz too)."
+            f"{file} has the extension {ending!r}, which is not one of {', '.join(READERS)}; "
+            f"save the table as one of these (text formats may also end in .gz)."
         )
     table = READERS[ending](file)
     if not table.rows:
-        raise DataError(f"{file} names columns ({listed(table.columns)}) but has no rows; add some.")
+        raise DataError(f"{file} has columns ({listed(table.columns)}) but no rows; add some.")
     return table
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
-    """Read a plain text file, a line each; blank lines keep their place, the last line break ends no line."""
+    """Return the lines of a text file; blank lines are kept, and a final line break starts no further line."""
     return [line.removesuffix("\r") for line in _decoded(_existing(path)).removesuffix("\n").split("\n")]
 
 
 def is_plain_text(path: str | os.PathLike[str]) -> bool:
-    """Tell whether the file's ending says plain lines (.txt, .txt.gz)."""
+    """Return whether the file's extension is that of plain text (.txt, .txt.gz)."""
     return _ending(Path(path)) == ".txt"
 
 
 def table_from(data: Any, source: str = "data") -> Table:
-    """Return a table of a path, a table, a list of dicts or tuples, a dict of columns, or a DataFrame.
+    """Return data as a table: a path, a table, a list of dicts or tuples, a dict of columns, or a DataFrame.
 
     Tuples are (text, label) or (text, second text, label).
     """
@@ -100,18 +101,18 @@ def _existing(path: str | os.PathLike[str]) -> Path:
     file = Path(path).expanduser()
     try:
         folder, there = file.is_dir(), file.exists()
-    except OSError as error:  # such as a name longer than any file's, when a text is given for a path
+    except OSError as error:  # such as a name that is too long, when a text is given instead of a path
         raise DataError(f"{short(str(file))} cannot be a file: {error.strerror}; give a path.") from None
     if folder:
         inside = sorted(entry.name for entry in file.iterdir() if _ending(entry) in READERS)
-        raise DataError(f"{file} is a folder; name a file in it: {listed(inside) or 'it holds no table'}.")
+        raise DataError(f"{file} is a folder; name a file in it: {listed(inside) or 'it contains no table'}.")
     if there:
         return file
     if not file.parent.is_dir():
-        raise DataError(f"There is no file {file}, nor the folder {file.parent}; check the path.")
+        raise DataError(f"There is no file {file}, and no folder {file.parent}; check the path.")
     names = sorted(entry.name for entry in file.parent.iterdir())
     near = difflib.get_close_matches(file.name, names, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"its folder holds: {listed(names)}."
+    hint = f"did you mean {' or '.join(near)}?" if near else f"its folder contains: {listed(names)}."
     raise DataError(f"There is no file {file}; {hint}")
 
 
@@ -122,7 +123,7 @@ def _ending(path: Path) -> str:
 def _decoded(path: Path) -> str:
     data = unpacked(path)
     if data[:2] == b"\x1f\x8b":
-        raise DataError(f"{path} is packed by gzip, and its name does not end in .gz; unpack it.")
+        raise DataError(f"{path} is compressed with gzip, but its name does not end in .gz; decompress or rename it.")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -135,7 +136,7 @@ def _decoded(path: Path) -> str:
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise DataError(
-            f"{path} has a NUL byte on line {line}, so it is no plain text (UTF-16, or a spreadsheet?); "
+            f"{path} has a NUL byte on line {line}, so it is not plain text (UTF-16, or a spreadsheet?); "
             f"save it as UTF-8."
         )
     if not text.strip():
@@ -144,12 +145,12 @@ def _decoded(path: Path) -> str:
 
 
 def unpacked(path: Path) -> bytes:
-    """Read a file's bytes, out of gzip where its name ends so."""
+    """Return a file's bytes, decompressed if its name ends in .gz."""
     try:
         data = path.read_bytes()
         return gzip.decompress(data) if path.suffix.lower() == ".gz" else data
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be unpacked ({error}); pack it anew with gzip.") from None
+        raise DataError(f"{path} cannot be decompressed ({error}); compress it again with gzip.") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
 
@@ -159,7 +160,7 @@ def _read_csv(path: Path) -> Table:
 
 
 def _read_tsv(path: Path) -> Table:
-    # No quoting: GLUE-style files hold stray quotes that would otherwise swallow the lines after them.
+    # No quoting: GLUE's files contain stray quotes, which would otherwise swallow the lines after them.
     return _read_separated(path, "\t", csv.QUOTE_NONE)
 
 
@@ -172,10 +173,10 @@ def _read_separated(path: Path, delimiter: str, quoting: Any) -> Table:
     for line, fields in records:
         if not fields and len(header) > 1:
             continue
-        fields = fields or [""]  # with one column a blank line is a row: predictions keep their places
+        fields = fields or [""]  # with one column a blank line is a row, so that predictions match the lines
         if len(fields) != len(header):
-            advice = "quote a text that holds a comma" if delimiter == "," else "a text may hold no tab"
-            found = f"{len(fields)} fields where the header has {len(header)}"
+            advice = "quote a text that contains a comma" if delimiter == "," else "a text must not contain a tab"
+            found = f"{len(fields)} fields, but the header has {len(header)}"
             raise DataError(f"{path}, line {line}: {found}; {advice}.")
         rows.append(fields)
     return Table({name: [row[place] for row in rows] for place, name in enumerate(header)}, str(path))
@@ -183,13 +184,13 @@ def _read_separated(path: Path, delimiter: str, quoting: Any) -> Table:
 
 def _records(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
     while True:
-        line = reader.line_num + 1  # where the record starts, as a quoted text may run over many lines
+        line = reader.line_num + 1  # where the record starts: a quoted text may span several lines
         try:
             fields = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            advice = "close each quote, and write a quote inside a quoted text twice"
+            advice = "close every quote, and double the quotes inside a quoted text"
             raise DataError(f"{path}, line {line}: {error}; {advice}.") from None
         yield line, fields
 
@@ -198,10 +199,10 @@ def _header(fields: list[str], path: Path, delimiter: str) -> list[str]:
     names = [name.strip() or f"column{place}" for place, name in enumerate(fields, 1)]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise DataError(f"{path} names the column {short(twice[0])!r} twice; give each its own name.")
+        raise DataError(f"{path} has two columns named {short(twice[0])!r}; give each its own name.")
     other = next((mark for mark in (";", "\t", "|") if mark in names[0]), None)
     if len(names) == 1 and other and delimiter == ",":
-        raise DataError(f"{path} seems to have {other!r} between fields; save it with commas, or as .tsv.")
+        raise DataError(f"{path} seems to separate fields with {other!r}; save it with commas, or as .tsv.")
     return names
 
 
@@ -211,7 +212,7 @@ def _read_jsonl(path: Path) -> Table:
         if text.strip():
             record = _parsed(text, path, line)
             if not isinstance(record, dict):
-                raise DataError(f"{path}, line {line}: {short(text)} is no JSON object; write one a line.")
+                raise DataError(f"{path}, line {line}: {short(text)} is not a JSON object; write one on each line.")
             records.append(record)
     return _from_records(records, str(path))
 
@@ -220,17 +221,17 @@ def _read_json(path: Path) -> Table:
     content = _parsed(_decoded(path), path)
     rows = content.get("data") if isinstance(content, dict) else content
     if not isinstance(rows, list):
-        raise DataError(f"{path} is no list of objects; write a list, or an object a line as .jsonl.")
+        raise DataError(f"{path} is not a list of objects; write a list, or one object on each line as .jsonl.")
     odd = next((place for place, row in enumerate(rows, 1) if not isinstance(row, dict)), None)
     if odd is not None:
-        raise DataError(f"{path}, row {odd}: {short(rows[odd - 1])} is no JSON object; each row must be one.")
+        raise DataError(f"{path}, row {odd}: {short(rows[odd - 1])} is not a JSON object; every row must be one.")
     if not rows:
         raise DataError(f"{path} has no rows; add at least one object to the list.")
     return _from_records(_squad_rows(rows) if "paragraphs" in rows[0] else rows, str(path))
 
 
 def _squad_rows(articles: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    # SQuAD's own files nest question in paragraph in article; here each question becomes a row.
+    # SQuAD's files nest questions in paragraphs in articles; each question becomes a row.
     keys = ("text", "answer_start")
     return [
         {
@@ -254,7 +255,7 @@ def _parsed(text: str, path: Path, line: int = 1) -> Any:
         near = short(text[error.pos :].strip())
         raise DataError(f"{where}: not valid JSON, {error.msg[0].lower()}{error.msg[1:]}, near {near!r}.") from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}, line {line}: JSON that cannot be used: {error}.") from None
+        raise DataError(f"{path}, line {line}: this JSON cannot be used: {error}.") from None
 
 
 def _read_parquet(path: Path) -> Table:
@@ -262,14 +263,14 @@ def _read_parquet(path: Path) -> Table:
     import pyarrow.parquet
 
     if path.stat().st_size == 0:
-        raise DataError(f"{path} is empty; write the Parquet file anew.")
+        raise DataError(f"{path} is empty; write the Parquet file again.")
     try:
-        # The file itself, as read_table would take columns from folder names such as lang=en too.
+        # ParquetFile, because read_table would also take columns from folder names such as lang=en.
         with pyarrow.parquet.ParquetFile(path) as file:
             return Table(file.read().to_pydict(), str(path))
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         reason = short(str(error).splitlines()[0], 90)
-        raise DataError(f"{path} is not a Parquet file that can be read ({reason}); write it anew.") from None
+        raise DataError(f"{path} cannot be read as a Parquet file ({reason}); write it again.") from None
 
 
 READERS: dict[str, Callable[[Path], Table]] = {
@@ -292,7 +293,7 @@ def _from_rows(rows: Sequence[Any], source: str) -> Table:
     for place, row in enumerate(rows, 1):
         if width not in TUPLE_COLUMNS or not isinstance(row, (tuple, list)) or len(row) != width:
             raise InputError(
-                f"{source}, row {place}: {short(row)} does not fit; give all rows as dicts, or all as "
+                f"{source}, row {place}: {short(row)} does not match the other rows; give all rows as dicts, all as "
                 f"(text, label), or all as (text, second text, label)."
             )
     names = TUPLE_COLUMNS[width]
@@ -300,7 +301,7 @@ def _from_rows(rows: Sequence[Any], source: str) -> Table:
 
 
 def _from_records(records: Sequence[Mapping[Any, Any]], source: str) -> Table:
-    # A key that a row lacks is a missing value there, as JSON writers leave out nulls.
+    # A key that a row lacks is a missing value, because JSON writers leave out nulls.
     names = dict.fromkeys(str(name) for record in records for name in record)
     plain = [{str(name): _plain(value) for name, value in record.items()} for record in records]
     return Table({name: [record.get(name) for record in plain] for name in names}, source)
@@ -321,24 +322,11 @@ def _frame_columns(frame: Any) -> Any:
     try:
         return frame.to_dict(orient="list")  # pandas
     except TypeError:
-        return frame.to_dict()  # `datasets` and polars give columns without being asked
+        return frame.to_dict()  # `datasets` and polars return columns by default
 
 
 def _plain(value: Any) -> Any:
-    # Arrays and their scalars become Python values; the missing marks of pandas become None.
+    # Arrays and their scalars become Python values; the missing values of pandas become None.
     if type(value).__name__ in ("NAType", "NaTType"):
         return None
     return value.tolist() if hasattr(value, "tolist") else value
-
-
-def listed(names: Iterable[Any], most: int = 12) -> str:
-    """Write names for a message, the first few where there are many."""
-    shown = [short(name) for name in names]
-    more = f", … ({len(shown)} in all)" if len(shown) > most else ""
-    return ", ".join(shown[:most]) + more
-
-
-def short(value: Any, most: int = 40) -> str:
-    """Write a value for a message, cut where it is long."""
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= most else text[: most - 1] + "…"

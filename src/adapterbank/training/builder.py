@@ -1,7 +1,7 @@
-"""From a config to a run that lacks nothing but its training: data, plan, tokens, first numbers. Knows no bank.
+"""From a config to a run that is ready to train: data, plan, tokens, initial tensors. Knows no bank.
 
-Whatever several runs have in common (a data set, its tokens) is read and made once, and is the same object for all of
-them; that is how the training loop sees that they can share it.
+What several runs have in common (a data set, its tokens) is read and tokenised once. Those runs share the same object,
+by which the training loop sees that they can share work.
 """
 
 from __future__ import annotations
@@ -10,43 +10,44 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from adapterbank import metrics
-from adapterbank.config import Config, resolve
+from adapterbank.config import Config
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.errors import ConfigError
 from adapterbank.inference.predictions import decide
 from adapterbank.inference.rows import Rows, make_rows
-from adapterbank.methods import Head, Plan, find_method, make_plan, trained
+from adapterbank.kinds import scoring
+from adapterbank.kinds.table import KINDS
+from adapterbank.methods import find_method
 from adapterbank.runtime import find_device, find_dtype
-from adapterbank.slots import heads
-from adapterbank.slots.additions import bottleneck, lora
+from adapterbank.slots import tensors
+from adapterbank.slots.plan import Head, Plan, make_plan, trained
 from adapterbank.storage import records
 from adapterbank.tasks.spec import Task
-from adapterbank.training.dataset import Dataset, DatasetReader, named
+from adapterbank.training.dataset import Dataset, DatasetReader
 from adapterbank.training.job import TrainingJob
 from adapterbank.training.optimizer import AdamSettings
 
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """A run whose options fit its data and its backbone; nothing has been tokenised yet."""
+    """A run whose options match its data and its backbone; its data is not tokenised yet."""
 
     config: Config
     """With every default filled in."""
     data: Dataset = field(repr=False)
     plan: Plan
     identity: dict[str, Any] = field(repr=False)
-    """The config as it stands in the record: every option, the backbone's sha256 and the data's fingerprints."""
+    """The config of the record: every option, the backbone's sha256 and the data's fingerprints."""
     device: torch.device
     dtype: torch.dtype
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """The name of its record."""
         return records.config_hash(self.identity)
@@ -54,7 +55,7 @@ class ResolvedRun:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that lacks nothing but its training."""
+    """A run that is ready to train."""
 
     resolved: ResolvedRun
     job: TrainingJob = field(repr=False)
@@ -62,53 +63,53 @@ class PreparedRun:
     """The splits that are scored at the end, without their targets."""
     notes: list[str]
     seconds: float
-    """It took to get here."""
+    """The time that the preparation took."""
 
 
 class RunBuilder:
-    """Makes runs of one backbone ready; data and tokens that several of them use are there once."""
+    """Prepares runs of one backbone; data and tokens that several runs use are created once."""
 
     def __init__(
         self,
         backbone: Backbone,
         stage: Callable[[str, int, int], None] = lambda what, done, total: None,
+        reader: DatasetReader | None = None,
     ) -> None:
-        """`stage` hears how far the tokenising is: what, done, of how many."""
-        self.backbone, self._stage, self._reader = backbone, stage, DatasetReader()
+        """Create a builder; it calls `stage` with the progress of tokenising: what, how much is done, of how much."""
+        self.backbone, self._stage, self._reader = backbone, stage, reader or DatasetReader()
         self._rows: dict[tuple[Any, ...], tuple[Any, Rows]] = {}
 
-    def read(self, config: Config, given: Mapping[str, Any] | None = None) -> Dataset:
-        """Read a run's data, once however many runs have it; see `look`."""
-        return self._reader.read(config, given)
+    def read(self, config: Config) -> Dataset:
+        """Read a run's data, once for all runs that use it."""
+        return self._reader.read(config)
 
-    def look(self, config: Config, given: Mapping[str, Any] | None = None) -> ResolvedRun:
-        """Read a run's data and find all that does not fit; `given` has splits as Python values."""
-        config = resolve(named(config, given))
+    def resolve(self, config: Config) -> ResolvedRun:
+        """Read a run's data and check a canonical config against it and against the backbone."""
         if not find_method(config.method).slot:
-            raise ConfigError([f"method is {config.method!r}, which trains no slot; run it by itself with train."])
-        data = self.read(config, given)
+            raise ConfigError([f"method is {config.method!r}, which trains no slot; run it on its own with train."])
+        data = self.read(config)
         plan = make_run_plan(config, self.backbone, data)
         device = find_device(config.device)
         dtype = find_dtype(config.precision, device)
         return ResolvedRun(config, data, plan, identity(config, self.backbone, data.about()), device, dtype)
 
-    def ready(self, resolved: ResolvedRun) -> PreparedRun:
-        """Tokenise the data and put together what the training loop needs."""
+    def prepare(self, resolved: ResolvedRun) -> PreparedRun:
+        """Tokenise the data and build the training loop's job."""
         began = time.perf_counter()
         config, data = resolved.config, resolved.data
         notes = list(data.notes)
         rows = {name: self._tokenised(config, data, name) for name in data.splits}
-        _tell_of_lengths(config, rows["train"], len(data.splits["train"]), notes.append)
-        job = _lesson(resolved, self.backbone, rows["train"], rows["dev"])
-        scored = {name: mine for name, mine in rows.items() if name != "train"}
+        _note_lengths(config, rows["train"], len(data.splits["train"]), notes.append)
+        job = _make_job(resolved, self.backbone, rows["train"], rows["dev"])
+        scored = {name: split for name, split in rows.items() if name != "train"}
         return PreparedRun(resolved, job, scored, notes, time.perf_counter() - began)
 
     def _tokenised(self, config: Config, data: Dataset, split: str) -> Rows:
-        """Give a split's rows; only those that are trained on carry their targets."""
+        """Return a split's rows; only training rows have targets."""
         examples = data.splits[split]
         key = (id(examples), split == "train", config.max_length, config.doc_stride)
         if key not in self._rows:
-            made = make_rows(
+            rows = make_rows(
                 self.backbone,
                 examples if split == "train" else replace(examples, targets=None),
                 kind=data.task.kind,
@@ -117,49 +118,44 @@ class RunBuilder:
                 keep=True,
                 watch=lambda done, total: self._stage(f"tokenising {split}", done, total),
             )
-            self._rows[key] = examples, made  # the examples too: an `id` is theirs only while they live
+            self._rows[key] = examples, rows  # with the examples: an `id` is unique only while its object is alive
         return self._rows[key][1]
 
 
 def identity(config: Config, backbone: Backbone, about: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Give all that a run is known by; `about` has its data's fingerprints, None where they could not be read."""
+    """Return what identifies a run; `about` has the fingerprints of its data, None if the data could not be read."""
     return {**config.to_json(), "backbone_sha256": backbone.sha256, "data": about}
 
 
 def make_run_plan(config: Config, backbone: Backbone, data: Dataset) -> Plan:
-    """Say what a slot for this run adds and trains; finds what does not fit the backbone."""
+    """Return the plan of a run's slot, after checking the config against the backbone and the task."""
     assert config.pooling is not None
     if config.pooling == "pooler" and not backbone.has_pooler:
-        raise ConfigError([f"pooling is 'pooler', but {backbone.name!r} has none; use first or mean."])
+        raise ConfigError([f"pooling is 'pooler', but {backbone.name!r} has no pooler; use first or mean."])
     if config.max_length > backbone.config.max_length:
         limit = backbone.config.max_length
-        raise ConfigError([f"max_length is {config.max_length}, but {backbone.name!r} has {limit} positions."])
-    task = data.task
-    if config.class_weights != "none" and task.kind != "classification":
+        mistake = f"max_length is {config.max_length}, but {backbone.name!r} has {limit} positions; lower it."
+        raise ConfigError([mistake])
+    task, kind = data.task, KINDS[data.task.kind]
+    if config.class_weights != "none" and not kind.single_label:
         raise ConfigError([f"class_weights is {config.class_weights!r}, but the task is {task.kind}; leave it out."])
-    head = Head(
-        task.kind, {"regression": 1, "span": 2}.get(task.kind, len(task.labels)), config.pooling, config.head_hidden
-    )
-    if task.kind == "regression":
-        targets = np.array(data.splits["train"].targets, dtype=float)
-        head = replace(head, shift=float(targets.mean()), scale=float(targets.std()) or 1.0)
+    head = Head(task.kind, kind.outputs(len(task.labels)), config.pooling, config.head_hidden)
+    if kind.standardize:
+        shift, scale = kind.standardize(data.splits["train"].targets or [])
+        head = replace(head, shift=shift, scale=scale)
     encoder = backbone.config
     return make_plan(config.method_options(), depth=encoder.layers, head=head, shared_layers=encoder.shared_layers)
 
 
 def initial_tensors(plan: Plan, backbone: Backbone, *, sigma: float, seed: int) -> dict[str, Tensor]:
-    """Give every tensor that trains at its first value: new ones drawn, the encoder's copied."""
+    """Return the initial value of every tensor that trains: new tensors are drawn, the encoder's are copied."""
     generator = torch.Generator().manual_seed(seed)
-    found = {name: backbone.tensors[name] for name in trained(backbone.tensors, plan)}
-    if plan.adapter:
-        found |= bottleneck.initial(plan.adapter, backbone.config.hidden, sigma, generator)
-    if plan.lora:
-        found |= lora.initial(plan.lora, backbone.config, generator)
-    return found | heads.initial(plan.head, backbone.config.hidden, generator)
+    own = {name: backbone.tensors[name] for name in trained(backbone.tensors, plan)}
+    return own | tensors.initial(plan, backbone.config, sigma, generator)
 
 
-def _lesson(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) -> TrainingJob:
-    config, task, held_out = resolved.config, resolved.data.task, resolved.data.splits["dev"]
+def _make_job(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) -> TrainingJob:
+    config, task, dev_examples = resolved.config, resolved.data.task, resolved.data.splits["dev"]
     assert config.lr and config.epochs and config.epsilon is not None
     assert config.weight_decay is not None and config.bias_correction is not None
     return TrainingJob(
@@ -167,9 +163,7 @@ def _lesson(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) ->
         initial_tensors(resolved.plan, backbone, sigma=config.sigma, seed=config.seed),
         rows,
         dev,
-        lambda given: metrics.score(
-            task.metric, decide(task, held_out, dev, given), held_out.targets or [], task.labels
-        ),
+        lambda outputs: scoring.score(task, decide(task, dev_examples, dev, outputs), dev_examples.targets or []),
         config.lr,
         config.epochs,
         batch=config.batch,
@@ -181,23 +175,23 @@ def _lesson(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) ->
     )
 
 
-def _tell_of_lengths(config: Config, rows: Rows, examples: int, tell: Callable[[str], None]) -> None:
+def _note_lengths(config: Config, rows: Rows, examples: int, note: Callable[[str], None]) -> None:
     if rows.cut:
-        tell(f"{rows.cut} of {examples} training texts are longer than max_length {config.max_length} and are cut.")
+        note(f"{rows.cut} of {examples} training texts are longer than max_length {config.max_length} and are cut.")
     if rows.unreachable:
-        tell(
+        note(
             f"{rows.unreachable} training rows are left out: their answer fits no window of {config.max_length} tokens."
         )
-    longer = sum(len(mine) > 1 for mine in rows.by_example(examples)) if rows.owners is not None else 0
+    longer = sum(len(windows) > 1 for windows in rows.by_example(examples)) if rows.owners is not None else 0
     if longer:
-        tell(
+        note(
             f"{longer} of {examples} training documents are longer than {config.max_length} tokens with their "
             f"question and are cut into overlapping windows: {len(rows)} rows in all."
         )
 
 
 def _class_weights(config: Config, task: Task, rows: Rows) -> tuple[float, ...] | None:
-    """Weigh each class by the inverse of its share, as scikit-learn's `balanced` does."""
+    """Weight each class by the inverse of its share, like scikit-learn's `balanced`."""
     if config.class_weights == "none":
         return None
     counts = Counter(rows.targets or [])

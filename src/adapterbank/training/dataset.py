@@ -1,4 +1,4 @@
-"""What a run trains on: a config's files, Python data or task of the catalog -> examples. Knows no tokens, no torch."""
+"""A run's data: examples from files, Python data or the catalog, as a config names them. Knows no tokens, no torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from adapterbank.config import Config
+from adapterbank.config import Config, resolve
 from adapterbank.errors import ConfigError, DataError, InputError, UnknownName
+from adapterbank.kinds.table import KINDS
 from adapterbank.storage.package import check_name
 from adapterbank.tasks import catalog
 from adapterbank.tasks.columns import find_columns, infer_task
@@ -17,9 +18,9 @@ from adapterbank.tasks.spec import Examples, Task
 from adapterbank.tasks.tables import Table, table_from
 
 _DEV_SHARE = 0.1
-"""Of the training data, when no dev data is given."""
+"""Share of the training data that becomes dev data if there is none."""
 SOURCE = ("task", "train", "dev", "test", "data_root", "text", "text_pair", "label", "kind", "labels", "metric")
-"""The options that say which examples there are; `limit` and `seed` only choose among them."""
+"""The options that define the examples; `limit` and `seed` only choose among them."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,12 @@ class Dataset:
 
     task: Task
     splits: Mapping[str, Examples]
-    """train, dev and perhaps test."""
+    """train, dev and, if there is one, test."""
     notes: tuple[str, ...]
-    """What the user should know: rows left out, columns found."""
+    """Messages for the user, such as dropped rows and inferred columns."""
 
     def about(self) -> dict[str, Any]:
-        """Give each split's rows and fingerprint."""
+        """Return each split's rows and fingerprint."""
         return {name: {"rows": rows, "sha256": sha256} for name, (rows, sha256) in self._fingerprints.items()}
 
     @cached_property
@@ -41,34 +42,37 @@ class Dataset:
         return {name: (len(e), e.fingerprint()) for name, e in self.splits.items()}
 
 
-def named(config: Config, given: Mapping[str, Any] | None = None) -> Config:
-    """Give a task of the catalog the name that a bank keeps it under, and its data unless other data is named."""
-    if config.task not in catalog.CATALOG:
-        return config
-    own = config.train or ("" if "train" in (given or {}) else config.task)
-    return replace(config, task=catalog.bank_name(config.task), train=own)
+def canonical(config: Config, splits: Mapping[str, Any] | None = None) -> Config:
+    """Return the config as runs compare and record it; whoever accepts options calls this, and nothing below does.
+
+    A catalog task gets its name in a bank, and its data unless other data is named; defaults are filled in.
+    """
+    if config.task in catalog.CATALOG:
+        own = config.train or ("" if "train" in (splits or {}) else config.task)
+        config = replace(config, task=catalog.bank_name(config.task), train=own)
+    return resolve(config)
 
 
-def read_data(config: Config, given: Mapping[str, Any] | None = None) -> Dataset:
-    """Read the splits that a config names; `given` has them as Python data instead of files."""
-    return DatasetReader().read(config, given)
+def read_data(config: Config, splits: Mapping[str, Any] | None = None) -> Dataset:
+    """Read the splits that a config names; `splits` has them as Python data instead of files."""
+    return DatasetReader(splits).read(canonical(config, splits))
 
 
 class DatasetReader:
-    """Reads each data set once, however many runs name it; runs on the same rows get the very same object."""
+    """Reads each data set once for all runs that name it; runs on the same rows get the same object."""
 
-    def __init__(self) -> None:
-        """Begin with nothing read."""
+    def __init__(self, splits: Mapping[str, Any] | None = None) -> None:
+        """Create a reader; `splits` has splits as Python data instead of files."""
+        self.splits = splits or {}
         self._whole: dict[tuple[Any, ...], Dataset] = {}
         self._cut: dict[tuple[Any, ...], Dataset] = {}
 
-    def read(self, config: Config, given: Mapping[str, Any] | None = None) -> Dataset:
-        """See `read_data`; `given` must be the same in every call."""
-        config, given = named(config, given), given or {}
+    def read(self, config: Config) -> Dataset:
+        """Read the splits that a canonical config names."""
         check_name(config.task)
         source = tuple(getattr(config, name) for name in SOURCE)
         if source not in self._whole:
-            self._whole[source] = _read(config, given)
+            self._whole[source] = _read(config, self.splits)
         whole = self._whole[source]
         if "dev" in whole.splits and not 0 < config.limit < len(whole.splits["train"]):
             return whole
@@ -78,39 +82,39 @@ class DatasetReader:
         return self._cut[key]
 
 
-def _read(config: Config, given: Mapping[str, Any]) -> Dataset:
-    """Read all labelled rows, as they are."""
-    task, tables = _tables(config, given)
-    found: dict[str, Examples] = {}
+def _read(config: Config, data: Mapping[str, Any]) -> Dataset:
+    """Read all labelled rows."""
+    task, tables = _tables(config, data)
+    splits: dict[str, Examples] = {}
     notes: list[str] = []
     for name, table in tables.items():
-        found[name], report = read_examples(table, task)
+        splits[name], report = read_examples(table, task)
         notes += report.notes
-    return Dataset(task, found, tuple(notes))
+    return Dataset(task, splits, tuple(notes))
 
 
 def _cut(config: Config, whole: Dataset) -> Dataset:
-    """Hold out dev rows where there are none, and draw as many training rows as are wanted."""
-    task, found, notes = whole.task, dict(whole.splits), list(whole.notes)
-    if "dev" not in found:
-        usable = len(found["train"])
-        found["train"], found["dev"] = split(found["train"], task=task, fraction=_DEV_SHARE, seed=config.seed)
-        notes.append(f"No dev data given: {len(found['dev'])} of {usable} training rows are held out for it.")
-    if config.limit and config.limit < len(found["train"]):
+    """Hold out dev rows if there is no dev data, and draw `limit` training rows."""
+    task, splits, notes = whole.task, dict(whole.splits), list(whole.notes)
+    if "dev" not in splits:
+        usable = len(splits["train"])
+        splits["train"], splits["dev"] = split(splits["train"], task=task, fraction=_DEV_SHARE, seed=config.seed)
+        notes.append(f"No dev data given: {len(splits['dev'])} of {usable} training rows are held out for it.")
+    if config.limit and config.limit < len(splits["train"]):
         import numpy as np
 
-        order = np.random.default_rng(config.seed).permutation(len(found["train"]))[: config.limit]
-        found["train"] = found["train"].select(sorted(int(i) for i in order))
+        order = np.random.default_rng(config.seed).permutation(len(splits["train"]))[: config.limit]
+        splits["train"] = splits["train"].select(sorted(int(i) for i in order))
         notes.append(f"Training on {config.limit} rows drawn with seed {config.seed}.")
-        _check_classes(task, found["train"])
-    return Dataset(task, found, tuple(notes))
+        _check_classes(task, splits["train"])
+    return Dataset(task, splits, tuple(notes))
 
 
-def _tables(config: Config, given: Mapping[str, Any]) -> tuple[Task, dict[str, Table]]:
-    """Give the task and the table of each split: of files, of Python data, or of the catalog."""
-    sources = {name: given.get(name, getattr(config, name)) for name in ("train", "dev", "test")}
+def _tables(config: Config, data: Mapping[str, Any]) -> tuple[Task, dict[str, Table]]:
+    """Return the task and the table of each split, from files, Python data or the catalog."""
+    sources = {name: data.get(name, getattr(config, name)) for name in ("train", "dev", "test")}
     if sources["train"] is None or (isinstance(sources["train"], str) and not sources["train"]):
-        raise ConfigError(["train is missing; name a file of training data, or a task of: adapterbank catalog."])
+        raise ConfigError(["train is missing; name a file of training data, or a task that adapterbank catalog lists."])
     if isinstance(sources["train"], str) and catalog.is_named(sources["train"]):
         task, tables = _from_catalog(config, sources["train"])
     else:
@@ -131,17 +135,17 @@ def _from_catalog(config: Config, name: str) -> tuple[Task, dict[str, Table]]:
             f"{option} is {getattr(config, option)!r}, but {name!r} has its own in the catalog; leave it out."
             for option in stated
         )
-    found = catalog.train_splits(name, config.data_root)
-    return replace(found.task, name=config.task, metric=config.metric or found.task.metric), found.labelled()
+    source = catalog.train_splits(name, config.data_root)
+    return replace(source.task, name=config.task, metric=config.metric or source.task.metric), source.labelled()
 
 
 def _check_classes(task: Task, train_rows: Examples) -> None:
-    if task.kind == "classification" and len(set(train_rows.targets or [])) < 2:
-        raise DataError(f"With so few rows only one class of {task.name!r} is left to train on; raise --limit.")
+    if KINDS[task.kind].single_label and len(set(train_rows.targets or [])) < 2:
+        raise DataError(f"The drawn training rows have only one class of {task.name!r}; raise --limit.")
 
 
 def defaults(task: str, train: Any = None) -> dict[str, Any]:
-    """Give the options that a task of the catalog wants other than usual; a caller's own win over them."""
+    """Return the options for which a catalog task has its own defaults; the caller's options override them."""
     if isinstance(train, str) and train:
         name = train if catalog.is_named(train) else ""
     else:
@@ -150,29 +154,29 @@ def defaults(task: str, train: Any = None) -> dict[str, Any]:
 
 
 def catalog_name(ref: str) -> str | None:
-    """Give the name in the catalog of a task of a bank, `name` or `name@version`."""
+    """Return the catalog's name for a task of a bank, `name` or `name@version`; None if it is not in the catalog."""
     name = catalog.bank_name(ref.partition("@")[0])
-    return next((known for known in catalog.CATALOG if catalog.bank_name(known) == name), None)
+    return next((entry for entry in catalog.CATALOG if catalog.bank_name(entry) == name), None)
 
 
 def scored_table(ref: str, source: Any, split_name: str, root: str | None) -> Table:
-    """Give the labelled rows that a task is scored on: those of `source`, or the catalog's split of that name."""
+    """Return the labelled rows to score a task on: `source`, or the catalog's split of that name."""
     named = isinstance(source, str) and catalog.is_named(source)
     if source is not None and not named:
         return table_from(source)
     name = source if named else catalog_name(ref)
     if name is None:
-        raise InputError(f"{ref!r} is no task of the catalog, so it has no data of its own; name some with --data.")
+        raise InputError(f"{ref!r} is not in the catalog, so it has no data of its own; name data with --data.")
     try:
-        found = catalog.load(name, root)
+        loaded = catalog.load(name, root)
     except DataError as error:
         if source is not None:
             raise
         raise InputError(
-            f"No data was given, so {ref!r} was to be scored on that of the catalog's {name!r}: {error} "
-            f"Name other data with --data."
+            f"No data was given, and the catalog's data for {ref!r} ({name!r}) cannot be read: {error} "
+            f"Choose other data with --data."
         ) from None
-    tables = found.labelled()
+    tables = loaded.labelled()
     if split_name not in tables:
-        raise UnknownName(split_name, f"a labelled split of {name!r} in {found.source}", tables)
+        raise UnknownName(split_name, f"a labelled split of {name!r} in {loaded.source}", tables)
     return tables[split_name]

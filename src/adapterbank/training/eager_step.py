@@ -1,12 +1,11 @@
-"""A training step operation by operation: packed rows of any runs, in as many parts as memory asks for.
+"""The eager training step: packed rows of any runs, in as many parts as memory requires.
 
-Knows no schedule and no epochs; `train` says which rows. The other way to take a step is a program (`steady`).
+Knows no schedule and no epochs; the training loop chooses the rows. The alternative is a captured graph (`graph_step`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,128 +16,116 @@ from adapterbank.encoder.batch import PackedBatch, pack
 from adapterbank.encoder.dropout import Dropout, row_keys
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.forward import forward
-from adapterbank.encoder.prefix_cache import PrefixCache
 from adapterbank.errors import TrainingError
 from adapterbank.inference.rows import Rows
 from adapterbank.inference.runner import segments
-from adapterbank.methods import Plan
+from adapterbank.kinds.table import KINDS
 from adapterbank.runtime import total_memory
 from adapterbank.slots import heads
 from adapterbank.slots.routing import Route
 from adapterbank.slots.stack import Stacks
 from adapterbank.training.optimizer import StackedAdam
+from adapterbank.training.step_input import StepContext, StepInput
 
 Part = list[tuple[int, np.ndarray]]
-"""A micro-batch: numbers of works, and places within the batch of each."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """What one run does in a step."""
-
-    slot: int
-    plan: Plan
-    rows: Rows
-    """All that it trains on."""
-    batch: np.ndarray
-    """Row numbers of this step."""
-    weights: np.ndarray
-    """Weight of each row's loss; they sum to 1."""
-    targets: Tensor
-    """Of all rows, on the device."""
-    seed: int
-    step: int
-
-    def length(self, place: int) -> int:
-        """Give the tokens of a row of the batch."""
-        return len(self.rows.tokens[self.batch[place]])
+"""A micro-batch: indices of inputs, and for each the indices of rows within its batch."""
 
 
 class EagerStep:
-    """The steps of runs that start at one layer."""
+    """Eager steps of runs whose lowest trained layer is the same."""
 
-    def __init__(
-        self, config: EncoderConfig, prefixes: PrefixCache, *, first: int, rates: tuple[float, float], limit: int
-    ) -> None:
-        """Take the encoder's anatomy and frozen lower layers; `limit` is how many padded tokens a part may have."""
-        self._config, self._prefixes, self._first, self._rates = config, prefixes, first, rates
-        self._limit = limit
+    def __init__(self, context: StepContext, *, limit: int) -> None:
+        """Create the step; `context` is what the runs share, `limit` the most padded tokens of a part."""
+        self._context, self._limit = context, limit
+        self._targets: dict[int, tuple[Rows, Tensor]] = {}  # by `id` of the rows, which are stored to keep them alive
 
-    def step(self, stacks: Stacks, adam: StackedAdam, works: Sequence[Work]) -> Tensor:
-        """Compute the gradients in as many parts as memory asks for; give each work's loss."""
+    def step(self, stacks: Stacks, adam: StackedAdam, inputs: Sequence[StepInput]) -> Tensor:
+        """Compute the gradients in as many parts as memory requires; return the loss of each input."""
         losses: Tensor | None = None
         while losses is None:
             adam.zero_grad()
             try:
-                losses = self._gradients(stacks, adam, works)
+                losses = self._gradients(stacks, adam, inputs)
             except RuntimeError as error:
-                self._halve(error, works)
+                self._halve(error, inputs)
             if losses is None and torch.cuda.is_available():
-                torch.cuda.empty_cache()  # only here: while the error lives it holds on to the activations
+                torch.cuda.empty_cache()  # only here: until then the error keeps the activations alive
         return losses
 
-    def _gradients(self, stacks: Stacks, adam: StackedAdam, works: Sequence[Work]) -> Tensor:
-        """Add up the gradients of each work's mean loss over its batch; give the losses."""
-        totals = torch.zeros(len(works), device=stacks.device)
+    def _gradients(self, stacks: Stacks, adam: StackedAdam, inputs: Sequence[StepInput]) -> Tensor:
+        """Add up the gradients of each input's mean loss over its batch; return the losses."""
+        totals = torch.zeros(len(inputs), device=stacks.device)
         leaves = adam.leaves()
-        for part in self._parts(works):
-            losses = self._losses(stacks, works, part)
-            shares = np.concatenate([works[k].weights[places] for k, places in part])
+        for part in self._parts(inputs):
+            losses = self._losses(stacks, inputs, part)
+            shares = np.concatenate([inputs[k].weights[places] for k, places in part])
             sizes = [len(places) for _, places in part]
             scaled = (torch.cat(losses) * torch.from_numpy(shares.astype(np.float32)).to(totals.device)).split(sizes)
-            each = torch.stack([mine.sum() for mine in scaled])
+            each = torch.stack([part_losses.sum() for part_losses in scaled])
             adam.add_gradients(torch.autograd.grad(each.sum(), leaves, allow_unused=True))
             totals[[k for k, _ in part]] += each.detach()
         return totals
 
-    def _losses(self, stacks: Stacks, works: Sequence[Work], part: Part) -> list[Tensor]:
-        """Run one part: for each work in it, the loss of each of its rows."""
-        rows = [(works[k], place) for k, places in part for place in places]
-        batch = pack([work.rows.tokens[work.batch[place]] for work, place in rows], stacks.device)
-        route = Route(stacks, segments([(work.slot, work.length(place)) for work, place in rows]))
-        keys = [row_keys(works[k].seed, works[k].step, torch.from_numpy(places)) for k, places in part]
+    def _losses(self, stacks: Stacks, inputs: Sequence[StepInput], part: Part) -> list[Tensor]:
+        """Run one part; return the loss of each row, for each input in the part."""
+        rows = [(inputs[k], place) for k, places in part for place in places]
+        batch = pack([run.rows.tokens[run.batch[place]] for run, place in rows], stacks.device)
+        route = Route(stacks, segments([(run.slot, run.length(place)) for run, place in rows]))
+        keys = [row_keys(inputs[k].seed, inputs[k].step, torch.from_numpy(places)) for k, places in part]
         drop = Dropout(
             torch.cat(keys).to(batch.rows.device),
             batch.rows,
             batch.positions,
-            rate=self._rates[0],
-            attention_rate=self._rates[1],
+            rate=self._context.rates[0],
+            attention_rate=self._context.rates[1],
         )
-        hidden = forward(self._config, route, batch, drop, self._first, self._prefix(works, part, batch))
-        found, at = [], 0
+        hidden = forward(
+            self._context.config, route, batch, drop, self._context.first, self._prefix(inputs, part, batch)
+        )
+        losses, at = [], 0
         for (k, places), out in zip(part, heads.outputs(hidden, batch, route, drop), strict=True):
-            work, mine = works[k], slice(at, at + len(places))
-            at = mine.stop
-            head = work.plan.head
-            x = pad_sequence(out.split(batch.lengths[mine]), batch_first=True) if head.kind == "span" else out
-            found.append(heads.KINDS[head.kind].loss(x, work.targets[work.batch[places]], head, batch.counts[mine]))
-        return found
+            run, span = inputs[k], slice(at, at + len(places))
+            at = span.stop
+            head, kind = run.plan.head, KINDS[run.plan.head.kind]
+            x = pad_sequence(out.split(batch.lengths[span]), batch_first=True) if kind.per_token else out
+            targets = self._on_device(run, stacks.device)[run.batch[places]]
+            losses.append(kind.loss(x, targets, head, batch.counts[span]))
+        return losses
 
-    def _prefix(self, works: Sequence[Work], part: Part, batch: PackedBatch) -> Tensor | None:
-        """Look up what the frozen lower layers give for a part."""
-        if not self._first:
+    def _on_device(self, run: StepInput, device: torch.device) -> Tensor:
+        """Return the targets of all rows of a run; the first call copies them to the device."""
+        if id(run.rows) not in self._targets:
+            head = run.plan.head
+            targets = KINDS[head.kind].targets(run.rows.targets or [], head).to(device)
+            self._targets[id(run.rows)] = run.rows, targets
+        return self._targets[id(run.rows)][1]
+
+    def _prefix(self, inputs: Sequence[StepInput], part: Part, batch: PackedBatch) -> Tensor | None:
+        """Return the outputs of the frozen lower layers for a part, None if there are none."""
+        first, prefixes = self._context.first, self._context.prefixes
+        if not first:
             return None
-        if len({id(works[k].rows) for k, _ in part}) == 1:
-            rows = [int(row) for k, places in part for row in works[k].batch[places]]
-            return self._prefixes.get(works[part[0][0]].rows.tokens, self._first).rows(rows, batch)
-        found = []
+        if len({id(inputs[k].rows) for k, _ in part}) == 1:
+            rows = [int(row) for k, places in part for row in inputs[k].batch[places]]
+            return prefixes.get(inputs[part[0][0]].rows.tokens, first).rows(rows, batch)
+        outputs = []
         for k, places in part:
-            tokens = works[k].rows.tokens
-            rows = [int(row) for row in works[k].batch[places]]
-            mine = pack([tokens[row] for row in rows], batch.ids.device)
-            found.append(self._prefixes.get(tokens, self._first).rows(rows, mine))
-        return torch.cat(found)
+            tokens = inputs[k].rows.tokens
+            rows = [int(row) for row in inputs[k].batch[places]]
+            run_batch = pack([tokens[row] for row in rows], batch.ids.device)
+            outputs.append(prefixes.get(tokens, first).rows(rows, run_batch))
+        return torch.cat(outputs)
 
-    def _parts(self, works: Sequence[Work]) -> Iterator[Part]:
-        """Cut the step's rows into parts of at most `limit` padded tokens."""
+    def _parts(self, inputs: Sequence[StepInput]) -> Iterator[Part]:
+        """Split the step's rows into parts of at most `limit` padded tokens."""
         part: list[tuple[int, list[int]]] = []
         count = longest = 0
-        for k, work in enumerate(works):
-            for place in range(len(work.batch)):
-                length = work.length(place)
+        for k, run in enumerate(inputs):
+            for place in range(len(run.batch)):
+                length = run.length(place)
                 full = part and (count + 1) * max(longest, length) > self._limit
                 last = part[-1][0] if part else k
-                if full or (last != k and (work.plan.alone or works[last].plan.alone)):
+                if full or (last != k and (run.plan.alone or inputs[last].plan.alone)):
                     yield [(j, np.array(places)) for j, places in part]
                     part, count, longest = [], 0, 0
                 if not part or part[-1][0] != k:
@@ -148,25 +135,25 @@ class EagerStep:
         if part:
             yield [(j, np.array(places)) for j, places in part]
 
-    def _halve(self, error: RuntimeError, works: Sequence[Work]) -> None:
-        """Make parts smaller after running out of memory; raise what is another error, or past help."""
+    def _halve(self, error: RuntimeError, inputs: Sequence[StepInput]) -> None:
+        """Halve the parts after running out of memory; raise any other error, and if one row is too large."""
         signs = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
         if not (isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)):
             raise error
-        longest = max(work.length(place) for work in works for place in range(len(work.batch)))
-        largest = longest * sum(len(work.batch) for work in works)
+        longest = max(run.longest for run in inputs)
+        largest = longest * sum(len(run.batch) for run in inputs)
         if min(self._limit, largest) <= longest:
             raise TrainingError(
-                f"Not even one row of {longest} tokens fits into memory. Lower --max-length or use a smaller backbone."
+                f"Not even one row of {longest} tokens fits into memory; lower --max-length or use a smaller backbone."
             ) from error
         self._limit = max(longest, min(self._limit, largest) // 2)
 
 
 def token_limit(config: EncoderConfig, device: torch.device) -> int:
-    """Estimate how many padded tokens' activations fit into half of the memory, as a power of two.
+    """Estimate the number of padded tokens whose activations fit into half of the memory, as a power of two.
 
     A layer keeps about 12 vectors of the hidden width and 3 of the feed-forward width for the backward pass, and the
-    attention weights of a row. A step that runs out of memory all the same is cut further.
+    attention weights of a row. A step that still runs out of memory is split further.
     """
     attention = 4 * config.heads * min(config.max_length, 512)
     numbers = config.layers * (12 * config.hidden + 3 * config.feedforward + attention)

@@ -1,4 +1,4 @@
-"""One run of training: what it trains on, where it stands, what it tells. Knows no stacks and no optimiser."""
+"""One training run: its job, its state, its progress. Knows no stacks and no optimiser."""
 
 from __future__ import annotations
 
@@ -7,29 +7,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from adapterbank.inference.rows import Rows, epoch_order
-from adapterbank.methods import Plan
-from adapterbank.slots import heads
-from adapterbank.training.eager_step import Work
+from adapterbank.slots.plan import Plan
 from adapterbank.training.optimizer import AdamSettings, Schedule
+from adapterbank.training.step_input import StepInput
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What one run trains on, and how."""
+    """The data and settings of one run."""
 
     plan: Plan
     initial: Mapping[str, Tensor] = field(repr=False)
-    """The trained tensors' first values."""
+    """The initial values of the tensors that train."""
     train: Rows = field(repr=False)
     dev: Rows = field(repr=False)
     score: Callable[[list[np.ndarray]], float]
-    """Head outputs of the dev rows -> a number; higher is better."""
+    """Turns the head outputs of the dev rows into a score; higher is better."""
     rate: float
-    """Learning rate at its peak."""
+    """Peak learning rate."""
     epochs: int
     batch: int = 32
     warmup: float = 0.1
@@ -43,7 +41,7 @@ class TrainingJob:
 
 @dataclass
 class RunState:
-    """Where a run stands after an epoch: enough to go on as if it had never stopped."""
+    """A run's state after an epoch: enough to resume as if the run had never stopped."""
 
     epoch: int = 0
     """Finished epochs."""
@@ -55,21 +53,21 @@ class RunState:
     tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
     """`weights`, `best`, and the optimiser's `first` and `second` moments, each by tensor name."""
     failure: str = ""
-    """Why the run cannot go on, in a sentence."""
+    """Why the run failed, in one sentence; empty if it did not."""
 
     def copy(self) -> RunState:
-        """Give a state that later epochs leave as it is; tensors are replaced, never written."""
+        """Return a copy that later epochs do not change; tensors are replaced, never written."""
         return replace(self, history=list(self.history), tensors=dict(self.tensors))
 
     @property
     def best_score(self) -> float:
-        """The kept epoch's dev score."""
+        """The best epoch's dev score."""
         return self.history[self.best_epoch - 1]["score"] if self.best_epoch else float("-inf")
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a watcher is told after each step (on a GPU after a few), and after each epoch with its dev score."""
+    """The report after each step (on a GPU after a few), and after each epoch with its dev score."""
 
     run: int
     epoch: int
@@ -82,7 +80,7 @@ class Progress:
 
 
 class ActiveRun:
-    """One run on its way."""
+    """A run in progress."""
 
     def __init__(self, number: int, job: TrainingJob, state: RunState) -> None:
         self.number, self.job, self.state = number, job, state
@@ -91,44 +89,39 @@ class ActiveRun:
         self.per_epoch = -(-len(job.train) // job.batch)
         self.schedule = Schedule(job.rate, self.per_epoch * job.epochs, job.warmup)
         self.losses: list[float] = []
-        self.targets: Tensor | None = None  # on the device, from the first step on
         self.began = time.perf_counter()
         self.order: list[np.ndarray] = []
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to learn: all epochs are over, none was better for long, or it has failed."""
+        """Whether the run has ended: all epochs are done, patience is exhausted, or it has failed."""
         stale = self.state.epoch - self.state.best_epoch
         stopped = 0 < self.job.patience <= stale and self.state.epoch > 0
         return bool(self.state.failure) or stopped or self.state.epoch >= self.job.epochs
 
     def next_batch(self) -> np.ndarray:
-        """Give the numbers of the rows of the next step."""
+        """Return the indices of the rows of the next step."""
         if not self.order:
             self.order = epoch_order(self.lengths, self.job.batch, seed=self.job.seed, epoch=self.state.epoch)
             self.losses, self.began = [], time.perf_counter()
         return self.order[self.state.step % self.per_epoch]
 
     def weigh(self, batch: np.ndarray) -> np.ndarray:
-        """Give the weight of each row of a batch in its loss; they sum to 1."""
+        """Return the weight of each row of a batch in its loss; they sum to 1."""
         job = self.job
         if job.class_weights is None:
             return np.full(len(batch), 1 / len(batch))
         assert job.train.targets is not None
-        found = np.array([job.class_weights[job.train.targets[row]] for row in batch])
-        return np.asarray(found / found.sum())
+        weights = np.array([job.class_weights[job.train.targets[row]] for row in batch])
+        return np.asarray(weights / weights.sum())
 
-    def work(self, batch: np.ndarray, device: torch.device) -> Work:
-        """Say what is to be computed for a batch."""
+    def step_input(self, batch: np.ndarray) -> StepInput:
+        """Return the step input for a batch of this run."""
         job = self.job
-        if self.targets is None:
-            head = job.plan.head
-            self.targets = heads.KINDS[head.kind].targets(job.train.targets or [], head).to(device)
-        weights, clock = self.weigh(batch), (job.seed, self.state.step)
-        return Work(self.slot, job.plan, job.train, batch, weights, self.targets, *clock)
+        return StepInput(self.slot, job.plan, job.train, batch, self.weigh(batch), job.seed, self.state.step)
 
     def progress(self, score: float | None = None) -> Progress:
-        """Say how far it is; with the epoch's score where one has just ended."""
+        """Return the run's progress, with the epoch's score if an epoch has just ended."""
         seen = min(len(self.losses) * self.job.batch, len(self.job.train))
         speed = seen / max(1e-9, time.perf_counter() - self.began)
         loss = float(np.mean(self.losses[-50:]))

@@ -1,8 +1,8 @@
 """The one training loop, for any number of slots at once. Knows no files, configs or banks.
 
-Each step takes the next batch of every run that is not done, sends all their rows through the encoder together, each
-through its own slot, and takes one optimiser step per slot. Nothing of a run depends on the others: its order comes
-from (seed, epoch), its dropout from (seed, step, row), its gradient from its own rows.
+Each step takes the next batch of every active run, sends all rows through the encoder together, each through its own
+slot, and takes one optimiser step per slot. A run does not depend on the others: its order comes from (seed, epoch),
+its dropout from (seed, step, row), its gradient from its own rows.
 """
 
 from __future__ import annotations
@@ -13,27 +13,24 @@ from typing import Any
 
 import torch
 
-from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.families import EncoderConfig
+from adapterbank.encoder.placed import PlacedEncoder
 from adapterbank.encoder.prefix_cache import PrefixCache
 from adapterbank.errors import TrainingError
-from adapterbank.inference.graphs import GraphCompiler
-from adapterbank.inference.runner import place
-from adapterbank.methods import first_trained_layer
-from adapterbank.training.graph_step import form
+from adapterbank.inference.graphs import GraphCompiler, runs_graphs
+from adapterbank.slots.plan import first_trained_layer
+from adapterbank.slots.sharing import step_form
 from adapterbank.training.job import ActiveRun, Progress, RunState, TrainingJob
 from adapterbank.training.trainer import Trainer
 
 AT_ONCE = 8
-"""Runs that share a batch unless somebody says otherwise."""
+"""Runs that share a batch by default."""
 
 
 def train(
-    backbone: Backbone,
+    encoder: PlacedEncoder,
     jobs: Sequence[TrainingJob],
     *,
-    device: torch.device,
-    dtype: torch.dtype,
     dropout: float | None = None,
     watch: Callable[[Progress], None] = lambda progress: None,
     keep: Callable[[int, RunState], None] = lambda run, state: None,
@@ -41,23 +38,22 @@ def train(
     at_once: int = AT_ONCE,
     end: Callable[[int, RunState], None] | None = None,
 ) -> list[RunState]:
-    """Train all lessons and give each one's end state, the best epoch's weights among its tensors.
+    """Train all jobs and return their final states, which include the weights of the best epoch.
 
-    At most `at_once` share a batch; when one ends, the next of the queue takes its place. `watch` hears of each step
-    and epoch, `keep` gets each run's state after an epoch, `resume` has such states. `end` gets each run's end state
-    as soon as there is one, a failed run's with its `failure` while its neighbours go on, and the tensors are let go
-    after that; without `end` the first failure is raised.
+    At most `at_once` runs share a batch; when one ends, the next of the queue takes its place. `watch` is called after
+    each step and epoch, `keep` with a run's state after each epoch; `resume` has such states. `end` is called with a
+    run's final state as soon as the run ends, or fails with its `failure` set, while the others continue; its tensors
+    are released after that. Without `end` the first failure is raised.
     """
     states = {i: (resume or {}).get(i, RunState()).copy() for i in range(len(jobs))}
-    frozen = place(backbone, device, dtype)
-    prefixes = PrefixCache(backbone.config, frozen)
-    programs = GraphCompiler(device, fixed_sizes=True)
-    for (first, alone, *_), group in _groups(backbone.config, jobs, device).items():
-        trainer = Trainer(backbone.config, frozen, prefixes, dtype, dropout, first, programs)
+    prefixes = PrefixCache(encoder.config, encoder.tensors)
+    programs = GraphCompiler(encoder.device, fixed_sizes=True)
+    for (first, alone, *_), group in group_jobs(encoder.config, jobs, encoder.device).items():
+        trainer = Trainer(encoder, prefixes, dropout=dropout, first=first, programs=programs)
         coming = [ActiveRun(i, jobs[i], states[i]) for i in group]
         for run in coming:
             if run.done:  # resumed after its last epoch
-                _leave(run, end)
+                _end_run(run, end)
         waiting = deque(run for run in coming if not run.done)
         trainer.prepare(waiting, 1 if alone else at_once)
         while trainer.fill(waiting):
@@ -78,12 +74,12 @@ def train(
                         watch(run.progress(score))
                         keep(run.number, run.state.copy())
                 if run.done:
-                    _leave(run, end)
+                    _end_run(run, end)
     return list(states.values())
 
 
-def _leave(run: ActiveRun, end: Callable[[int, RunState], None] | None) -> None:
-    """Hand a run's end state over; what has been handed over need not stay in memory."""
+def _end_run(run: ActiveRun, end: Callable[[int, RunState], None] | None) -> None:
+    """Pass a run's final state to `end` and release its tensors; without `end`, raise its failure."""
     if end:
         end(run.number, run.state.copy())
         run.state.tensors = {}
@@ -91,18 +87,18 @@ def _leave(run: ActiveRun, end: Callable[[int, RunState], None] | None) -> None:
         raise TrainingError(run.state.failure)
 
 
-def _groups(
+def group_jobs(
     config: EncoderConfig, jobs: Sequence[TrainingJob], device: torch.device
 ) -> dict[tuple[Any, ...], list[int]]:
-    """Group lessons that may share a batch: the same frozen part below them, and not so large as to go alone.
+    """Group jobs that can share a batch: those with the same lowest trained layer, unless they change whole layers.
 
-    On a GPU they are also of one form, so that their steps can be one program (`steady`).
+    On a GPU a group also has one form, so that its steps can be one captured graph (`graph_step`).
     """
-    found: dict[tuple[Any, ...], list[int]] = {}
+    groups: dict[tuple[Any, ...], list[int]] = {}
     for i, job in enumerate(jobs):
         first = first_trained_layer(job.initial, config.layers)
         key: tuple[Any, ...] = (first, job.plan.alone)
-        if device.type == "cuda":
-            key += (form(job.plan), job.batch, id(job.train) if first else 0)
-        found.setdefault(key, []).append(i)
-    return found
+        if runs_graphs(device):
+            key += (step_form(job.plan), job.batch, id(job.train) if first else 0)
+        groups.setdefault(key, []).append(i)
+    return groups

@@ -25,13 +25,13 @@ _FIRST, _SECOND = 0.9, 0.999
 
 @dataclass(frozen=True)
 class AdamSettings:
-    """One slot's optimiser."""
+    """The optimiser settings of one slot."""
 
     epsilon: float = 1e-6
     weight_decay: float = 0.01
     bias_correction: bool = False
     clip: float = 1.0
-    """Largest norm of a step's gradient; 0 for no limit."""
+    """The largest gradient norm of a step; 0 for no limit."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Schedule:
     peak: float
     steps: int
     warmup: float = 0.1
-    """Share of the steps that the learning rate rises over."""
+    """Share of the steps over which the learning rate rises."""
 
     def at(self, step: int) -> float:
-        """Give the learning rate of a step, from 0."""
+        """Return the learning rate of a step, counted from 0."""
         rising = max(1, math.ceil(round(self.warmup * self.steps, 6))) if self.warmup > 0 else 0
         if step < rising:
             return self.peak * (step + 1) / rising
@@ -52,16 +52,17 @@ class Schedule:
 
 
 class StackedAdam:
-    """Adam over the blocks of slots that train. Slots come (`admit`) and go while the others train on.
+    """Adam over the blocks of slots that train. Slots can be admitted and released while others train.
 
-    A step is `zero_grad`, any number of `add_gradients`, `step`. What `step` does on the device (`apply`) depends on no
-    number of the host but its table, so that it can be captured once and replayed.
+    A step is `zero_grad`, any number of `add_gradients`, then `step`. The device's part of it (`apply`) depends on the
+    host only through its table, so that it can be captured once and replayed. The table has one row for each slot, and
+    a last row for block rows without a slot that trains.
     """
 
     def __init__(
         self, stacks: Stacks, settings: Mapping[int, AdamSettings] | None = None, compute: torch.dtype | None = None
     ) -> None:
-        """Take the stacks that hold the slots; `settings` by slot admits them at once. `compute` is the pass's type."""
+        """Create an optimiser for slots in `stacks`; it admits those in `settings`. `compute` is the pass's dtype."""
         self._stacks, self._compute = stacks, compute or stacks.dtype
         self.first: dict[Block, Tensor] = {}
         self.second: dict[Block, Tensor] = {}
@@ -69,122 +70,123 @@ class StackedAdam:
         self.settings: dict[int, AdamSettings] = {}
         self.steps: dict[int, int] = {}
         self.update: Callable[..., None] = _update
-        self._seats: list[int | None] = []
-        self._seat_of_row: dict[Block, Tensor] = {}
-        self._into: list[Tensor] = []  # the gradients again, tensor by tensor, in the order of `leaves`
+        self._table_slots: list[int | None] = []  # the slot of each row of the table
+        self._table_rows: dict[Block, Tensor] = {}  # the row of the table for each row of a block
+        self._into: list[Tensor] = []  # views of the gradients, in the order of `leaves`
         self._fresh = True
-        for slot, mine in (settings or {}).items():
-            self._seat(slot, mine)
+        for slot, slot_settings in (settings or {}).items():
+            self._assign_row(slot, slot_settings)
         if settings:
-            self._follow()
+            self._sync()
 
     def admit(self, slot: int, settings: AdamSettings) -> None:
-        """Take a slot in, with zero moments; it must be in the stacks already."""
-        self._seat(slot, settings)
-        self._follow()
+        """Add a slot, with zero moments; it must be in the stacks already."""
+        self._assign_row(slot, settings)
+        self._sync()
         for block, row in self._stacks.slot(slot).rows:
             self.first[block][row].zero_()
             self.second[block][row].zero_()
 
     def release(self, slot: int) -> None:
-        """Let a slot go that has left the stacks; its seat stays for the next one."""
+        """Remove a slot that has left the stacks; the next one reuses its row of the table."""
         del self.settings[slot], self.steps[slot]
-        self._seats[self._seats.index(slot)] = None
+        self._table_slots[self._table_slots.index(slot)] = None
 
     def leaves(self) -> list[Tensor]:
-        """Give the tensors that take gradients."""
+        """Return the tensors that need gradients."""
         return [leaf for block in self.first for leaf in block.views.values()]
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Set the gradients to zero."""
         for gradient in self.gradients.values():
             gradient.zero_()
         self._fresh = True
 
     @torch.no_grad()
-    def add_gradients(self, found: Sequence[Tensor | None]) -> None:
-        """Add gradients of `leaves`, in their order; None where a leaf had no part in the loss."""
+    def add_gradients(self, gradients: Sequence[Tensor | None]) -> None:
+        """Add gradients of `leaves`, in their order; None for a leaf that does not affect the loss."""
         merge = torch._foreach_copy_ if self._fresh else torch._foreach_add_
         self._fresh = False
-        # Whole rows of one type: on a GPU, one kernel for many.
+        # Group whole rows by dtype: on a GPU one kernel then handles many.
         by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-        for into, gradient in zip(self._into, found, strict=True):
+        for into, gradient in zip(self._into, gradients, strict=True):
             if gradient is not None:
-                views, given = by_type.setdefault(gradient.dtype, ([], []))
-                views += into.unbind(0)
-                given += gradient.unbind(0)
-        for views, given in by_type.values():
-            merge(views, given)
+                targets, sources = by_type.setdefault(gradient.dtype, ([], []))
+                targets += into.unbind(0)
+                sources += gradient.unbind(0)
+        for targets, sources in by_type.values():
+            merge(targets, sources)
 
     def step(self, rates: Mapping[int, float]) -> Tensor:
-        """Take one step for the slots in `rates` (slot -> learning rate); the others stand still.
+        """Take one step for the slots in `rates`, which maps slots to learning rates; the others do not change.
 
-        Gives the norm of each slot's gradient before clipping, in the order of `settings`.
+        Return the norm of each slot's gradient before clipping, in the order of `settings`.
         """
         norms = self.apply(torch.from_numpy(self.table(rates)).to(self._stacks.device))
         self.count(rates)
-        return norms[[self._seats.index(slot) for slot in self.settings]]
+        return norms[[self._table_slots.index(slot) for slot in self.settings]]
 
     def count(self, slots: Iterable[int]) -> None:
-        """Note that these slots took a step."""
+        """Count one step for these slots."""
         for slot in slots:
             self.steps[slot] += 1
 
     def table(self, rates: Mapping[int, float]) -> np.ndarray:
-        """Give each seat's numbers of this step, and nobody's at the end.
+        """Return the numbers of this step for each slot, and a last row for no slot.
 
-        Columns: active, rate, decay, epsilon, corrections of m and v, largest norm of the gradient.
+        Columns: active, rate, decay, epsilon, bias corrections of m and v, largest gradient norm.
         """
-        found = np.tile(np.array([0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0], np.float32), (len(self._seats) + 1, 1))
+        table = np.tile(np.array([0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0], np.float32), (len(self._table_slots) + 1, 1))
         for slot, rate in rates.items():
             s, t = self.settings[slot], self.steps[slot] + 1
             fix = (1 - _FIRST**t, 1 - _SECOND**t) if s.bias_correction else (1.0, 1.0)
-            found[self._seats.index(slot)] = [1.0, rate, s.weight_decay, s.epsilon, *fix, s.clip or math.inf]
-        return found
+            table[self._table_slots.index(slot)] = [1.0, rate, s.weight_decay, s.epsilon, *fix, s.clip or math.inf]
+        return table
 
     @torch.no_grad()
     def apply(self, table: Tensor) -> Tensor:
-        """Clip, update all blocks, and let the pass read the new numbers; gives each seat's norm, and nobody's."""
+        """Clip, update all blocks and what the pass reads; return the gradient norm for each row of the table."""
         squares = torch.zeros(len(table), device=table.device)
         for block, gradient in self.gradients.items():
-            mine = torch.linalg.vector_norm(gradient, dim=1).square()
-            squares = squares.index_add(0, self._seat_of_row[block], mine)
+            row_squares = torch.linalg.vector_norm(gradient, dim=1).square()
+            squares = squares.index_add(0, self._table_rows[block], row_squares)
         norms = squares.sqrt()
         clip = (table[:, 6:] / norms[:, None].clamp(min=1e-12)).clamp(max=1.0)
         table = torch.cat([table[:, :6], clip], 1)
-        spared = table.clone()
-        spared[:, 2] = 0.0  # no weight decay
+        without_decay = table.clone()
+        without_decay[:, 2] = 0.0
         for block, gradient in self.gradients.items():
-            numbers = (table if block.layout.decays else spared).index_select(0, self._seat_of_row[block])
+            numbers = (table if block.layout.decays else without_decay).index_select(0, self._table_rows[block])
             moments = self.first[block], self.second[block]
             self.update(block.tensor, *moments, gradient, numbers)
             block.refresh()
         return norms
 
-    def _seat(self, slot: int, settings: AdamSettings) -> None:
+    def _assign_row(self, slot: int, settings: AdamSettings) -> None:
         self.settings[slot], self.steps[slot] = settings, 0
-        if None in self._seats:
-            self._seats[self._seats.index(None)] = slot
+        if None in self._table_slots:
+            self._table_slots[self._table_slots.index(None)] = slot
         else:
-            self._seats.append(slot)
+            self._table_slots.append(slot)
 
-    def _follow(self) -> None:
-        """Take over the stacks as they are now: new blocks, longer ones, rows with other owners."""
-        self._stacks.learn(self._compute)
+    def _sync(self) -> None:
+        """Adapt to changes of the stacks: new blocks, longer blocks, rows with new owners."""
+        self._stacks.require_gradients(self._compute)
         for block in self._stacks.blocks:
-            for held in (self.first, self.second, self.gradients):
-                old = held.get(block)
+            for tensors in (self.first, self.second, self.gradients):
+                old = tensors.get(block)
                 if old is None or len(old) != len(block.tensor):
-                    held[block] = torch.zeros_like(block.tensor)
+                    tensors[block] = torch.zeros_like(block.tensor)
                     if old is not None:
-                        held[block][: len(old)] = old
-            seats = [self._seats.index(o) if o in self.settings else len(self._seats) for o in block.owners]
-            numbers = torch.tensor(seats, device=self._stacks.device)
-            known = self._seat_of_row.setdefault(block, numbers)
-            if len(known) == len(numbers):
-                known.copy_(numbers)  # in place: a captured step reads it
+                        tensors[block][: len(old)] = old
+            unused = len(self._table_slots)
+            rows = [self._table_slots.index(slot) if slot in self.settings else unused for slot in block.owners]
+            new = torch.tensor(rows, device=self._stacks.device)
+            current = self._table_rows.setdefault(block, new)
+            if len(current) == len(new):
+                current.copy_(new)  # in place: a captured graph reads it
             else:
-                self._seat_of_row[block] = numbers
+                self._table_rows[block] = new
         self._into = [view for block, rows in self.gradients.items() for view in block.layout.views(rows).values()]
 
 
@@ -194,6 +196,6 @@ def _update(p: Tensor, m: Tensor, v: Tensor, g: Tensor, numbers: Tensor) -> None
     g = g * clip
     m.lerp_(g, (1 - _FIRST) * active)
     v.lerp_(g * g, (1 - _SECOND) * active)
-    # Where epsilon is 0, the padding's zero moments must not become 0 / 0.
+    # With epsilon 0, the zero moments of the padding must not become 0 / 0.
     change = (m / fix_first) / ((v / fix_second).sqrt_() + epsilon).clamp_min_(1e-30)
     p.sub_(rate * (change + decay * p))

@@ -1,7 +1,7 @@
-"""Runs: one or many that are ready, in; a record and perhaps a package for each, out. The only assembler.
+"""Runs: train one or several prepared runs, and write a record and, for most methods, a package for each.
 
-Everything that can be wrong with the input is found before the bank is touched (`prepare`); its tasks change in one
-atomic step at the very end. Knows no grid: `sweep` says which runs go together.
+All input is checked before the bank is touched (`builder`). The bank's tasks change in one atomic step at the end.
+Knows no grid: `sweep` chooses the runs that train together.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from adapterbank import __version__, metrics
-from adapterbank.config import Config, resolve
+from adapterbank import __version__
+from adapterbank.config import Config
 from adapterbank.encoder.backbone import Backbone
+from adapterbank.encoder.placed import place
 from adapterbank.errors import TrainingError
 from adapterbank.inference.audit import fingerprint
 from adapterbank.inference.engine import Engine
-from adapterbank.inference.predictions import decide, readings
+from adapterbank.inference.predictions import decide
 from adapterbank.inference.rows import Rows
-from adapterbank.inference.spans import tune
+from adapterbank.kinds import scoring
+from adapterbank.kinds.kind import HeadOutputs
+from adapterbank.kinds.table import KINDS
 from adapterbank.methods import find_method
 from adapterbank.runtime import stamp
 from adapterbank.storage import files, records
@@ -32,33 +35,34 @@ from adapterbank.storage.package import FORMAT, Manifest, Package, count_params,
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.training import run_state
 from adapterbank.training.builder import PreparedRun, RunBuilder, identity
-from adapterbank.training.dataset import Dataset, named, read_data
+from adapterbank.training.callbacks import Callbacks
+from adapterbank.training.dataset import Dataset, DatasetReader, canonical
 from adapterbank.training.job import Progress, RunState
 from adapterbank.training.loop import AT_ONCE, train
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run left behind."""
+    """The result of a run."""
 
     record: dict[str, Any] = field(repr=False)
     record_path: Path
     package: Package | None
-    """None of a method that leaves a record alone."""
+    """None for a method that writes only a record."""
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What a run came to; the record is not written yet."""
+    """The outcome of a run, before its record is written."""
 
     record: dict[str, Any] = field(repr=False)
     package: Package | None
-    """None where the run failed, or nobody wanted its package."""
+    """None if the run failed or its package was not kept."""
 
     @property
     def failure(self) -> str:
-        """Why the run failed, in a sentence; empty where it did not."""
+        """Why the run failed, in one sentence; empty if it did not."""
         return str(self.record.get("failure", ""))
 
 
@@ -67,86 +71,84 @@ def run(
     backbone: Backbone,
     bank_path: str | Path,
     *,
-    data: Mapping[str, Any] | None = None,
-    watch: Callable[[Progress], None] = lambda progress: None,
-    note: Callable[[str], None] = lambda text: None,
-    stage: Callable[[str, int, int], None] = lambda what, done, total: None,
+    reader: DatasetReader | None = None,
+    callbacks: Callbacks | None = None,
     resuming: bool = False,
     reached: RunState | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Train one task and put it into the bank, which is made if it is not there.
+    """Train one task and add it to the bank, which is created if it does not exist.
 
-    `data` has splits as Python values; `watch` hears of steps and epochs, `stage` of the work before (what, done, of
-    how many), `note` of what the user should know. `reached` is where this very run stands already, `about` what its
-    record should say beside the rest.
+    `reader` reads the data, by default the files that the config names. `reached` is a state from which this run
+    continues; `about` is added to its record.
     """
+    callbacks, reader = callbacks or Callbacks(), reader or DatasetReader()
+    config = canonical(config, reader.splits)
     if not find_method(config.method).slot:
-        return _keep_found(resolve(named(config, data)), backbone, bank_path, data, note, stage)
-    builder = RunBuilder(backbone, stage)
-    resolved = builder.look(config, data)
-    ready = builder.ready(resolved)
+        return _run_search(config, backbone, bank_path, reader, callbacks)
+    builder = RunBuilder(backbone, callbacks.stage, reader)
+    resolved = builder.resolve(config)
+    prepared = builder.prepare(resolved)
     bank = _open(bank_path, backbone)
-    told = 0
+    reported = 0
 
-    def tell() -> None:
-        nonlocal told
-        for text in ready.notes[told:]:
-            note(text)
-        told = len(ready.notes)
+    def report() -> None:
+        nonlocal reported
+        for text in prepared.notes[reported:]:
+            callbacks.note(text)
+        reported = len(prepared.notes)
 
-    tell()  # only now: nothing can be refused any more, and a mistake is one sentence
-    with run_state.own_folder(bank.runs_path, resolved.hash) as kept:
-        resumed = {0: reached} if reached else _resumed(kept, resuming, ready.notes.append)
-        tell()
-        ended: list[RunOutcome] = []
+    report()  # only now: a refused run prints its error alone
+    with run_state.own_folder(bank.runs_path, resolved.hash) as folder:
+        resumed = {0: reached} if reached else _resumed(folder, resuming, prepared.notes.append)
+        report()
+        outcomes: list[RunOutcome] = []
         train_together(
             backbone,
-            [ready],
-            lambda _, one: ended.append(one),
+            [prepared],
+            lambda _, outcome: outcomes.append(outcome),
             into=lambda _, score: bank,
-            watch=watch,
-            keep=lambda _, state: run_state.save(kept, state),
+            watch=callbacks.watch,
+            keep=lambda _, state: run_state.save(folder, state),
             resumed=resumed,
         )
-        tell()
-        (one,) = ended
-        if one.package is None:
-            raise TrainingError(one.failure)
-        record = {**one.record, **(about or {})}
+        report()
+        (outcome,) = outcomes
+        if outcome.package is None:
+            raise TrainingError(outcome.failure)
+        record = {**outcome.record, **(about or {})}
         path = records.write(bank.records_path, record)
-        run_state.forget(kept)
-    return Result(record, path, one.package, tuple(ready.notes))
+        run_state.forget(folder)
+    return Result(record, path, outcome.package, tuple(prepared.notes))
 
 
-def _keep_found(
+def _run_search(
     config: Config,
     backbone: Backbone,
     bank_path: str | Path,
-    given: Mapping[str, Any] | None,
-    note: Callable[[str], None],
-    stage: Callable[[str, int, int], None],
+    reader: DatasetReader,
+    callbacks: Callbacks,
 ) -> Result:
-    """Do without the encoder: search for the best model of the texts, which leaves a record and no package."""
+    """Search for the best model without the encoder, which writes a record and no package."""
     from adapterbank.automl.search import check
 
-    data = read_data(config, given)
+    data = reader.read(config)
     check(data.task)
     bank = _open(bank_path, backbone)
     for text in data.notes:
-        note(text)
-    record = search_record(config, backbone, data, stage)
+        callbacks.note(text)
+    record = search_record(config, backbone, data, callbacks.stage)
     for text in record["notes"][len(data.notes) :]:
-        note(text)
+        callbacks.note(text)
     return Result(record, records.write(bank.records_path, record), None, tuple(record["notes"]))
 
 
 def search_record(
     config: Config, backbone: Backbone, data: Dataset, stage: Callable[[str, int, int], None] = lambda what, d, n: None
 ) -> dict[str, Any]:
-    """Search for the best model without the encoder and give the record; one that was stopped says so.
+    """Search for the best model without the encoder and return the record, which notes an interruption.
 
-    A search that the user ended early is known by the models it came to, so it does not stand for the whole one.
+    The config of an interrupted search has the number of models it tried, so that it does not pass for the whole one.
     """
     from adapterbank.automl.search import check, search
 
@@ -157,7 +159,7 @@ def search_record(
         so_far = "" if best is None else f", best {metric} {best:.4f}"
         stage(f"model {done + 1}/{total}{so_far}", done, total)
 
-    found = search(
+    result = search(
         data.task,
         data.splits["train"],
         data.splits["dev"],
@@ -166,12 +168,12 @@ def search_record(
         seed=config.seed,
         watch=watch,
     )
-    if found.stopped:
-        tried = len(found.history)
+    if result.stopped:
+        tried = len(result.history)
         notes.append(f"Stopped after {tried} of {config.trials} models; the best of them is kept.")
         config = replace(config, trials=tried)
-    stopped = {"stopped": True} if found.stopped else {}
-    about = found.about(data.task, data.splits, backbone.parameters)
+    stopped = {"stopped": True} if result.stopped else {}
+    about = result.about(data.task, data.splits, backbone.parameters)
     rest = {"package": None, "bytes": 0, "stamp": stamp(torch.device("cpu"), torch.float32), **stopped}
     whole = identity(config, backbone, data.about())
     return {"config": whole, **about, **rest, "seconds": time.perf_counter() - began, "notes": notes}
@@ -192,62 +194,60 @@ def train_together(
     resumed: Mapping[int, RunState] | None = None,
     at_once: int = AT_ONCE,
 ) -> None:
-    """Train runs of one device, precision and dropout; `end` hears of each, by its number, as soon as it has ended.
+    """Train runs of one device, precision and dropout; call `end` with each run's number and outcome when it ends.
 
-    `into` says, by a run's number and dev score, which bank its package goes into, None for no bank.
+    `into` returns, for a run's number and dev score, the bank for its package, or None to keep no package.
     """
     first = runs[0].resolved
+    placed = place(backbone, first.device, first.dtype)  # once, for training and for the final scores
     engine: Engine | None = None
 
-    def ended(number: int, state: RunState) -> None:
+    def finish(number: int, state: RunState) -> None:
         nonlocal engine
-        ready = runs[number]
+        prepared = runs[number]
         if state.failure:
-            end(number, RunOutcome(failed(ready.resolved.identity, state.failure, ready), None))
+            end(number, RunOutcome(failed(prepared.resolved.identity, state.failure, prepared), None))
             return
         if engine is None:
-            config = first.config
-            engine = Engine(backbone, device=config.device, precision=config.precision, programs=False)
-        end(number, _finish(ready, backbone, state, engine, into(number, state.best_score)))
+            engine = Engine(backbone, programs=False, placed=placed)
+        end(number, _finish(prepared, backbone, state, engine, into(number, state.best_score)))
 
     train(
-        backbone,
-        [ready.job for ready in runs],
-        device=first.device,
-        dtype=first.dtype,
+        placed,
+        [run.job for run in runs],
         dropout=first.config.dropout,
         watch=watch,
         keep=keep,
         resume=resumed,
         at_once=at_once,
-        end=ended,
+        end=finish,
     )
 
 
-def failed(identity: Mapping[str, Any], failure: str, ready: PreparedRun | None = None) -> dict[str, Any]:
-    """Give the record of a run that could not be run, or not to its end."""
-    found = {"config": dict(identity), "failure": " ".join(failure.split())}
-    if ready is not None:
-        resolved = ready.resolved
-        found |= {"task": resolved.data.task.to_json(), "stamp": stamp(resolved.device, resolved.dtype)}
-    return {**found, "notes": list(ready.notes) if ready else [], "created": files.now()}
+def failed(identity: Mapping[str, Any], failure: str, prepared: PreparedRun | None = None) -> dict[str, Any]:
+    """Return the record of a run that could not start or failed."""
+    record = {"config": dict(identity), "failure": " ".join(failure.split())}
+    if prepared is not None:
+        resolved = prepared.resolved
+        record |= {"task": resolved.data.task.to_json(), "stamp": stamp(resolved.device, resolved.dtype)}
+    return {**record, "notes": list(prepared.notes) if prepared else [], "created": files.now()}
 
 
-def _finish(ready: PreparedRun, backbone: Backbone, state: RunState, engine: Engine, bank: Bank | None) -> RunOutcome:
-    """Score the best epoch's weights, put them into the bank if there is one, and write down what came of it."""
-    began, resolved = time.perf_counter(), ready.resolved
+def _finish(
+    prepared: PreparedRun, backbone: Backbone, state: RunState, engine: Engine, bank: Bank | None
+) -> RunOutcome:
+    """Score the best epoch's weights, add them to the bank if there is one, and return the outcome."""
+    began, resolved = time.perf_counter(), prepared.resolved
     config, data, task = resolved.config, resolved.data, resolved.data.task
     best = {name: tensor.numpy() for name, tensor in state.tensors["best"].items()}
     engine.put(config.task, task, resolved.plan, best, config.max_length, config.doc_stride)
-    given = {name: engine.outputs(rows.tokens, [config.task] * len(rows)) for name, rows in ready.rows.items()}
-    if task.threshold is not None:
-        dev = data.splits["dev"]
-        task = replace(task, threshold=tune(readings(dev, ready.rows["dev"], given["dev"]), dev.targets or []))
+    outputs = {name: engine.outputs(rows.tokens, [config.task] * len(rows)) for name, rows in prepared.rows.items()}
+    task = KINDS[task.kind].tune(HeadOutputs(task, data.splits["dev"], prepared.rows["dev"], outputs["dev"]))
     scores = {
-        name: _scores(task, data.splits[name], rows, given[name], ready.notes if name == "dev" else None)
-        for name, rows in ready.rows.items()
+        name: _scores(task, data.splits[name], rows, outputs[name], prepared.notes if name == "dev" else None)
+        for name, rows in prepared.rows.items()
     }
-    manifest = _draft(ready, task, backbone, scores, best, fingerprint(engine, config.task) if bank else {})
+    manifest = _draft(prepared, task, backbone, scores, best, fingerprint(engine, config.task) if bank else {})
     package = bank.put(manifest, best) if bank else None
     manifest = package.manifest if package else replace(manifest, bytes=len(pack(best)), created=files.now())
     training = sum(epoch["seconds"] for epoch in state.history)
@@ -261,46 +261,43 @@ def _finish(ready: PreparedRun, backbone: Backbone, state: RunState, engine: Eng
         "best_epoch": state.best_epoch,
         "history": state.history,
         "created": manifest.created,
-        "seconds": ready.seconds + training + time.perf_counter() - began,
-        "examples_per_second": len(ready.job.train) * len(state.history) / max(training, 1e-9),
+        "seconds": prepared.seconds + training + time.perf_counter() - began,
+        "examples_per_second": len(prepared.job.train) * len(state.history) / max(training, 1e-9),
         "stamp": stamp(resolved.device, resolved.dtype),
-        "notes": list(ready.notes),
+        "notes": list(prepared.notes),
     }
     return RunOutcome(record, package)
 
 
 def _scores(
-    task: Task, examples: Examples, rows: Rows, given: Sequence[np.ndarray], notes: list[str] | None
+    task: Task, examples: Examples, rows: Rows, outputs: Sequence[np.ndarray], notes: list[str] | None
 ) -> dict[str, Any]:
-    """Score a split with the weights that are kept; with `notes`, say so if they give one answer to everything."""
-    said, targets = decide(task, examples, rows, given), examples.targets or []
-    if notes is not None and task.kind == "classification" and len(set(said)) == 1 < len(set(targets)):
-        notes.append(
-            f"The model says {task.labels[said[0]]!r} to every dev row: it has learned one answer only. "
-            "Most often the learning rate is too high (try a tenth of it) or the epochs are too few."
-        )
-    return metrics.report(task.kind, said, targets, task.labels, task.metric)
+    """Score a split with the best weights; with `notes`, add a note if they give one answer to everything."""
+    predicted, targets = decide(task, examples, rows, outputs), examples.targets or []
+    if notes is not None:
+        notes += KINDS[task.kind].notes(task, predicted, targets)
+    return scoring.report(task, predicted, targets)
 
 
-def _resumed(kept: Path, resuming: bool, tell: Callable[[str], None]) -> dict[int, RunState]:
-    state = run_state.load(kept) if resuming else None
+def _resumed(folder: Path, resuming: bool, note: Callable[[str], None]) -> dict[int, RunState]:
+    state = run_state.load(folder) if resuming else None
     if state is not None:
-        tell(f"Going on after epoch {state.epoch}.")
+        note(f"Resuming after epoch {state.epoch}.")
         return {0: state}
     if resuming:
-        tell("There is no unfinished run of this config and data; it starts at the first epoch.")
+        note("There is no unfinished run of this config and data; training starts at the first epoch.")
     return {}
 
 
 def _draft(
-    ready: PreparedRun,
+    prepared: PreparedRun,
     task: Task,
     backbone: Backbone,
     scores: Mapping[str, Mapping[str, Any]],
     tensors: Mapping[str, np.ndarray],
     outputs: dict[str, Any],
 ) -> Manifest:
-    resolved = ready.resolved
+    resolved = prepared.resolved
     config, data = resolved.config, resolved.data
     count = sum(array.size for array in tensors.values())
     new = sum(array.size for name, array in tensors.items() if name not in backbone.tensors)

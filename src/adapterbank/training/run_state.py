@@ -1,7 +1,7 @@
-"""An unfinished run's state on disk, so that it can go on after Ctrl-C or a crash. Knows nothing of packages.
+"""The state of an unfinished run on disk, to resume it after Ctrl-C or a crash. Knows nothing of packages.
 
 runs/<config hash>/epoch-3.safetensors     weights, best weights, the optimiser's moments
-runs/<config hash>/state.json              which epoch counts, its file's sha256, steps, history; written last
+runs/<config hash>/state.json              the last epoch, its file's sha256, steps, history; written last
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from adapterbank.training.job import RunState
 
 @contextlib.contextmanager
 def own_folder(runs: Path, name: str) -> Iterator[Path]:
-    """Have the folder of a run for oneself; the same run started twice at once gets another for the second."""
-    with files.claimed(runs / name) as mine:
-        yield runs / (name if mine else f"{name}-{os.getpid()}")
+    """Claim the folder of a run; a second process with the same run gets a folder of its own."""
+    with files.claimed(runs / name) as claimed:
+        yield runs / (name if claimed else f"{name}-{os.getpid()}")
 
 
 def save(folder: Path, state: RunState) -> None:
-    """Keep a state; the one before stays until this one is whole."""
+    """Save a state; the previous one stays until this one is complete."""
     files.make_folder(folder)
     name = f"epoch-{state.epoch}.safetensors"
     flat = {
-        f"{part}/{key}": tensor.contiguous() for part, held in state.tensors.items() for key, tensor in held.items()
+        f"{part}/{key}": tensor.contiguous() for part, values in state.tensors.items() for key, tensor in values.items()
     }
-    # `best` may be the very tensors of `weights`; the format wants each to own its memory.
+    # `best` may share its tensors with `weights`; the format requires that each owns its memory.
     flat = {key: tensor.clone() if key.startswith("best/") else tensor for key, tensor in flat.items()}
     data = safetensors.torch.save(flat)
     files.atomic_write(folder / name, data)
@@ -46,16 +46,16 @@ def save(folder: Path, state: RunState) -> None:
 
 
 def load(folder: Path) -> RunState | None:
-    """Give the state that was kept last, or None when there is none."""
+    """Return the last saved state, or None if there is none."""
     if not (folder / "state.json").is_file():
         return None
     try:
         about = files.read_json(folder / "state.json")
         data = (folder / f"epoch-{about['epoch']:d}.safetensors").read_bytes()
         if about["library"] != __version__:
-            raise InputError(f"it was written by adapterbank {about['library']}, this is {__version__}")
+            raise InputError(f"adapterbank {about['library']} wrote it, this is {__version__}")
         if files.sha256_bytes(data) != about["sha256"]:
-            raise InputError("the weights are not those that were written")
+            raise InputError("the checksum of the weights does not match")
         flat = safetensors.torch.load(data)
         state = RunState(about["epoch"], about["step"], about["history"], about["best_epoch"])
     except (AdapterbankError, KeyError, TypeError, ValueError, OSError, SafetensorError) as error:

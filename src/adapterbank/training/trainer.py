@@ -1,4 +1,4 @@
-"""What all runs of one time share while they learn: the encoder, the stacks, the optimiser. Knows no queue of runs."""
+"""The trainer: the encoder, the stacks and the optimiser that active runs share. Knows no queue of runs."""
 
 from __future__ import annotations
 
@@ -11,63 +11,66 @@ import torch
 from torch import Tensor
 
 from adapterbank.encoder.batch import padded_length
-from adapterbank.encoder.families import EncoderConfig
-from adapterbank.encoder.prefix_cache import PrefixCache
-from adapterbank.inference.graphs import GraphCompiler
+from adapterbank.encoder.placed import PlacedEncoder
+from adapterbank.encoder.prefix_cache import Prefix, PrefixCache
+from adapterbank.inference.graphs import GraphCompiler, runs_graphs
+from adapterbank.inference.rows import Rows
 from adapterbank.inference.runner import outputs
 from adapterbank.slots.stack import LARGEST, Stacks
 from adapterbank.training.eager_step import EagerStep, token_limit
-from adapterbank.training.graph_step import DeviceRows, GraphStep, Turn
+from adapterbank.training.graph_step import DeviceRows, GraphStep
 from adapterbank.training.job import ActiveRun
 from adapterbank.training.optimizer import StackedAdam
+from adapterbank.training.step_input import StepContext, StepInput
 
-_WORTH = 500
-"""Steps a run from which on a program pays for its compilation."""
-_READ_EVERY = 0.2
-"""Seconds after which a program's losses are read, at the latest."""
+STEPS_WORTH_A_GRAPH = 500
+"""Steps per run above which a graph is worth its compilation."""
+READ_EVERY = 0.2
+"""The most seconds between two reads of a graph's losses."""
 
 
 class Trainer:
-    """The encoder, the stacks and the optimiser that all learners of one time share."""
+    """The encoder, the stacks and the optimiser that all active runs share."""
 
     def __init__(
         self,
-        config: EncoderConfig,
-        frozen: Mapping[str, Tensor],
+        encoder: PlacedEncoder,
         prefixes: PrefixCache,
-        dtype: torch.dtype,
+        *,
         dropout: float | None,
         first: int,
         programs: GraphCompiler,
     ) -> None:
-        self.config, self.dtype, self.first, self.programs = config, dtype, first, programs
-        self.rates = (config.dropout, config.attention_dropout) if dropout is None else (dropout, dropout)
-        self.prefixes = prefixes
-        self.stacks = Stacks(frozen)
-        self.adam = StackedAdam(self.stacks, compute=dtype)
+        config = encoder.config
+        rates = (config.dropout, config.attention_dropout) if dropout is None else (dropout, dropout)
+        self.encoder, self.programs = encoder, programs
+        self.context = StepContext(config, prefixes, first, rates)
+        self.stacks = Stacks(encoder.tensors)
+        self.adam = StackedAdam(self.stacks, compute=encoder.dtype)
         self.limit = token_limit(config, self.stacks.device)
-        self.eager = EagerStep(config, prefixes, first=first, rates=self.rates, limit=self.limit)
+        self.eager = EagerStep(self.context, limit=self.limit)
         self.runs: list[ActiveRun] = []
         self.places = 1
         self.data: DeviceRows | None = None
-        self.steady: GraphStep | None = None
+        self.graph_step: GraphStep | None = None
         self.unread: list[tuple[Tensor, list[tuple[ActiveRun, int, int]]]] = []
         self.read_at = 0.0
 
-    def prepare(self, coming: Sequence[ActiveRun], places: int) -> None:
-        """Decide how many learn at once, and whether their steps are worth a program."""
-        self.places = max(1, min(places, len(coming)))
-        if self.stacks.device.type != "cuda" or not coming:
+    def prepare(self, waiting: Sequence[ActiveRun], places: int) -> None:
+        """Decide how many runs train at once, and whether their steps run as a captured graph."""
+        self.places = max(1, min(places, len(waiting)))
+        if not runs_graphs(self.stacks.device) or not waiting:
             return
-        steps = sum(c.per_epoch * c.job.epochs - c.state.step for c in coming)
-        largest = max(c.job.batch * padded_length(max(c.lengths), self.config.max_length) for c in coming)
-        if steps < _WORTH * self.places or largest > self.limit:
+        steps = sum(run.per_epoch * run.job.epochs - run.state.step for run in waiting)
+        longest = self.context.config.max_length
+        largest = max(run.job.batch * padded_length(max(run.lengths), longest) for run in waiting)
+        if steps < STEPS_WORTH_A_GRAPH * self.places or largest > self.limit:
             return
         self.places = min(self.places, self.limit // largest, LARGEST)
-        self.data = DeviceRows.of([c.job.train for c in coming], coming[0].job.plan.head, self.stacks.device)
+        self.data = DeviceRows.of([run.job.train for run in waiting], waiting[0].job.plan.head, self.stacks.device)
 
     def fill(self, waiting: deque[ActiveRun]) -> bool:
-        """Let those go who are done and take in who waits; say whether there is anyone to teach."""
+        """Remove finished runs and admit waiting ones; return whether any run is active."""
         for run in [run for run in self.runs if run.done]:
             self.runs.remove(run)
             self.stacks.remove(run.slot)
@@ -75,125 +78,110 @@ class Trainer:
         while waiting and len(self.runs) < self.places:
             self._admit(waiting.popleft())
         if self.data and self.runs and 2 * len(self.runs) <= self.places:
-            self._move_together()
-        if self.data and self.runs and not self.steady:
-            self.steady = self._make_steady(self.data)
+            self.compact()
+        if self.data and self.runs and not self.graph_step:
+            self.graph_step = self._make_graph_step(self.data)
         return bool(self.runs)
 
-    def _make_steady(self, data: DeviceRows) -> GraphStep:
+    def _make_graph_step(self, data: DeviceRows) -> GraphStep:
         job = self.runs[0].job
-        prefix = self.prefixes.get(job.train.tokens, self.first) if self.first else None
         return GraphStep(
-            self.config,
+            self.context,
             self.stacks,
             self.adam,
             data,
             job.plan,
             batch=job.batch,
-            rates=self.rates,
-            first=self.first,
-            prefix=prefix,
             programs=self.programs,
+            prefix=self._prefix(job.train),
         )
 
-    def _move_together(self) -> None:
-        """Leave no empty places: the last few of a queue should not pay for all."""
-        held = [
+    def _prefix(self, rows: Rows) -> Prefix | None:
+        """Return the outputs of the frozen layers below the first that trains; None if there are none."""
+        first = self.context.first
+        return self.context.prefixes.get(rows.tokens, first) if first else None
+
+    def compact(self) -> None:
+        """Remove empty places, so that the last runs of a queue do not pay for a full batch."""
+        saved = [
             [self.stacks.take(run.slot, of) for of in (None, self.adam.first, self.adam.second)] for run in self.runs
         ]
-        runs, self.runs, self.steady, self.places = self.runs, [], None, len(self.runs)
+        runs, self.runs, self.graph_step, self.places = self.runs, [], None, len(self.runs)
         self.stacks = Stacks(self.stacks.frozen)
-        self.adam = StackedAdam(self.stacks, compute=self.dtype)
-        for run, tensors in zip(runs, held, strict=True):
+        self.adam = StackedAdam(self.stacks, compute=self.encoder.dtype)
+        for run, tensors in zip(runs, saved, strict=True):
             self._admit(run, dict(zip(("weights", "first", "second"), tensors, strict=True)))
 
     def _admit(self, run: ActiveRun, tensors: Mapping[str, Mapping[str, Tensor]] | None = None) -> None:
-        """Take a learner in, with the tensors it left off with where there are any."""
+        """Add a run, with its tensors or those of its state if it has any."""
         run.slot = self.stacks.put(run.job.plan, run.job.initial)
         self.adam.admit(run.slot, run.job.settings)
         self.runs.append(run)
-        if found := tensors or run.state.tensors:
-            self.stacks.write(run.slot, found["weights"])
-            self.stacks.write(run.slot, found["first"], self.adam.first)
-            self.stacks.write(run.slot, found["second"], self.adam.second)
+        if saved := tensors or run.state.tensors:
+            self.stacks.write(run.slot, saved["weights"])
+            self.stacks.write(run.slot, saved["first"], self.adam.first)
+            self.stacks.write(run.slot, saved["second"], self.adam.second)
             self.adam.steps[run.slot] = run.state.step
 
     def step(self) -> bool:
-        """Take one step for every learner; say whether their losses have been read."""
-        chosen = [(run, run.next_batch()) for run in self.runs]
+        """Take one step for every run; return whether the losses have been read."""
+        inputs = [run.step_input(run.next_batch()) for run in self.runs]
         rates = {run.slot: run.schedule.at(run.state.step) for run in self.runs}
-        losses = self._steady_step(chosen, rates) if self.steady else None
+        losses = self._captured_losses(inputs, rates) if self.graph_step else None
         if losses is None:
-            losses = self._eager_step(chosen)
+            losses = self.eager.step(self.stacks, self.adam, inputs)
             self.adam.step(rates)
         else:
             self.adam.count(rates)
-        places = self._places()
-        self.unread.append((losses, [(run, places[run.slot], run.state.step) for run in self.runs]))
+        places = [self.graph_step.place(run.slot) if self.graph_step else k for k, run in enumerate(self.runs)]
+        self.unread.append(
+            (losses, [(run, place, run.state.step) for run, place in zip(self.runs, places, strict=True)])
+        )
         for run in self.runs:
             run.state.step += 1
         due = any(run.state.step % run.per_epoch == 0 for run in self.runs)
-        if due or not self.steady or time.perf_counter() - self.read_at > _READ_EVERY:
-            self._read_losses()
+        if due or not self.graph_step or time.perf_counter() - self.read_at > READ_EVERY:
+            self.read_losses()
             return True
         return False
 
-    def _places(self) -> dict[int, int]:
-        """Say where each slot's loss stands among a step's losses."""
-        if self.steady:
-            return {run.slot: self.stacks.slot(run.slot).rows[0][1] for run in self.runs}
-        return {run.slot: k for k, run in enumerate(self.runs)}
-
-    def _read_losses(self) -> None:
-        """Bring losses to the host and look whether they are numbers; until then nobody had to wait for the device."""
+    def read_losses(self) -> None:
+        """Copy the unread losses to the host and check them; only this waits for the device."""
         unread, self.unread, self.read_at = self.unread, [], time.perf_counter()
         if not unread:
             return
-        for (_, who), losses in zip(unread, torch.stack([found for found, _ in unread]).tolist(), strict=True):
-            for run, k, step in who:
+        for (_, runs), losses in zip(unread, torch.stack([losses for losses, _ in unread]).tolist(), strict=True):
+            for run, k, step in runs:
                 if run.state.failure:
                     continue
                 if not np.isfinite(losses[k]):
                     run.state.failure = _diverged(run, f"the loss became {losses[k]}", step)
                 run.losses.append(losses[k])
 
-    def _steady_step(self, chosen: Sequence[tuple[ActiveRun, np.ndarray]], rates: Mapping[int, float]) -> Tensor | None:
-        """Take the step as a program; None, once and for all, where the device has no room for it."""
-        assert self.steady is not None
-        assert self.data is not None
-        places, turns = self._places(), []
-        for run, batch in chosen:
-            longest = max(run.lengths[row] for row in batch)
-            rows = batch + self.data.first[id(run.job.train)]
-            clock = run.job.seed, run.state.step
-            turns.append(Turn(places[run.slot], rows, run.weigh(batch), longest, *clock))
+    def _captured_losses(self, inputs: Sequence[StepInput], rates: Mapping[int, float]) -> Tensor | None:
+        """Take the step as a captured graph; return None, now and later, if the device lacks the memory."""
+        assert self.graph_step is not None
         try:
-            return self.steady.step(turns, self.adam.table(rates))
+            return self.graph_step.step(inputs, self.adam.table(rates))
         except torch.OutOfMemoryError:
-            self._read_losses()
-            self.steady = self.data = None
+            self.read_losses()
+            self.graph_step = self.data = None
         torch.cuda.empty_cache()
         return None
 
-    def _eager_step(self, chosen: Sequence[tuple[ActiveRun, np.ndarray]]) -> Tensor:
-        """Compute every learner's gradients, operation by operation; give the losses."""
-        works = [run.work(batch, self.stacks.device) for run, batch in chosen]
-        return self.eager.step(self.stacks, self.adam, works)
-
     def end_epoch(self, run: ActiveRun) -> float | None:
-        """Score the dev rows, keep the weights if they are the best so far, and note where the run stands.
+        """Score the dev rows, keep the weights if they are the best so far, and update the run's state.
 
-        None, and the run has failed, where there is nothing to score.
+        Return None, and mark the run as failed, if its outputs are not finite.
         """
         job, state = run.job, run.state
-        prefix = self.prefixes.get(job.dev.tokens, self.first) if self.first else None
         slots = [run.slot] * len(job.dev)
-        given = outputs(self.config, self.stacks, job.dev.tokens, slots, prefix)
-        if not all(np.isfinite(out).all() for out in given):
+        dev_outputs = outputs(self.context.config, self.stacks, job.dev.tokens, slots, self._prefix(job.dev))
+        if not all(np.isfinite(out).all() for out in dev_outputs):
             what = "the outputs on the dev rows are not finite"
             state.failure = _diverged(run, what, run.state.step)
             return None
-        score = job.score(given)
+        score = job.score(dev_outputs)
         better = not state.best_epoch or score > state.best_score
         state.epoch += 1
         seconds = time.perf_counter() - run.began
@@ -211,5 +199,5 @@ def _diverged(run: ActiveRun, what: str, step: int) -> str:
     rate = run.job.rate
     return (
         f"At step {step + 1}, epoch {run.state.epoch + 1}, {what}. The learning rate {rate:g} is "
-        f"most likely too high: try --lr {rate / 10:g}. Nothing was written to the bank."
+        f"probably too high: try --lr {rate / 10:g}. Nothing was written to the bank."
     )

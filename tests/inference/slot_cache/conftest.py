@@ -1,4 +1,4 @@
-"""Engines with tasks in and out of memory."""
+"""Fixtures: engines whose tasks are in and out of memory."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from inference.slot_cache.recipes import Recipe
 
 @pytest.fixture(scope="module")
 def recipes(bert, new_slot):
-    """Give tasks of three sizes, each with numbers of its own."""
+    """Return tasks of three sizes, each with its own numbers."""
     shapes = [(3, 3, "adapter"), (8, 2, "adapter"), (64, 5, "layernorm")]
     return [Recipe(bert, new_slot, seed, *shapes[seed % 3]) for seed in range(9)]
 
 
 @pytest.fixture
 def alike(bert, new_slot):
-    """Give tasks of one size."""
+    """Return tasks of one size."""
     return [Recipe(bert, new_slot, seed) for seed in range(5)]
 
 
 @pytest.fixture
 def engine_of(bert):
-    """Give a maker of engines with tasks `t0`, `t1` and so on, within a budget."""
+    """Return a function that creates engines with tasks `t0`, `t1` and so on, and a budget."""
 
     def make(recipes, budget):
         engine = Engine(bert, device="cpu", precision="fp32", budget=budget)
@@ -39,6 +39,6 @@ def engine_of(bert):
 
 @pytest.fixture
 def threads():
-    """Give eight threads."""
+    """Return a pool of eight threads."""
     with ThreadPoolExecutor(8) as pool:
         yield pool

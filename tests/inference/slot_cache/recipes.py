@@ -1,4 +1,4 @@
-"""Tasks with their answers, to be put into an engine and dropped from it, and what must hold meanwhile."""
+"""Tasks with their expected outputs, and checks of an engine that they are added to."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import numpy as np
 
 from adapterbank.encoder.batch import Tokens
 from adapterbank.inference.engine import Engine
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.tasks.spec import Task
 
 LABELS = tuple("abcdefgh")
 PATIENCE = 120.0
-"""Seconds that a thread may take for what takes milliseconds."""
+"""Timeout in seconds for work that takes milliseconds."""
 
 
 def rows_of(count, seed=0):
@@ -24,7 +25,7 @@ ROWS = rows_of(4)
 
 
 class Recipe:
-    """A task's plan, tensors and answers; `reads` counts how often its tensors were asked for again."""
+    """A task's plan, tensors and outputs; `reads` counts how often its tensors were loaded again."""
 
     def __init__(self, backbone, new_slot, seed, size=3, labels=3, method="adapter"):
         options = Options(method=method, size=size)
@@ -46,24 +47,25 @@ class Recipe:
 
 
 def ask(engine, *names):
-    """Ask all tasks for all rows in one call; gives the outputs by task."""
-    given = engine.outputs(ROWS * len(names), [name for name in names for _ in ROWS])
-    return {name: given[k * len(ROWS) : (k + 1) * len(ROWS)] for k, name in enumerate(names)}
+    """Run all rows through all tasks in one call; return the outputs by task."""
+    outputs = engine.outputs(ROWS * len(names), [name for name in names for _ in ROWS])
+    return {name: outputs[k * len(ROWS) : (k + 1) * len(ROWS)] for k, name in enumerate(names)}
 
 
 def assert_right(found, recipe):
-    """Within rounding: what else is in a batch may change the last digit."""
-    for mine, wanted in zip(found, recipe.answers, strict=True):
-        np.testing.assert_allclose(mine, wanted, atol=1e-5, rtol=1e-5)
+    """Compare up to rounding: other rows of a batch may change the last digit."""
+    for output, expected in zip(found, recipe.answers, strict=True):
+        np.testing.assert_allclose(output, expected, atol=1e-5, rtol=1e-5)
 
 
 def assert_at_rest(engine):
-    """Ask for what must hold whenever no call is running."""
+    """Check the invariants that hold while no call runs."""
     slots = engine.slots
-    assert all(known.users == 0 for known in slots._known.values())
-    held = [known for known in slots._known.values() if known.slot is not None]
-    assert slots.bytes == sum(known.bytes for known in held)
-    assert len(engine.stacks) == len(held)  # nothing is left of what was removed or replaced
+    handles = {name: slots.find(name) for name in engine.residents}
+    assert all(handle.users == 0 for handle in handles.values())
+    loaded = {name: handle for name, handle in handles.items() if handle.slot is not None}
+    assert slots.bytes == sum(handle.bytes for handle in loaded.values())
+    assert len(engine.stacks) == len(loaded)  # no slot of a removed or replaced task is left
     if slots.budget is not None:
         assert slots.bytes <= slots.budget
-    assert slots.resident == [name for name, known in slots._known.items() if known.slot is not None]
+    assert sorted(slots.resident) == sorted(loaded)

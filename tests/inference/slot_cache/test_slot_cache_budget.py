@@ -1,4 +1,4 @@
-"""Which slots are in memory: whatever comes and goes, the budget is kept and every call gets the right answer."""
+"""`inference.slot_cache`: the budget holds whatever is added and removed, and every call gets the right outputs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.slot_cache import SlotCache
-from adapterbank.methods import Head, Options, make_plan
+from adapterbank.methods import Options
+from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.stack import LARGEST, Stacks
 from inference.slot_cache.recipes import ROWS, Recipe, ask, assert_at_rest, assert_right
 
 
-def test_without_a_budget_everything_stays(recipes, engine_of):
+def test_without_a_budget_nothing_is_evicted(recipes, engine_of):
     engine = engine_of(recipes, None)
     for k, recipe in enumerate(recipes):
         assert_right(ask(engine, f"t{k}")[f"t{k}"], recipe)
@@ -27,7 +28,7 @@ def test_without_a_budget_everything_stays(recipes, engine_of):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.15, 0.4, 0.75, 1.0])
-def test_the_budget_is_kept_whenever_nothing_is_in_use(share, recipes, engine_of):
+def test_the_budget_holds_whenever_nothing_is_in_use(share, recipes, engine_of):
     budget = int(share * sum(recipe.bytes for recipe in recipes))
     engine = engine_of([], budget)
     chance = random.Random(0)
@@ -42,23 +43,23 @@ def test_the_budget_is_kept_whenever_nothing_is_in_use(share, recipes, engine_of
     assert engine.slots.evictions > 0 or share == 1.0
 
 
-def test_a_budget_is_bytes_of_memory(alike, engine_of):
+def test_the_budget_counts_bytes_of_memory(alike, engine_of):
     engine = engine_of(alike, 3 * alike[0].bytes)
     assert len(engine.slots.resident) == 3
-    held = sum(block.tensor[0].nbytes * sum(o is not None for o in block.owners) for block in engine.stacks.blocks)
-    assert held == 3 * alike[0].bytes
+    used = sum(block.tensor[0].nbytes * sum(o is not None for o in block.owners) for block in engine.stacks.blocks)
+    assert used == 3 * alike[0].bytes
     engine = engine_of(alike, 3 * alike[0].bytes - 1)
     assert len(engine.slots.resident) == 2
 
 
-def test_the_bytes_of_resident_slots_are_told(alike, engine_of):
+def test_bytes_counts_the_resident_slots(alike, engine_of):
     engine = engine_of(alike, 3 * alike[0].bytes)
     assert engine.slots.bytes == 3 * alike[0].bytes
     engine.remove("t4")
     assert engine.slots.bytes == 2 * alike[0].bytes
 
 
-def test_the_least_recently_used_goes_first(alike, engine_of):
+def test_the_least_recently_used_slot_is_evicted_first(alike, engine_of):
     engine = engine_of(alike[:3], 3 * alike[0].bytes)
     assert engine.slots.resident == ["t0", "t1", "t2"]
     ask(engine, "t0")
@@ -70,12 +71,12 @@ def test_the_least_recently_used_goes_first(alike, engine_of):
     assert engine.slots.resident == ["t2", "t0", "t1"]
     assert [recipe.reads for recipe in alike[:4]] == [0, 1, 0, 0]
     assert (engine.slots.loads, engine.slots.evictions) == (1, 2)
-    alike[2].put_into(engine, "t2")  # replaced: used now
+    alike[2].put_into(engine, "t2")  # a replaced task counts as used
     ask(engine, "t3")
     assert engine.slots.resident == ["t1", "t2", "t3"]
 
 
-def test_one_large_task_takes_the_place_of_several_small_ones(bert, new_slot, engine_of):
+def test_one_large_task_evicts_several_small_ones(bert, new_slot, engine_of):
     small = [Recipe(bert, new_slot, seed) for seed in range(4)]
     large = Recipe(bert, new_slot, 9, size=16)
     assert large.bytes > 2 * small[0].bytes
@@ -87,7 +88,7 @@ def test_one_large_task_takes_the_place_of_several_small_ones(bert, new_slot, en
 
 
 @pytest.mark.parametrize("fit", [0, 1, 2])
-def test_a_call_naming_more_tasks_than_fit_is_answered_in_full(fit, recipes, engine_of):
+def test_a_call_for_more_tasks_than_fit_gets_all_outputs(fit, recipes, engine_of):
     engine = engine_of(recipes, fit * max(recipe.bytes for recipe in recipes))
     names = [f"t{k}" for k in range(len(recipes))]
     tokens = [row for row in ROWS for _ in names]
@@ -98,27 +99,27 @@ def test_a_call_naming_more_tasks_than_fit_is_answered_in_full(fit, recipes, eng
         [ROWS[0] if i is None else tokens[i] for i in at], [None if i is None else asked[i] for i in at]
     )
     bare = engine.outputs(ROWS[:1], [None])[0]
-    for i, mine in zip(at, found, strict=True):
-        wanted = bare if i is None else recipes[i % len(names)].answers[i // len(names)]
-        np.testing.assert_allclose(mine, wanted, atol=1e-5, rtol=1e-5)
+    for i, output in zip(at, found, strict=True):
+        expected = bare if i is None else recipes[i % len(names)].answers[i // len(names)]
+        np.testing.assert_allclose(output, expected, atol=1e-5, rtol=1e-5)
     assert_at_rest(engine)
 
 
-def test_a_task_that_was_dropped_and_loaded_again_gives_the_same_bits(recipes, engine_of):
+def test_a_task_that_was_evicted_and_loaded_again_gives_the_same_bits(recipes, engine_of):
     engine = engine_of(recipes, max(recipe.bytes for recipe in recipes))
     names = [f"t{k}" for k in range(len(recipes))]
     first = {name: ask(engine, name)[name] for name in names}
     for name in random.Random(0).sample(names * 3, 3 * len(names)):
-        for mine, wanted in zip(ask(engine, name)[name], first[name], strict=True):
-            assert np.array_equal(mine, wanted)
+        for output, expected in zip(ask(engine, name)[name], first[name], strict=True):
+            assert np.array_equal(output, expected)
     assert engine.slots.loads >= 2 * len(names)
     together = engine_of(recipes, None)
     for name in names:
-        for mine, wanted in zip(ask(together, name)[name], first[name], strict=True):
-            assert np.array_equal(mine, wanted)
+        for output, expected in zip(ask(together, name)[name], first[name], strict=True):
+            assert np.array_equal(output, expected)
 
 
-def test_without_a_source_the_tensors_are_kept_to_be_loaded_again(alike, bert):
+def test_without_a_source_the_tensors_stay_in_memory_for_the_next_load(alike, bert):
     engine = Engine(bert, device="cpu", precision="fp32", budget=0)
     for k, recipe in enumerate(alike):
         engine.put(f"t{k}", recipe.task, recipe.plan, recipe.tensors, 64)
@@ -127,7 +128,7 @@ def test_without_a_source_the_tensors_are_kept_to_be_loaded_again(alike, bert):
     assert engine.slots.resident == []
 
 
-def test_trim_gives_the_memory_of_empty_blocks_back(bert, new_slot):
+def test_trim_frees_the_memory_of_empty_blocks(bert, new_slot):
     plan = make_plan(Options(size=3), depth=3, head=Head("classification", 2))
     stacks = Stacks(bert.tensors)
     tensors = new_slot(bert, plan)
@@ -137,7 +138,7 @@ def test_trim_gives_the_memory_of_empty_blocks_back(bert, new_slot):
     assert len(stacks.blocks) == 3 * count
     for slot in slots[LARGEST : 2 * LARGEST]:
         stacks.remove(slot)
-    assert len(stacks.blocks) == 3 * count  # a place that is free is used again
+    assert len(stacks.blocks) == 3 * count  # free rows are reused
     stacks.trim()
     assert sum(block() is not None for block in seen) == len(stacks.blocks) == 2 * count
     again = [stacks.put(plan, tensors) for _ in range(LARGEST)]
@@ -147,11 +148,11 @@ def test_trim_gives_the_memory_of_empty_blocks_back(bert, new_slot):
     stacks.trim()
     assert stacks.blocks == []
     assert all(block() is None for block in seen)
-    stacks.put(plan, tensors)
-    assert all(torch.equal(t, tensors[name]) for name, t in stacks.take(stacks._next - 1).items())
+    slot = stacks.put(plan, tensors)
+    assert all(torch.equal(t, tensors[name]) for name, t in stacks.take(slot).items())
 
 
-def test_tasks_that_are_dropped_or_removed_give_their_memory_back(alike, engine_of):
+def test_evicted_and_removed_tasks_free_their_memory(alike, engine_of):
     engine = engine_of(alike, None)
     for k in range(5):
         engine.remove(f"t{k}")
@@ -163,18 +164,18 @@ def test_tasks_that_are_dropped_or_removed_give_their_memory_back(alike, engine_
 
 
 class Copies(TorchDispatchMode):
-    """Counts the bytes that operations write, and how many operations there are."""
+    """Count operations and the bytes that they write."""
 
     def __init__(self):
         super().__init__()
         self.bytes = self.calls = 0
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        given = op(*args, **(kwargs or {}))
+        result = op(*args, **(kwargs or {}))
         self.calls += 1
-        if not op.is_view and isinstance(given, torch.Tensor):
-            self.bytes += given.nbytes
-        return given
+        if not op.is_view and isinstance(result, torch.Tensor):
+            self.bytes += result.nbytes
+        return result
 
 
 @pytest.mark.parametrize("fit", [None, 200])

@@ -1,4 +1,4 @@
-"""Slots that are loaded while others are asked: nobody waits for them, and each call gets what it found."""
+"""`inference.slot_cache`: loading a slot does not block other tasks, and a call keeps the tasks that it found."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from inference.slot_cache.recipes import PATIENCE, Recipe, ask, assert_at_rest, 
 
 
 class Gate:
-    """A source that says when it was asked, and answers when it is let."""
+    """A source that reports when it is called, and returns when it is opened."""
 
     def __init__(self, tensors):
-        self.tensors, self.asked, self.open = tensors, threading.Event(), threading.Event()
+        self.tensors, self.called, self.open = tensors, threading.Event(), threading.Event()
 
     def __call__(self):
-        self.asked.set()
+        self.called.set()
         assert self.open.wait(PATIENCE)
         return self.tensors
 
 
 def gated(engine, recipe, name):
-    """Put a task in whose tensors come through a gate, and drop it."""
+    """Add a task with a gate as its source, and evict it."""
     gate = Gate(recipe.tensors)
     recipe.put_into(engine, name, gate)
     budget, engine.slots.budget = engine.slots.budget, 0
-    with engine.slots.lock:
-        engine.slots._make_room(0)
+    with engine.slots.using([]):
+        pass  # on exit, slots beyond the budget are evicted
     engine.slots.budget = budget
     assert name not in engine.slots.resident
     return gate
 
 
-def test_who_asks_for_other_tasks_does_not_wait_for_one_that_is_loaded(alike, engine_of, threads):
+def test_calls_for_other_tasks_do_not_wait_for_a_load(alike, engine_of, threads):
     engine = engine_of(alike[:2], None)
     gate = gated(engine, alike[2], "slow")
     waiting = threads.submit(ask, engine, "t0", "slow")
-    assert gate.asked.wait(PATIENCE)
+    assert gate.called.wait(PATIENCE)
     for k in (0, 1):
         assert_right(threads.submit(ask, engine, f"t{k}").result(PATIENCE)[f"t{k}"], alike[k])
     threads.submit(alike[3].put_into, engine, "t3").result(PATIENCE)
@@ -55,24 +55,24 @@ def test_who_asks_for_other_tasks_does_not_wait_for_one_that_is_loaded(alike, en
     assert_at_rest(engine)
 
 
-def test_two_who_load_the_same_task_at_once_put_it_in_once(alike, engine_of, threads):
+def test_concurrent_loads_of_one_task_add_it_once(alike, engine_of, threads):
     engine = engine_of([], None)
     gate = gated(engine, alike[0], "slow")
     waiting = [threads.submit(ask, engine, "slow") for _ in range(3)]
-    assert gate.asked.wait(PATIENCE)
+    assert gate.called.wait(PATIENCE)
     gate.open.set()
-    for mine in waiting:
-        assert_right(mine.result(PATIENCE)["slow"], alike[0])
+    for call in waiting:
+        assert_right(call.result(PATIENCE)["slow"], alike[0])
     assert engine.slots.loads == 1
     assert_at_rest(engine)
 
 
-def test_a_slot_in_use_is_not_dropped_for_another(alike, engine_of):
+def test_a_slot_in_use_is_not_evicted(alike, engine_of):
     engine = engine_of(alike[:2], alike[0].bytes)
-    with engine.slots.using([engine.slots.find("t0")]) as mine:
+    with engine.slots.using([engine.slots.find("t0")]) as first:
         with engine.slots.using([engine.slots.find("t1")]) as other:
-            assert set(engine.slots.resident) == {"t0", "t1"}  # beyond the budget, for as long as it lasts
-            assert set(mine.values()).isdisjoint(other.values())
+            assert set(engine.slots.resident) == {"t0", "t1"}  # beyond the budget while both are in use
+            assert set(first.values()).isdisjoint(other.values())
             assert len(engine.stacks) == 2
         assert engine.slots.resident == ["t0"]
     assert_at_rest(engine)
@@ -80,15 +80,15 @@ def test_a_slot_in_use_is_not_dropped_for_another(alike, engine_of):
 
 @pytest.mark.parametrize("what", ["replace", "remove", "both"])
 @pytest.mark.parametrize("when", ["before it is loaded", "after"])
-def test_a_call_that_runs_is_answered_with_what_it_found(what, when, alike, engine_of, threads):
-    """Replaced or removed meanwhile: the running call still has the old one, and nothing is left of it afterwards."""
+def test_a_running_call_keeps_the_task_that_it_found(what, when, alike, engine_of, threads):
+    """The call uses the old task even if it is replaced or removed, and nothing of it is left afterwards."""
     engine = engine_of(alike[:1], None)
     first, second = gated(engine, alike[1], "a"), gated(engine, alike[2], "b")
     waiting = threads.submit(ask, engine, "a", "b")
-    assert first.asked.wait(PATIENCE)
+    assert first.called.wait(PATIENCE)
     if when == "after":
         first.open.set()
-        assert second.asked.wait(PATIENCE)
+        assert second.called.wait(PATIENCE)
     if what in ("replace", "both"):
         alike[3].put_into(engine, "a")
         assert_right(ask(engine, "a")["a"], alike[3])
@@ -105,7 +105,7 @@ def test_a_call_that_runs_is_answered_with_what_it_found(what, when, alike, engi
     assert_at_rest(engine)
 
 
-def test_a_call_that_runs_is_answered_with_the_labels_of_the_task_it_found(bert, new_slot, engine_of, threads):
+def test_a_running_call_keeps_the_labels_of_the_task_that_it_found(bert, new_slot, engine_of, threads):
     old, new = Recipe(bert, new_slot, 1, labels=4), Recipe(bert, new_slot, 2, labels=2)
     engine = engine_of([], None)
     request = [("a", Examples(["the cat sat", "why was it"]))]
@@ -113,19 +113,19 @@ def test_a_call_that_runs_is_answered_with_the_labels_of_the_task_it_found(bert,
     wanted = engine.predict(request)
     gate = gated(engine, old, "a")
     waiting = threads.submit(engine.predict, request)
-    assert gate.asked.wait(PATIENCE)
+    assert gate.called.wait(PATIENCE)
     new.put_into(engine, "a")
     gate.open.set()
     assert waiting.result(PATIENCE) == wanted
 
 
-def test_a_task_removed_before_its_turn_still_answers_the_call_that_found_it(alike, engine_of, threads):
-    """A call for more than fits comes to its second task when the first is answered."""
+def test_a_call_uses_a_task_that_was_removed_before_its_part_started(alike, engine_of, threads):
+    """A call for more tasks than fit runs them in parts, one after the other."""
     engine = engine_of([], alike[0].bytes)
     gate = gated(engine, alike[0], "a")
     alike[1].put_into(engine, "b")
     waiting = threads.submit(ask, engine, "a", "b")
-    assert gate.asked.wait(PATIENCE)
+    assert gate.called.wait(PATIENCE)
     engine.remove("b")
     gate.open.set()
     found = waiting.result(PATIENCE)
@@ -145,14 +145,12 @@ class Damaged:
 
 
 @pytest.mark.parametrize("budget", [None, 0, 1])
-def test_a_package_that_is_damaged_when_it_is_loaded_again_spoils_only_the_call_for_it(
-    budget, alike, engine_of, threads
-):
+def test_a_package_that_is_damaged_on_reload_fails_only_the_calls_for_it(budget, alike, engine_of, threads):
     engine = engine_of(alike[:2], None if budget is None else budget * alike[0].bytes)
     source = Damaged(alike[2].tensors)
     alike[2].put_into(engine, "bad", source)
     engine.slots.budget, kept = 0, engine.slots.budget
-    engine.slots.put("t0", alike[0].plan, alike[0].tensors, alike[0].source)  # takes the others out
+    engine.slots.put("t0", alike[0].plan, alike[0].tensors, alike[0].source)  # evicts the others
     engine.slots.budget = kept
     assert "bad" not in engine.slots.resident
     for _ in range(3):
@@ -169,8 +167,8 @@ def test_a_package_that_is_damaged_when_it_is_loaded_again_spoils_only_the_call_
 
 
 @pytest.mark.parametrize("why", ["shapes", "memory"])
-def test_a_slot_that_cannot_be_put_in_keeps_no_place(why, alike, engine_of, monkeypatch):
-    """Its tensors are not its plan's, or there is no memory for the last of its rows."""
+def test_a_slot_that_cannot_be_added_leaves_no_rows(why, alike, engine_of, monkeypatch):
+    """Its tensors do not match its plan, or memory runs out for its last row."""
     engine = engine_of(alike[:1], None)
     if why == "shapes":
         name = next(name for name in alike[1].tensors if name.endswith("down.weight"))
@@ -193,28 +191,32 @@ def test_a_slot_that_cannot_be_put_in_keeps_no_place(why, alike, engine_of, monk
     assert engine.stacks.blocks == []
 
 
-def test_a_slot_that_is_loaded_ahead_stays_until_it_is_used_and_takes_half_the_budget_at_most(alike, engine_of):
-    engine = engine_of(alike[:4], 2 * alike[0].bytes)  # two fit, one of them ahead
-    slots, known = engine.slots, [engine.slots.find(f"t{k}") for k in range(4)]
+def test_slots_loaded_ahead_stay_until_used_and_take_at_most_half_the_budget(alike, engine_of):
+    engine = engine_of(alike[:4], 2 * alike[0].bytes)  # two slots fit, one of them loaded ahead
+    slots, handles = engine.slots, [engine.slots.find(f"t{k}") for k in range(4)]
     assert slots.resident == ["t2", "t3"]
-    slots.load_ahead(known[0])
-    slots.load_ahead(known[0])  # it is there
-    slots.load_ahead(known[1])  # for which there is no room
+    slots.load_ahead(handles[0])
+    slots.load_ahead(handles[0])  # already loaded
+    slots.load_ahead(handles[1])  # does not fit
     assert (sorted(slots.resident), slots.loads) == (["t0", "t3"], 1)
     for k in (1, 2, 3):
         assert_right(ask(engine, f"t{k}")[f"t{k}"], alike[k])
         assert "t0" in slots.resident
     assert_right(ask(engine, "t0")["t0"], alike[0])
-    assert (slots.loads, slots._ahead) == (4, {})  # t1 and those that made room, but not t0 again
+    assert slots.loads == 4  # t1, t2 and t3, but not t0 again
+    slots.load_ahead(handles[1])  # t0 was used, so that another can be loaded ahead
+    assert "t1" in slots.resident
     assert_at_rest(engine)
 
 
-def test_a_task_that_is_removed_while_it_is_loaded_ahead_leaves_no_slot(alike, engine_of):
+def test_a_task_that_is_removed_during_a_load_ahead_leaves_no_slot(alike, engine_of):
     engine = engine_of(alike[:2], alike[0].bytes)
-    known = engine.slots.find("t0")
-    source = known.source
-    known.source = lambda: (engine.remove("t0"), source())[1]
-    engine.slots.load_ahead(known)
-    engine.slots.load_ahead(known)
-    assert (known.slot, engine.slots._ahead, engine.slots.loads) == (None, {}, 0)
+    handle = engine.slots.find("t0")
+    source = handle.source
+    handle.source = lambda: (engine.remove("t0"), source())[1]
+    engine.slots.load_ahead(handle)
+    engine.slots.load_ahead(handle)
+    assert (handle.slot, engine.slots.loads) == (None, 0)
     assert_at_rest(engine)
+    alike[0].put_into(engine, "t2")
+    assert "t2" in engine.slots.resident  # a removed task reserves no memory

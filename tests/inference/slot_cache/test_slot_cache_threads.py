@@ -1,4 +1,4 @@
-"""Threads that ask, put and remove at once: every output is right, and memory stays in bounds."""
+"""`inference.slot_cache`: outputs are right and memory is bounded with threads that predict, add and remove."""
 
 from __future__ import annotations
 
@@ -13,48 +13,46 @@ from adapterbank.inference.engine import Engine
 from inference.slot_cache.recipes import PATIENCE, ROWS, Recipe, ask, assert_at_rest, assert_right
 
 
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("frequent_thread_switches")
 @pytest.mark.parametrize("fit", [0, 1, 3])
-def test_eight_threads_ask_put_and_remove_within_a_tiny_budget_and_every_answer_is_right(
-    fit, recipes, engine_of, threads
-):
-    """Names that stay are asked for by all; each thread puts, asks for and removes names of its own beside them."""
-    steady = recipes[:5]
-    engine = engine_of(steady, fit * max(recipe.bytes for recipe in recipes))
+def test_eight_threads_with_a_tiny_budget_get_the_right_outputs(fit, recipes, engine_of, threads):
+    """All threads use the permanent tasks; each thread also adds, uses and removes tasks of its own."""
+    permanent = recipes[:5]
+    engine = engine_of(permanent, fit * max(recipe.bytes for recipe in recipes))
 
     def work(number):
-        chance, mine = random.Random(number), {}
+        chance, own = random.Random(number), {}
         for _ in range(25):
-            turn = chance.random()
-            if turn < 0.2:
+            action = chance.random()
+            if action < 0.2:
                 name, recipe = f"own {number} {chance.randrange(3)}", chance.choice(recipes)
-                recipe.put_into(engine, name)  # new, or in the place of another
-                mine[name] = recipe
-            elif turn < 0.3 and mine:
-                name = chance.choice(sorted(mine))
-                del mine[name]
+                recipe.put_into(engine, name)  # a new task, or a replacement
+                own[name] = recipe
+            elif action < 0.3 and own:
+                name = chance.choice(sorted(own))
+                del own[name]
                 engine.remove(name)
-            elif turn < 0.4:
-                k = chance.randrange(len(steady))
-                steady[k].put_into(engine, f"t{k}")  # the same again, while others use it
+            elif action < 0.4:
+                k = chance.randrange(len(permanent))
+                permanent[k].put_into(engine, f"t{k}")  # the same task, while others use it
             else:
-                known = {**{f"t{k}": recipe for k, recipe in enumerate(steady)}, **mine}
-                chosen = chance.sample(sorted(known), chance.randint(1, 4))
+                available = {**{f"t{k}": recipe for k, recipe in enumerate(permanent)}, **own}
+                chosen = chance.sample(sorted(available), chance.randint(1, 4))
                 for name, found in ask(engine, *chosen).items():
-                    assert_right(found, known[name])
-        return sorted(mine)
+                    assert_right(found, available[name])
+        return sorted(own)
 
     left = [name for done in [threads.submit(work, k) for k in range(8)] for name in done.result(4 * PATIENCE)]
     assert_at_rest(engine)
-    assert set(engine.residents) == {*left, *(f"t{k}" for k in range(len(steady)))}
+    assert set(engine.residents) == {*left, *(f"t{k}" for k in range(len(permanent)))}
     for name in left:
         engine.remove(name)
-    for k, recipe in enumerate(steady):
+    for k, recipe in enumerate(permanent):
         assert_right(ask(engine, f"t{k}")[f"t{k}"], recipe)
     assert_at_rest(engine)
 
 
-def test_tasks_come_and_go_while_batches_are_computed_and_every_output_is_right(bert, new_slot):
+def test_outputs_are_right_while_tasks_are_added_and_removed(bert, new_slot):
     engine = Engine(bert, device="cpu", precision="fp32")
     kept = [Recipe(bert, new_slot, seed) for seed in range(3)]
     guest = Recipe(bert, new_slot, 9)
@@ -73,12 +71,12 @@ def test_tasks_come_and_go_while_batches_are_computed_and_every_output_is_right(
     with ThreadPoolExecutor(1) as pool:
         computing = pool.submit(compute)
         try:
-            for round, count in enumerate((70, 3, 140)):  # blocks grow, are left empty, and grow again
+            for round, count in enumerate((70, 3, 140)):  # blocks grow, become empty, and grow again
                 for i in range(count):
                     guest.put_into(engine, f"guest {i}")
                 for i in range(count):
                     engine.remove(f"guest {i}")
-                while len(batches) <= round and not computing.done():  # a busy machine may take its time
+                while len(batches) <= round and not computing.done():  # a busy machine may be slow
                     done.wait(0.001)
         finally:
             done.set()
@@ -87,23 +85,23 @@ def test_tasks_come_and_go_while_batches_are_computed_and_every_output_is_right(
     assert not wrong
 
 
-def test_putting_a_task_in_does_not_wait_for_the_batch_under_way(bert, new_slot, monkeypatch):
+def test_adding_a_task_does_not_wait_for_a_running_batch(bert, new_slot, monkeypatch):
     engine = Engine(bert, device="cpu", precision="fp32")
     first, second = Recipe(bert, new_slot, 0), Recipe(bert, new_slot, 1)
     first.put_into(engine, "first")
-    begun, go = threading.Event(), threading.Event()
+    started, go = threading.Event(), threading.Event()
     launch = engine_module.launch
 
-    def slow(*given, **more):
-        begun.set()
+    def slow(*arguments, **options):
+        started.set()
         assert go.wait(PATIENCE)
-        return launch(*given, **more)
+        return launch(*arguments, **options)
 
     monkeypatch.setattr(engine_module, "launch", slow)
     with ThreadPoolExecutor(1) as pool:
         computing = pool.submit(engine.outputs, ROWS, ["first"] * len(ROWS))
         try:
-            assert begun.wait(PATIENCE)
+            assert started.wait(PATIENCE)
             second.put_into(engine, "second")
             engine.remove("second")
             assert not computing.done()

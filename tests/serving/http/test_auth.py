@@ -1,4 +1,4 @@
-"""Claims about API keys: only hashes on disk, scopes, tasks, revoking at once, rates."""
+"""Claims about API keys: only hashes on disk, scopes, tasks, immediate revocation, rates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from adapterbank.errors import InputError, StorageError, UnknownName
-from adapterbank.serving.http.auth import PREFIX, Key, Keys, Pace
+from adapterbank.serving.http.auth import PREFIX, Key, Keys, RateLimiter
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_a_secret_is_256_random_bits_behind_a_known_prefix(keys):
     assert all(secret.startswith("abk_") and len(secret) == 4 + 43 for secret in made)
 
 
-def test_the_file_holds_no_secret_and_is_its_owners_alone(keys):
+def test_the_file_contains_no_secret_and_only_its_owner_can_read_it(keys):
     before = os.umask(0)
     try:
         secret = keys.add("a", ["predict"])
@@ -67,7 +67,7 @@ def test_a_change_by_another_process_is_seen_at_the_next_check(keys):
 def test_a_check_reads_the_file_only_when_it_has_changed(keys, monkeypatch):
     secret = keys.add("a", ["predict"])
     keys.check(secret)
-    monkeypatch.setattr("adapterbank.serving.http.auth._read", lambda path: pytest.fail("read again"))
+    monkeypatch.setattr("adapterbank.storage.files.read_json", lambda path: pytest.fail("read again"))
     assert keys.check(secret)
 
 
@@ -95,32 +95,32 @@ def test_a_key_for_some_tasks_allows_their_versions_and_their_names_in_the_catal
 
 
 @pytest.mark.parametrize(
-    ("name", "scopes", "tasks", "rate", "said"),
+    ("name", "scopes", "tasks", "rate", "message"),
     [
         ("", ["predict"], None, None, "cannot be the name of a key"),
         ("../x", ["predict"], None, None, "cannot be the name of a key"),
         ("a", [], None, None, "has no scope"),
         ("a", ["predict", "tarin"], None, None, "Did you mean 'train'?"),
-        ("a", ["predict"], [], None, "leave the list out for all"),
+        ("a", ["predict"], [], None, "omit the list for all"),
         ("a", ["predict"], ["../x"], None, "cannot be a task name"),
         ("a", ["predict"], ["sentiment@2"], None, "write 'sentiment'"),
-        ("a", ["predict"], None, 0, "from 1 to 1000000 requests a minute"),
+        ("a", ["predict"], None, 0, "from 1 to 1000000 requests per minute"),
     ],
 )
-def test_a_key_that_makes_no_sense_is_refused_and_nothing_is_written(keys, name, scopes, tasks, rate, said):
-    with pytest.raises(InputError, match=re.escape(said)):
+def test_an_invalid_key_is_refused_and_nothing_is_written(keys, name, scopes, tasks, rate, message):
+    with pytest.raises(InputError, match=re.escape(message)):
         keys.add(name, scopes, tasks, rate)
     assert not keys.path.exists()
 
 
-def test_a_name_is_given_once(keys):
+def test_names_of_keys_are_unique(keys):
     keys.add("a", ["predict"])
     with pytest.raises(InputError, match="There is a key 'a' already"):
         keys.add("a", ["train"])
     assert [one.scopes for one in keys.list()] == [("predict",)]
 
 
-def test_revoking_what_is_not_there_names_what_is(keys):
+def test_revoking_an_unknown_key_suggests_known_ones(keys):
     keys.add("alice", ["predict"])
     with pytest.raises(UnknownName, match=r"Did you mean 'alice'\?"):
         keys.revoke("alise")
@@ -139,11 +139,11 @@ def test_revoking_what_is_not_there_names_what_is(keys):
         f' "sha256": "{"0" * 64}"}}]}}',
     ],
 )
-def test_a_damaged_file_opens_nothing_and_says_so(keys, content):
+def test_a_damaged_file_grants_no_access_and_is_reported(keys, content):
     secret = keys.add("a", ["admin"])
     keys.path.write_text(content)
     for _ in range(2):
-        with pytest.raises(StorageError, match=r"file of keys .* cannot be used"):
+        with pytest.raises(StorageError, match=r"The key file .* cannot be read"):
             keys.check(secret)
 
 
@@ -157,9 +157,9 @@ def test_keys_added_at_once_are_all_kept(keys):
     assert len(json.loads(keys.path.read_text())["keys"]) == 8
 
 
-def test_a_rate_lets_ten_seconds_worth_come_at_once_and_then_holds_to_the_rate():
+def test_a_rate_allows_ten_seconds_of_requests_at_once_and_then_the_rate():
     now = [100.0]
-    pace, limited = Pace(lambda: now[0]), key(rate=60)
+    pace, limited = RateLimiter(lambda: now[0]), key(rate=60)
     assert [pace.wait(limited) for _ in range(10)] == [0.0] * 10
     assert pace.wait(limited) == pytest.approx(1.0)
     let, times = 0, itertools.repeat(0.5, 120)
@@ -169,9 +169,9 @@ def test_a_rate_lets_ten_seconds_worth_come_at_once_and_then_holds_to_the_rate()
     assert let == 60
 
 
-def test_the_wait_that_is_told_is_enough():
+def test_waiting_for_the_reported_time_is_enough():
     now = [0.0]
-    pace, limited = Pace(lambda: now[0]), key(rate=7)
+    pace, limited = RateLimiter(lambda: now[0]), key(rate=7)
     for _ in range(20):
         while (wait := pace.wait(limited)) > 0:
             now[0] += wait
@@ -179,7 +179,7 @@ def test_the_wait_that_is_told_is_enough():
 
 
 def test_each_key_has_its_own_rate_and_none_means_no_limit():
-    pace = Pace(lambda: 0.0)
+    pace = RateLimiter(lambda: 0.0)
     slow = key(rate=1)
     assert pace.wait(slow) == 0
     assert pace.wait(slow) == pytest.approx(60)

@@ -1,4 +1,4 @@
-"""Claims about connections: the head of a request ends, soon and small, whatever parser the library has."""
+"""Claims about connections: the head of a request is limited in size and time with either parser."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from serving.small_bank import PATIENCE, until
 
 
 async def talk(http, parts, service=None):
-    """Send the parts of a request to a server with this parser; gives what comes back until the connection ends."""
+    """Send the parts of a request to a server with this parser; return what it sends until the connection ends."""
     app = create_app(service or Dummy(), page=False)
     given = {"port": 0, "http": http, "log_config": None, "lifespan": "off"}
-    config = uvicorn.Config(app, **given, timeout_keep_alive=PATIENCE)  # one that is slow to go on is waited for
+    config = uvicorn.Config(app, **given, timeout_keep_alive=PATIENCE)  # a slow test must not run into it
     config.load()
     config.http_protocol_class = connections.bounded(config.http_protocol_class)
     server = uvicorn.Server(config)
@@ -45,14 +45,14 @@ def http(request):
     return request.param
 
 
-def test_a_head_without_an_end_is_cut_off(http):
+def test_a_head_without_an_end_is_rejected(http):
     parts = [b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: "] + [b"a" * 20_000] * 40
     found = asyncio.run(talk(http, parts))
     assert b" 200 " not in found
 
 
-def test_a_connection_that_says_nothing_is_closed(http, monkeypatch):
-    monkeypatch.setattr(connections, "PATIENCE", 0.2)
+def test_a_silent_connection_is_closed(http, monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT", 0.2)
     assert asyncio.run(talk(http, [])) == b""
     assert asyncio.run(talk(http, [b"GET /hea"])) == b""
 
@@ -67,8 +67,8 @@ def test_a_large_body_after_a_small_head_is_read_whole(http):
     assert found.count(b"90000.0") == 3
 
 
-def test_a_second_head_that_does_not_come_on_is_given_up_too(http, monkeypatch):
-    monkeypatch.setattr(connections, "PATIENCE", 0.3)
+def test_a_second_head_that_stalls_is_rejected_too(http, monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT", 0.3)
     first = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     found = asyncio.run(talk(http, [first, b"GET /hea"]))
     assert found.count(b" 200 ") == 1
@@ -80,8 +80,8 @@ class Slow(Dummy):
         return await super().predict(asks)
 
 
-def test_an_answer_that_takes_longer_than_a_head_may_is_waited_for(http, monkeypatch):
-    monkeypatch.setattr(connections, "PATIENCE", 0.5)
+def test_a_response_may_take_longer_than_a_head(http, monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT", 0.5)
     head = b"POST /v1/tasks/length/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += b"Connection: close\r\nContent-Length: 15\r\n\r\n"
     found = asyncio.run(talk(http, [head + b'{"text": "abc"}'], Slow()))

@@ -1,4 +1,4 @@
-"""The OpenAPI document is true: requests drawn from it, and against it, are answered as it says."""
+"""Promise: requests generated from the OpenAPI document, and against it, are answered as it says."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", app)
 
 @schema.parametrize()
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_what_is_drawn_from_the_document_is_answered_as_it_says(case):
+def test_generated_requests_are_answered_as_the_document_says(case):
     # That there are as many pairs as texts is more than a schema can say, or that an option is of one method only.
     case.call_and_validate(excluded_checks=[positive_data_acceptance])

@@ -1,4 +1,4 @@
-"""Claims about servers without keys: programs and pages of this machine reach them, pages of elsewhere do not."""
+"""Claims about servers without keys: programs and pages of this machine may use them, pages of other sites may not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PREDICT = ("POST", "/v1/tasks/length/predict")
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "127.0.0.1:8000", "127.8.8.8", "[::1]:8000"])
-def test_this_machine_is_known_by_its_own_names(app, host):
+def test_loopback_host_names_are_allowed(app, host):
     assert status(app, "GET", "/v1/tasks", host=host) == 200
     assert status(app, *PREDICT, host=host) == 200
 
@@ -33,7 +33,7 @@ def test_this_machine_is_known_by_its_own_names(app, host):
     "host",
     ["evil.example", "localhost.evil.example:8000", "192.168.1.7:8000", "127.0.0.1.evil.example", "["],
 )
-def test_a_name_that_others_gave_this_machine_is_refused(app, host):
+def test_a_host_name_that_is_not_loopback_is_refused(app, host):
     for method, path in (PREDICT, ("GET", "/v1/tasks"), ("GET", "/metrics"), ("DELETE", "/v1/tasks/length")):
         answer = ask(app, method, path, headers={"host": host})
         assert answer.json()["error"]["code"] == "forbidden"
@@ -51,26 +51,26 @@ def test_a_name_that_others_gave_this_machine_is_refused(app, host):
         {"sec_fetch_site": "same-site"},
     ],
 )
-def test_a_page_of_another_server_changes_nothing(app, headers):
+def test_a_page_of_another_site_cannot_change_anything(app, headers):
     for method, path in (PREDICT, ("POST", "/v1/tasks/length/rollback"), ("DELETE", "/v1/tasks/length")):
         assert status(app, method, path, host="localhost:8000", **headers) == 403
     assert status(app, "GET", "/", host="localhost:8000", **headers) == 200  # a link may lead here
 
 
-def test_the_servers_own_page_and_programs_are_let_in(app):
+def test_the_servers_own_page_and_other_programs_are_allowed(app):
     own = {"host": "localhost:8000", "origin": "http://localhost:8000"}
     assert status(app, *PREDICT, **own) == 200
     assert status(app, *PREDICT, **own, sec_fetch_site="same-origin") == 200
     assert status(app, *PREDICT, host="localhost:8000", sec_fetch_site="none") == 200
 
 
-def test_an_app_that_is_not_local_answers_to_any_name_but_to_no_other_page():
+def test_an_app_that_is_not_local_answers_to_any_host_but_to_no_page_of_another_site():
     app = create_app(Dummy())
     assert status(app, *PREDICT, host="bank.example") == 200
     assert status(app, *PREDICT, host="bank.example", origin="http://evil.example") == 403
 
 
-def test_where_there_are_keys_they_decide(tmp_path):
+def test_on_a_server_with_keys_only_the_key_matters(tmp_path):
     keys = Keys(tmp_path / "keys.json")
     bearer = {"authorization": f"Bearer {keys.add('me', ['predict'])}"}
     app = create_app(Dummy(), keys=keys, local=True)

@@ -1,4 +1,4 @@
-"""The document of the routes: it states limits and errors, and its page names them all."""
+"""Claims about the docs page and its document: they state all routes, limits and errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_document_states_the_limits_and_the_errors(app):
     assert {"200", "404", "413", "415", "422", "429", "500", "503"} <= route["responses"].keys()
 
 
-def test_the_page_of_routes_names_them_all_and_fetches_nothing(app):
+def test_the_docs_page_lists_all_routes_and_loads_nothing(app):
     answer = ask(app, "GET", "/docs")
     document = ask(app, "GET", "/openapi.json").json()
     for path in document["paths"]:
@@ -43,7 +43,7 @@ def test_the_page_of_routes_names_them_all_and_fetches_nothing(app):
     assert [part for part in ("://", "<script", "<link", "<img") if part in answer.text] == []
 
 
-def test_the_page_of_routes_says_what_each_takes_and_gives(jobs_app):
+def test_the_docs_page_shows_requests_and_responses(jobs_app):
     answer = ask(jobs_app, "GET", "/docs")
     sections = {part.partition("</code>")[0]: part for part in answer.text.split("<section>\n<h2><code>")[1:]}
     asking, training = sections["POST /v1/tasks/{task}/predict"], sections["POST /v1/tasks/{task}/train"]
@@ -57,14 +57,14 @@ def test_the_page_of_routes_says_what_each_takes_and_gives(jobs_app):
     assert "<details>" not in sections["GET /healthz"].replace("<details><summary>Errors", "")
 
 
-def test_the_style_of_the_page_is_the_one_that_its_policy_allows(app):
+def test_the_policy_of_the_docs_page_allows_its_style(app):
     answer = ask(app, "GET", "/docs")
     (style,) = re.findall("<style>(.*?)</style>", answer.text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     assert f"style-src 'sha256-{digest}'" in answer.headers["content-security-policy"]
 
 
-def test_an_address_is_never_led_on_to_another(app):
+def test_no_address_is_redirected(app):
     answer = ask(app, "GET", "/v1/tasks/", headers={"host": "evil.example"})
     assert code(answer) == "not_found"
     assert "location" not in answer.headers

@@ -1,4 +1,4 @@
-"""Claims about the page's routes: the page's own files and no other, with headers that keep it to itself."""
+"""Claims about the page's routes: only the page's own files, with headers that isolate it from other sites."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_every_file_may_fetch_from_its_own_server_only_and_run_no_inline_script(
         assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_a_file_that_is_known_is_not_sent_again(http):
+def test_a_cached_file_is_not_sent_again(http):
     tag = http.get("/page/page.js").headers["etag"]
     again = http.get("/page/page.js", headers={"If-None-Match": tag})
     assert (again.status_code, again.content) == (304, b"")
     assert http.head("/").status_code == 200
 
 
-def test_the_routes_are_not_part_of_the_interface(http):
+def test_the_pages_routes_are_not_in_the_openapi_document(http):
     assert http.get("/openapi.json").json()["paths"] == {}
 
 

@@ -1,4 +1,4 @@
-"""Claims about training over HTTP: uploads, runs, events, who may see what, and the new version served at once."""
+"""Claims about training over HTTP: uploads, runs, streams, and what each key may see."""
 
 from __future__ import annotations
 
@@ -6,42 +6,34 @@ import asyncio
 import contextlib
 import gzip
 import itertools
-import json
 import shutil
 import sqlite3
-import time
 
-import httpx
-import pyarrow
-import pyarrow.parquet
 import pytest
 
-from adapterbank.inference.engine import Engine
+from adapterbank.errors import StorageError
 from adapterbank.serving.http import routes_train
 from adapterbank.serving.http.app import create_app
 from adapterbank.serving.http.auth import Keys
-from adapterbank.serving.http.routes_train import TYPES, follow
+from adapterbank.serving.http.routes_train import TYPES
 from adapterbank.serving.jobs.options import OPTIONS
-from adapterbank.serving.jobs.queue import JobQueue
+from adapterbank.serving.jobs.queue import JobQueue, QueueLimits
 from adapterbank.serving.jobs.run_store import RunStore
-from adapterbank.serving.service.service import BankService
-from adapterbank.storage.bank import Bank
 from serving.dummy import Dummy, ask, calling
 from serving.small_bank import PATIENCE, until
-from serving.training import FAST, left, new_bank, send, table
-from small_data import reviews
+from serving.training import events, left, new_bank, send, table
 
 CSV = {"Content-Type": "text/csv"}
 PATH = "/v1/tasks/sentiment/train"
 
 
 class Idle(JobQueue):
-    """Runs that nobody works on; `looks` counts how often they were looked at."""
+    """A queue whose runs are not started; `looks` counts how often they were read."""
 
     looks = 0
 
     def get(self, id, after=0):
-        """Count, and give it."""
+        """Count the reads."""
         self.looks += 1
         return super().get(id, after)
 
@@ -54,7 +46,7 @@ class Idle(JobQueue):
 
 @pytest.fixture
 def jobs(tmp_path, bert):
-    return Idle(new_bank(tmp_path / "bank", bert), largest=10_000, waiting=3)
+    return Idle(new_bank(tmp_path / "bank", bert), limits=QueueLimits(upload=10_000, waiting=3))
 
 
 @pytest.fixture
@@ -62,14 +54,7 @@ def app(jobs):
     return create_app(Dummy(), jobs=jobs, page=False)
 
 
-def events(text):
-    """Read server-sent events as pairs of name and value."""
-    parts = [part.split("\n") for part in text.split("\n\n") if part and not part.startswith(":")]
-    assert all(len(part) == 2 for part in parts)
-    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in parts]
-
-
-def test_the_metrics_count_runs_and_do_without_them_while_their_table_cannot_be_read(app, jobs):
+def test_the_metrics_count_runs_and_omit_them_while_their_table_cannot_be_read(app, jobs):
     ask(app, "POST", PATH, content=table(), headers=CSV)
     found = ask(app, "GET", "/metrics").text
     assert "adapterbank_runs_queued 1.0" in found
@@ -82,7 +67,7 @@ def test_the_metrics_count_runs_and_do_without_them_while_their_table_cannot_be_
     assert "adapterbank_queue_tokens 7.0" in found
 
 
-def test_the_metrics_do_not_wait_for_a_table_of_runs_that_another_holds(app, jobs):
+def test_the_metrics_do_not_wait_for_a_locked_table_of_runs(app, jobs):
     with contextlib.closing(sqlite3.connect(jobs.runs.path, isolation_level=None)) as other:
         other.execute("PRAGMA locking_mode = EXCLUSIVE")
         other.execute("BEGIN EXCLUSIVE")
@@ -93,7 +78,7 @@ def test_the_metrics_do_not_wait_for_a_table_of_runs_that_another_holds(app, job
     assert "adapterbank_queue_tokens 7.0" in found
 
 
-def test_a_data_file_that_is_packed_is_refused_before_it_is_read(app, jobs):
+def test_a_compressed_data_file_is_refused_before_it_is_read(app, jobs):
     answer = ask(app, "POST", PATH, content=gzip.compress(table()), headers={**CSV, "content-encoding": "gzip"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported")
     assert jobs.list() == []
@@ -102,7 +87,7 @@ def test_a_data_file_that_is_packed_is_refused_before_it_is_read(app, jobs):
 # --- sending ------------------------------------------------------------------------------------------------
 
 
-def test_a_file_is_queued_with_its_options_and_can_be_asked_for(app, jobs):
+def test_a_run_is_queued_with_its_options_and_can_be_read(app, jobs):
     answer = ask(app, "POST", f"{PATH}?epochs=3&size=8&max-length=32", content=table(), headers=CSV)
     assert answer.status_code == 202
     run = answer.json()
@@ -128,13 +113,13 @@ def test_the_format_is_that_of_the_content_type(app, type, format):
     assert answer.json()["data"]["format"] == format
 
 
-def test_a_format_in_the_query_wins(app):
+def test_a_format_in_the_query_takes_precedence(app):
     answer = ask(app, "POST", f"{PATH}?format=jsonl", content=b"{}", headers=CSV)
     assert (answer.json()["data"]["format"], answer.json()["options"]) == ("jsonl", {})
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "type", "status", "code", "said"),
+    ("path", "body", "type", "status", "code", "message"),
     [
         (PATH, b"x", "text/html", 415, "unsupported", "add ?format= with one of csv"),
         (PATH, b"x", "", 415, "unsupported", "add ?format= with one of csv"),
@@ -151,17 +136,17 @@ def test_a_format_in_the_query_wins(app):
         ("/v1/tasks/sentiment@1/train", b"x", "text/csv", 422, "bad_request", "write 'sentiment'"),
     ],
 )
-def test_what_cannot_be_queued_is_refused_in_a_sentence_and_leaves_nothing(
-    app, jobs, path, body, type, status, code, said
+def test_an_invalid_training_request_is_refused_in_one_sentence_and_leaves_nothing(
+    app, jobs, path, body, type, status, code, message
 ):
     answer = ask(app, "POST", path, content=body, headers={"Content-Type": type})
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
-    assert said in answer.json()["error"]["message"]
+    assert message in answer.json()["error"]["message"]
     assert "\n" not in answer.json()["error"]["message"]
     assert (jobs.list(), left(jobs)) == ([], [])
 
 
-def test_a_body_without_a_stated_length_is_held_to_the_limit_too(app, jobs):
+def test_the_limit_applies_to_a_body_without_a_length_too(app, jobs):
     async def parts():
         for _ in range(11):
             yield b"x" * 1000
@@ -171,7 +156,7 @@ def test_a_body_without_a_stated_length_is_held_to_the_limit_too(app, jobs):
     assert (jobs.list(), left(jobs)) == ([], [])
 
 
-def test_a_full_queue_is_told_at_once(app, jobs):
+def test_a_full_queue_is_reported_at_once(app, jobs):
     for _ in range(3):
         send(jobs)
     answer = ask(app, "POST", PATH, content=table(), headers=CSV)
@@ -179,7 +164,7 @@ def test_a_full_queue_is_told_at_once(app, jobs):
     assert int(answer.headers["retry-after"]) > 0
 
 
-def test_an_upload_that_breaks_off_leaves_nothing(app, jobs):
+def test_an_interrupted_upload_leaves_nothing(app, jobs):
     async def run():
         parts = iter([{"type": "http.request", "body": b"text,label\n", "more_body": True}])
         scope = {"type": "http", "method": "POST", "path": PATH, "raw_path": PATH.encode(), "query_string": b"",
@@ -203,7 +188,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(app, jobs):
 
 def test_a_file_that_would_fill_the_disk_is_refused(app, jobs, monkeypatch):
     free = shutil.disk_usage(jobs.bank).free
-    monkeypatch.setattr(routes_train, "SPARED", free + (1 << 40))
+    monkeypatch.setattr(routes_train, "RESERVED_DISK", free + (1 << 40))
     answer = ask(app, "POST", PATH, content=table(), headers=CSV)
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "overloaded")
     assert "disk is nearly full" in answer.json()["error"]["message"]
@@ -211,8 +196,8 @@ def test_a_file_that_would_fill_the_disk_is_refused(app, jobs, monkeypatch):
 
 
 @pytest.mark.parametrize("pause", [5, 0.03], ids=["stands still", "trickles"])
-def test_an_upload_that_does_not_come_is_given_up_and_leaves_nothing(app, jobs, monkeypatch, pause):
-    monkeypatch.setattr(routes_train, "PATIENCE", 0.1)
+def test_an_upload_that_stalls_is_refused_and_leaves_nothing(app, jobs, monkeypatch, pause):
+    monkeypatch.setattr(routes_train, "STALL_TIMEOUT", 0.1)
 
     async def parts():
         for _ in range(50):
@@ -224,8 +209,8 @@ def test_an_upload_that_does_not_come_is_given_up_and_leaves_nothing(app, jobs, 
     assert (jobs.list(), left(jobs)) == ([], [])
 
 
-def test_so_many_files_are_taken_at_once_and_places_are_given_back(jobs, monkeypatch):
-    monkeypatch.setattr(routes_train, "SENDING", 1)
+def test_the_number_of_uploads_is_limited_and_ended_ones_free_their_place(jobs, monkeypatch):
+    monkeypatch.setattr(routes_train, "MAX_UPLOADS", 1)
     app = create_app(Dummy(), jobs=jobs, page=False)
 
     async def run():
@@ -246,35 +231,35 @@ def test_so_many_files_are_taken_at_once_and_places_are_given_back(jobs, monkeyp
     assert asyncio.run(run()) == [202, 429, 202]
 
 
-def test_a_run_that_is_not_there_is_not_found(app):
+def test_an_unknown_run_is_not_found(app):
     for method, path in itertools.product(("GET", "DELETE"), ("/v1/runs/x", "/v1/runs/..%5Cx")):
         answer = ask(app, method, path)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_run")
     assert ask(app, "GET", "/v1/runs/x/events").json()["error"]["code"] == "unknown_run"
 
 
-def test_a_cancelled_run_says_so_and_its_events_end(app, jobs):
+def test_the_events_of_a_cancelled_run_end_with_its_state(app, jobs):
     id = send(jobs).id
     assert ask(app, "DELETE", f"/v1/runs/{id}").json()["state"] == "cancelled"
     answer = ask(app, "GET", f"/v1/runs/{id}/events")
     assert answer.headers["content-type"].startswith("text/event-stream")
-    ((name, told),) = events(answer.text)
-    assert (name, told["state"]) == ("state", "cancelled")
+    ((name, value),) = events(answer.text)
+    assert (name, value["state"]) == ("state", "cancelled")
 
 
 def test_the_document_names_every_option_and_format(app):
-    told = ask(app, "GET", "/openapi.json").json()["paths"]["/v1/tasks/{task}/train"]["post"]
-    assert {one["name"] for one in told["parameters"]} == {"task", "format", *OPTIONS}
-    assert "automl" not in str(told["parameters"])
-    assert set(TYPES) < set(told["requestBody"]["content"])
-    assert {"202", "413", "415", "422", "429"} <= told["responses"].keys()
-    assert "200" not in told["responses"]
+    route = ask(app, "GET", "/openapi.json").json()["paths"]["/v1/tasks/{task}/train"]["post"]
+    assert {one["name"] for one in route["parameters"]} == {"task", "format", *OPTIONS}
+    assert "automl" not in str(route["parameters"])
+    assert set(TYPES) < set(route["requestBody"]["content"])
+    assert {"202", "413", "415", "422", "429"} <= route["responses"].keys()
+    assert "200" not in route["responses"]
 
 
 # --- keys ---------------------------------------------------------------------------------------------------
 
 
-def test_a_key_sees_sends_and_stops_runs_of_its_own_tasks_alone(jobs, tmp_path):
+def test_a_key_can_read_start_and_cancel_only_runs_of_its_tasks(jobs, tmp_path):
     keys = Keys(tmp_path / "keys.json")
     app = create_app(Dummy(), jobs=jobs, keys=keys, page=False)
     mine, other = send(jobs, "mine").id, send(jobs, "other").id
@@ -320,8 +305,8 @@ def test_a_stream_ends_when_its_key_is_revoked(jobs, tmp_path):
     assert jobs.get(id).state == "queued"
 
 
-def test_so_many_runs_are_followed_at_once_and_places_are_given_back(jobs, monkeypatch):
-    monkeypatch.setattr(routes_train, "FOLLOWING", 1)
+def test_the_number_of_streams_is_limited_and_ended_ones_free_their_place(jobs, monkeypatch):
+    monkeypatch.setattr(routes_train, "MAX_STREAMS", 1)
     app = create_app(Dummy(), jobs=jobs, page=False)
     path = f"/v1/runs/{(id := send(jobs).id)}/events"
 
@@ -336,115 +321,27 @@ def test_so_many_runs_are_followed_at_once_and_places_are_given_back(jobs, monke
     assert asyncio.run(run()) == [200, 429, 200]
 
 
-# --- events -------------------------------------------------------------------------------------------------
+def test_a_key_for_some_tasks_sees_its_runs_among_many_others(jobs, tmp_path, monkeypatch):
+    monkeypatch.setattr(routes_train, "LIST_LIMIT", 3)
+    keys = Keys(tmp_path / "keys.json")
+    header = {"Authorization": f"Bearer {keys.add('alice', ['train'], ['mine'])}"}
+    jobs = Idle(jobs.bank)
+    mine = [send(jobs, "mine").id for _ in range(4)]
+    for _ in range(5):
+        send(jobs, "other")
+    app = create_app(Dummy(), jobs=jobs, keys=keys, page=False)
+    assert [run["id"] for run in ask(app, "GET", "/v1/runs", headers=header).json()["runs"]] == mine[:0:-1]
 
 
-async def told(generator, count):
-    return [await anext(generator) for _ in range(count)]
+def test_an_unusable_table_of_runs_is_refused_and_logged_with_its_reason(jobs, caplog, monkeypatch):
+    app = create_app(Dummy(), jobs=jobs, page=False)
 
+    def fail(*given):
+        raise StorageError(f"The table of runs {jobs.bank} cannot be used.")
 
-def test_events_replay_the_epochs_then_follow_every_change_and_end_with_the_run(tmp_path):
-    runs = RunStore(tmp_path / "runs.sqlite3")
-    id = runs.add("t", {"epochs": 3}, {}, None).id
-    runs.begin()
-    now = {"epoch": 2, "epochs": 3, "step": 5, "steps": 9, "loss": 0.4, "rows_per_second": 90.0}
-    row = {"epoch": 1, "loss": 0.5, "score": 0.75, "seconds": 1.5}
-    runs.update(id, progress=now, history=[row])
-
-    async def look(after):
-        return runs.get(id, after)
-
-    async def run():
-        stream = follow(look, 0.1, lambda: False)
-        first = await told(stream, 3)
-        beat = await anext(stream)
-        last = {**row, "epoch": 2, "score": 0.8}
-        runs.update(id, progress={**now, "step": 6}, history=[row, last])
-        second = await told(stream, 1)
-        runs.end(id, "done", version=4)
-        return first, beat, second, [part async for part in stream]
-
-    first, beat, second, rest = asyncio.run(run())
-    assert [name for name, _ in events("".join(first))] == ["progress", "progress", "state"]
-    replayed, current, state = (value for _, value in events("".join(first)))
-    assert replayed == {**now, **row, "step": 3}
-    assert current == now
-    assert (state["state"], state["history"]) == ("running", [row])
-    assert beat.startswith(":")
-    assert beat.endswith("\n\n")
-    ((_, ended),) = events("".join(second))
-    assert (ended["epoch"], ended["step"], ended["score"]) == (2, 6, 0.8)
-    (name, last) = events("".join(rest))[-1]
-    assert (name, last["state"], last["version"]) == ("state", "done", 4)
-
-
-def test_a_stream_ends_when_its_reader_leaves_or_the_server_stops(tmp_path):
-    runs = RunStore(tmp_path / "runs.sqlite3")
-    id = runs.add("t", {}, {}, None).id
-    looks, stopping = [], []
-
-    async def look(after):
-        looks.append(1)
-        return runs.get(id, after)
-
-    async def run():
-        stream = follow(look, 60, lambda: bool(stopping))
-        await anext(stream)
-        await stream.aclose()
-        seen = len(looks)
-        await asyncio.sleep(0.6)
-        assert len(looks) == seen
-        stopping.append(1)
-        return [part async for part in follow(look, 60, lambda: bool(stopping))]
-
-    assert len(asyncio.run(run())) == 1
-
-
-# --- all of it ----------------------------------------------------------------------------------------------
-
-
-def parquet(rows):
-    sink = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(pyarrow.table({"text": [t for t, _ in rows], "label": [y for _, y in rows]}), sink)
-    return sink.getvalue().to_pybytes()
-
-
-def test_a_task_is_trained_and_served_at_once_and_the_next_version_too(tmp_path, bert):
-    bank = Bank.open(new_bank(tmp_path / "bank", bert))
-    app = create_app(BankService(bank, Engine(bert, device="cpu")), jobs=JobQueue(bank.path, threads=1), page=False)
-    query = "&".join(f"{name}={value}" for name, value in {**FAST, "epochs": 4}.items())
-    rows = reviews(24)
-    texts = [text for text, _ in rows]
-
-    async def trained(client: httpx.AsyncClient, format, body):
-        sent = await client.post(f"{PATH}?{query}&format={format}", content=body)
-        assert sent.status_code == 202, sent.text
-        stream = await client.get(f"/v1/runs/{sent.json()['id']}/events")
-        return events(stream.text)
-
-    async def predicted(client: httpx.AsyncClient, version):
-        end = time.monotonic() + PATIENCE
-        while True:
-            answer = await client.post("/v1/tasks/sentiment/predict", json={"texts": texts})
-            if answer.status_code == 200 and answer.json()["version"] == version:
-                return answer.json()
-            assert time.monotonic() < end, answer.text
-            await asyncio.sleep(0.05)
-
-    async def run():
-        async with calling(app) as client:
-            lines = "".join(json.dumps({"text": t, "label": y}) + "\n" for t, y in rows).encode()
-            first = await trained(client, "jsonl", lines)
-            one = await predicted(client, 1)
-            second = await trained(client, "parquet", parquet(rows))
-            return first, one, second, await predicted(client, 2)
-
-    first, one, second, two = asyncio.run(run())
-    ended = first[-1][1]
-    assert (ended["state"], ended["version"], second[-1][1]["version"]) == ("done", 1, 2)
-    scores = {value["epoch"]: value["score"] for name, value in first if name == "progress" and "score" in value}
-    assert [*scores] == [1, 2, 3, 4]
-    assert scores == {row["epoch"]: row["score"] for row in ended["history"]}
-    assert ended["metrics"]["dev"]["accuracy"] == max(scores.values())
-    assert [row["label"] for row in one["predictions"]] == [row["label"] for row in two["predictions"]]
-    assert set(one["predictions"][0]["probabilities"]) == {"negative", "positive"}
+    monkeypatch.setattr(RunStore, "_open", fail)
+    answer = ask(app, "GET", "/v1/runs", headers={"X-Request-Id": "r-9"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
+    assert str(jobs.bank) not in answer.text
+    (record,) = [record for record in caplog.records if record.message == "storage error"]
+    assert (record.fields["request_id"], record.exc_info[0]) == ("r-9", StorageError)

@@ -1,10 +1,11 @@
-"""Claims about training as a service: progress, ends of every kind, and what survives a kill."""
+"""Claims about the queue: runs train, end, are cancelled, and survive kills of workers and servers."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 from adapterbank.api import open_bank
 from adapterbank.encoder.shared_memory import share
 from adapterbank.serving.jobs import worker
-from adapterbank.serving.jobs.queue import ATTEMPTS, JobQueue
+from adapterbank.serving.jobs.queue import JobQueue
+from adapterbank.serving.jobs.run_recorder import ATTEMPTS
+from adapterbank.serving.jobs.run_store import RunStore, UnknownRun
 from adapterbank.storage.bank import Bank
 from serving.training import FAST, LONG, children, left, linux, new_bank, send, table, until
 
@@ -28,7 +31,7 @@ print(send(jobs, **{**LONG, "epochs": int(sys.argv[2])}).id, flush=True)
 time.sleep(3600)
 """
 EPOCHS = 120
-"""So many that a run is far from its last when a test looks at it, however late that is."""
+"""Enough that a run is far from its end when a test looks at it, even on a slow machine."""
 
 
 @pytest.fixture
@@ -38,13 +41,13 @@ def bank(tmp_path, bert):
 
 @pytest.fixture
 def jobs(idle):
-    """Give jobs that are worked on."""
+    """A queue that trains its runs."""
     idle.begin()
     yield idle
     idle.close()
 
 
-def test_runs_go_one_after_the_other_and_end_as_versions_of_their_tasks(idle, bert):
+def test_runs_train_one_after_the_other_and_add_versions(idle, bert):
     sent = [send(idle, "first", seed=1), send(idle, "first", seed=2), send(idle, "bad", b"text,label\nonly one,row")]
     idle.begin()
     try:
@@ -73,7 +76,7 @@ def test_runs_go_one_after_the_other_and_end_as_versions_of_their_tasks(idle, be
 
 
 @linux
-def test_a_running_run_is_low_in_priority_shares_the_encoder_and_stops_when_cancelled(bank, bert):
+def test_a_worker_has_a_low_priority_shares_the_encoder_and_stops_when_cancelled(bank, bert):
     shared, descriptor = share(bert)
     assert sum(float(tensor.sum()) for tensor in shared.tensors.values())
     jobs = JobQueue(bank, weights=descriptor, threads=1)
@@ -100,7 +103,7 @@ def test_a_running_run_is_low_in_priority_shares_the_encoder_and_stops_when_canc
     assert (left(jobs), list((bank / "runs").glob("*"))) == ([], [])
 
 
-def test_the_tokens_of_a_large_file_go_with_the_file(idle, tmp_path, monkeypatch):
+def test_the_tokens_of_a_large_file_are_deleted_with_the_file(idle, tmp_path, monkeypatch):
     monkeypatch.setenv("ADAPTERBANK_CACHE", str(tmp_path / "cache"))
     run = send(idle, data=table(1500), epochs=300, batch=64)
     idle.begin()
@@ -113,7 +116,7 @@ def test_the_tokens_of_a_large_file_go_with_the_file(idle, tmp_path, monkeypatch
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_data_file_that_has_gone_is_told_in_a_sentence(idle):
+def test_a_missing_data_file_is_reported(idle):
     run = send(idle)
     (idle.bank / "serving" / "data" / f"{run.id}.csv").unlink()
     idle.begin()
@@ -126,28 +129,29 @@ def test_a_data_file_that_has_gone_is_told_in_a_sentence(idle):
 
 
 @linux
-def test_a_run_whose_process_is_killed_goes_on_unless_that_happens_too_often(jobs, monkeypatch):
+def test_a_run_whose_worker_is_killed_resumes_unless_that_happens_too_often(jobs, monkeypatch):
     run, reached = send(jobs, **LONG), 0
     for most in (ATTEMPTS, 1):
         now = until(jobs, run.id, lambda run, epoch=reached: len(run.history) > epoch + 3)
         reached = len(now.history)
         assert [row["epoch"] for row in now.history] == [*range(1, reached + 1)]
         assert now.attempts == 1  # since it has done another epoch
-        monkeypatch.setattr("adapterbank.serving.jobs.queue.ATTEMPTS", most)
+        monkeypatch.setattr("adapterbank.serving.jobs.run_recorder.ATTEMPTS", most)
         (child,) = children()
         os.kill(child, signal.SIGKILL)
     ended = until(jobs, run.id)
     assert ended.state == "failed"
-    assert "broken off 1 times before another epoch was done; the last time its process ended with SIGKILL." in (
-        ended.failure
+    assert (
+        "interrupted 1 times before it finished another epoch, the last time because its process ended with SIGKILL."
+        in (ended.failure)
     )
-    assert sum("Going on after epoch" in note for note in ended.notes) == 1
+    assert sum("Resuming after epoch" in note for note in ended.notes) == 1
     jobs.close()
     assert Bank.open(jobs.bank).names() == []
     assert (left(jobs), list((jobs.bank / "runs").glob("*"))) == ([], [])
 
 
-def test_a_run_that_is_killed_at_the_same_place_again_and_again_has_failed(idle, monkeypatch):
+def test_a_run_that_is_killed_repeatedly_at_the_same_place_fails(idle, monkeypatch):
     def train(self, run):
         begun.append(run.attempts)
         row = {"epoch": 1, "loss": 0.5, "score": 0.5, "seconds": 1.0}
@@ -155,17 +159,17 @@ def test_a_run_that_is_killed_at_the_same_place_again_and_again_has_failed(idle,
         self._broken_off(run, "a test broke it off")
 
     begun = []
-    monkeypatch.setattr(JobQueue, "_train", train)
+    monkeypatch.setattr(JobQueue, "train", train)
     run = send(idle)
     idle.begin()
     ended = until(idle, run.id)
     idle.close()
     assert begun == [1, 2, 3]
-    assert ended.failure.startswith("The run was broken off 3 times before another epoch was done;")
+    assert ended.failure.startswith("The run was interrupted 3 times before it finished another epoch,")
 
 
 @linux
-def test_a_run_whose_server_is_killed_ends_with_it_and_goes_on_with_the_next(bank):
+def test_a_run_whose_server_is_killed_ends_and_resumes_with_the_next_server(bank):
     path = os.pathsep.join(["tests", *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-c", OWNER, str(bank), str(EPOCHS)]
@@ -183,16 +187,16 @@ def test_a_run_whose_server_is_killed_ends_with_it_and_goes_on_with_the_next(ban
         os.kill(child, 0)
         pytest.fail("the killed server's run is still there")
     assert (ended.state, ended.version) == ("done", 1)
-    assert any("Going on after epoch" in note for note in ended.notes)
+    assert any("Resuming after epoch" in note for note in ended.notes)
     assert len(set(ended.notes)) == len(ended.notes)
     assert [row["epoch"] for row in ended.history] == [*range(1, EPOCHS + 1)]
     assert all(finding.ok for finding in open_bank(bank).audit())
 
 
-def test_a_server_that_stops_leaves_its_run_queued_and_goes_on_with_it_when_it_starts_again(idle):
+def test_a_server_that_stops_queues_its_run_and_resumes_it_when_it_starts_again(idle):
     run = send(idle, **LONG)
     idle.begin()
-    until(idle, run.id, lambda run: len(run.history) > 1)  # an epoch is told of, and then kept
+    until(idle, run.id, lambda run: len(run.history) > 1)  # an epoch is reported before it is saved
     idle.close()
     stopped = idle.get(run.id)
     assert (stopped.state, stopped.attempts, stopped.ended) == ("queued", 0, None)
@@ -200,7 +204,44 @@ def test_a_server_that_stops_leaves_its_run_queued_and_goes_on_with_it_when_it_s
     assert list((idle.bank / "runs").glob("*/state.json"))
     idle.begin()
     until(idle, run.id, lambda run: len(run.history) > len(stopped.history))
-    assert any("Going on after epoch" in note for note in idle.get(run.id).notes)
+    assert any("Resuming after epoch" in note for note in idle.get(run.id).notes)
     idle.cancel(run.id)
     assert until(idle, run.id).state == "cancelled"
     idle.close()
+
+
+def test_a_queued_run_is_cancelled_at_once_and_its_data_deleted(idle):
+    kept, gone = send(idle), send(idle)
+    assert idle.cancel(gone.id).state == "cancelled"
+    assert left(idle) == [f"{kept.id}.csv"]
+    assert idle.cancel(gone.id).state == "cancelled"
+    with pytest.raises(UnknownRun, match="There is no run 'x'"):
+        idle.cancel("x")
+
+
+def test_files_without_a_run_are_deleted_after_an_hour(idle):
+    run, ended = send(idle), send(idle)
+    idle.runs.cancel(ended.id)  # and killed before it could clear up
+    for name in (".tmp-half", "0123.csv", ".tmp-young"):
+        Path(idle.bank, "serving", "data", name).write_text("x")
+        if "young" not in name:
+            os.utime(Path(idle.bank, "serving", "data", name), (0, 0))
+    idle.clean_up()
+    assert left(idle) == [".tmp-young", f"{run.id}.csv"]
+
+
+def test_cancelled_runs_do_not_accumulate(idle, monkeypatch):
+    monkeypatch.setattr("adapterbank.serving.jobs.run_store.KEPT", 2)
+    for _ in range(4):
+        idle.cancel(send(idle).id)
+    assert len(idle.list()) == 2
+
+
+def test_the_check_for_a_stop_does_not_read_the_epochs(idle, monkeypatch):
+    run = send(idle)
+    idle.runs.begin()
+    monkeypatch.setattr(RunStore, "get", None)
+    assert idle.stop_reason(run.id) == ""
+    with sqlite3.connect(idle.runs.path) as db:
+        db.execute("UPDATE runs SET cancelling = 1")
+    assert idle.stop_reason(run.id) == "cancel"

@@ -1,6 +1,9 @@
-"""Claims about the table of runs: the oldest first, each once, and what has ended stays as it is."""
+"""Claims about the table of runs: the oldest is started first, each once; ended runs do not change."""
 
 from __future__ import annotations
+
+import json
+import sqlite3
 
 import pytest
 
@@ -8,7 +11,24 @@ from adapterbank.errors import StorageError
 from adapterbank.serving.jobs.run_store import RunStore
 
 
-def test_the_oldest_is_begun_first_and_only_once_and_lists_are_newest_first(tmp_path):
+def row_of(epoch, score=0.5):
+    return {"epoch": epoch, "loss": 0.25, "score": score, "seconds": 1.0}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return RunStore(tmp_path / "runs.sqlite3")
+
+
+@pytest.fixture
+def running(runs):
+    """The id of a run that is running."""
+    id = runs.add("t", {"epochs": 3}, {}, None).id
+    runs.begin()
+    return id
+
+
+def test_the_oldest_run_is_started_first_and_once_and_lists_are_newest_first(tmp_path):
     runs = RunStore(tmp_path / "runs.sqlite3")
     made = [runs.add(f"t{i}", {}, {}, None).id for i in range(3)]
     assert [run.id for run in runs.list()] == made[::-1]
@@ -21,7 +41,7 @@ def test_the_oldest_is_begun_first_and_only_once_and_lists_are_newest_first(tmp_
     assert (again.id, again.attempts) == (made[1], 1)
 
 
-def test_a_run_that_has_ended_stays_as_it_is(tmp_path):
+def test_an_ended_run_does_not_change(tmp_path):
     runs = RunStore(tmp_path / "runs.sqlite3")
     id = runs.add("t", {}, {}, "alice").id
     runs.begin()
@@ -33,7 +53,7 @@ def test_a_run_that_has_ended_stays_as_it_is(tmp_path):
     assert (run.state, run.version, run.failure, run.progress, run.asked_by) == ("done", 2, None, None, "alice")
 
 
-def test_old_runs_are_forgotten_but_none_that_waits(tmp_path, monkeypatch):
+def test_old_runs_are_deleted_but_no_queued_one(tmp_path, monkeypatch):
     monkeypatch.setattr("adapterbank.serving.jobs.run_store.KEPT", 2)
     runs = RunStore(tmp_path / "runs.sqlite3")
     waits = runs.add("t", {}, {}, None).id
@@ -44,7 +64,57 @@ def test_old_runs_are_forgotten_but_none_that_waits(tmp_path, monkeypatch):
     assert [run.id for run in runs.list()] == [ended[3], ended[2], waits]
 
 
-def test_a_damaged_table_is_told_in_a_sentence(tmp_path):
-    (tmp_path / "runs.sqlite3").write_bytes(b"not a table of runs, by any means " * 100)
+def test_a_damaged_table_is_reported_with_a_remedy(tmp_path):
+    (tmp_path / "runs.sqlite3").write_bytes(b"not a table of runs at all " * 100)
     with pytest.raises(StorageError, match=r"table of runs .* cannot be used"):
         RunStore(tmp_path / "runs.sqlite3")
+
+
+def test_a_repeated_epoch_replaces_the_old_one_and_all_after_it(runs, running):
+    for epoch in (1, 2, 3):
+        runs.update(running, epochs=[row_of(epoch)])
+    runs.update(running, epochs=[row_of(2, 0.75)])
+    assert runs.get(running).history == [row_of(1), row_of(2, 0.75)]
+
+
+def test_a_finished_run_has_the_history_of_its_record(runs, running):
+    runs.update(running, epochs=[row_of(1), row_of(2)])
+    runs.end(running, "done", version=1, history=[row_of(1, 0.75)])
+    assert runs.get(running).history == runs.list()[0].history == [row_of(1, 0.75)]
+
+
+def test_nothing_is_written_after_a_run_has_ended(runs, running):
+    runs.end(running, "cancelled")
+    runs.update(running, epochs=[row_of(1)])
+    assert runs.get(running).history == []
+
+
+def test_the_epochs_of_deleted_runs_are_deleted(runs, monkeypatch):
+    monkeypatch.setattr("adapterbank.serving.jobs.run_store.KEPT", 1)
+    for number in range(3):
+        id = runs.add(f"t{number}", {}, {}, None).id
+        runs.begin()
+        runs.end(id, "done", version=1, history=[row_of(1)])
+    runs.forget_old()
+    with sqlite3.connect(runs.path) as db:
+        assert db.execute("SELECT count(*) FROM epochs").fetchone() == (1,)
+    assert [run.history for run in runs.list()] == [[row_of(1)]]
+
+
+def test_a_table_of_format_1_is_converted_with_all_its_epochs(tmp_path, running, runs):
+    runs.update(running, epochs=[row_of(1), row_of(2)])
+    with sqlite3.connect(runs.path) as db:  # as it was
+        db.execute("ALTER TABLE runs ADD COLUMN history TEXT NOT NULL DEFAULT '[]'")
+        db.execute("UPDATE runs SET history = ?", (json.dumps([row_of(1), row_of(2)]),))
+        db.execute("DROP TABLE epochs")
+        db.execute("PRAGMA user_version = 1")
+    for _ in range(2):
+        again = RunStore(runs.path).get(running)
+        assert (again.state, again.history) == ("running", [row_of(1), row_of(2)])
+
+
+def test_a_table_of_a_later_format_is_refused(runs):
+    with sqlite3.connect(runs.path) as db:
+        db.execute("PRAGMA user_version = 99")
+    with pytest.raises(StorageError, match="format 99"):
+        RunStore(runs.path)

@@ -1,4 +1,4 @@
-"""Claims about the mirror: whatever happens to a bank behind a URL, its copy becomes the same, step by step."""
+"""Claims about the mirror: after any change of a bank behind a URL, its copy becomes the same, step by step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from adapterbank.serving.service.registry import TaskRegistry
 from adapterbank.serving.service.service import BankService
 from adapterbank.storage import cache
 from adapterbank.storage.bank import Bank
-from packages import BACKBONE, files, put
+from packages import BACKBONE, contents, put
 from serving.small_bank import until
 
 SERVED = ("bank.json", "keys.json", "tasks/")
@@ -29,7 +29,7 @@ SERVED = ("bank.json", "keys.json", "tasks/")
 
 @pytest.fixture
 def mirror(bank, no_flush):
-    """Give a mirror of the bank behind a URL of this machine's files."""
+    """A mirror of the bank behind a URL of local files."""
     made = Mirror(f"local://{bank.path}")
     yield made
     made.close()
@@ -37,11 +37,11 @@ def mirror(bank, no_flush):
 
 @pytest.fixture
 def store():
-    """Give the URL of an empty place in memory, and a way to make it what a bank is."""
+    """The URL of an empty store in memory, and a function that uploads a bank to it."""
     fs, url = fsspec.filesystem("memory"), f"memory://{uuid4().hex}/bank"
 
     def upload(bank, *only):
-        for name, data in files(bank).items():
+        for name, data in contents(bank).items():
             if (bank.path / name).is_file() and (not only or name in only):
                 fs.pipe_file(f"{url}/{name}", data)
 
@@ -51,8 +51,8 @@ def store():
 
 
 def copied(bank):
-    """Give what a mirror has of a bank: its files, without folders that have none."""
-    return {name: data for name, data in files(bank).items() if data and name.startswith(SERVED)}
+    """Return the files of a bank that a mirror has, without empty folders."""
+    return {name: data for name, data in contents(bank).items() if data and name.startswith(SERVED)}
 
 
 def settle(mirror):
@@ -71,7 +71,7 @@ def becomes_same(mirror, bank):
         return same(mirror, bank)
 
 
-def test_a_mirror_has_what_the_bank_has_and_opens_as_one(bank, mirror):
+def test_a_mirror_has_the_files_of_the_bank_and_opens_as_one(bank, mirror):
     put(bank, "a", "b", "a")
     (bank.path / "keys.json").write_text("{}")
     (bank.path / "records").mkdir()
@@ -93,7 +93,7 @@ def test_a_mirror_has_what_the_bank_has_and_opens_as_one(bank, mirror):
         max_size=10,
     )
 )
-def test_after_any_changes_the_copy_is_what_the_bank_is(steps, tmp_path_factory):
+def test_after_any_changes_the_copy_equals_the_bank(steps, tmp_path_factory):
     bank = Bank.open(tmp_path_factory.mktemp("banks") / "bank", BACKBONE, create=True)
     mirror = Mirror(f"local://{bank.path}")
     try:
@@ -137,30 +137,26 @@ def change(bank, mirror, step, name):
             bank.rollback(name, bank.versions(name)[0])
 
 
-def test_what_has_not_changed_is_not_fetched_again(bank, mirror, monkeypatch):
+def test_unchanged_files_are_not_fetched_again(bank, mirror, monkeypatch):
     put(bank, "a", "b")
     mirror.refresh()
     fetched = []
-    get = mirror._fs.get_file
-    monkeypatch.setattr(
-        type(mirror._fs), "get_file", lambda self, path, *rest: (fetched.append(path), get(path, *rest))
-    )
-    monkeypatch.setattr(type(mirror._fs), "cat_file", lambda self, path, *rest: pytest.fail(path))
+    get = mirror.fs.get_file
+    monkeypatch.setattr(type(mirror.fs), "get_file", lambda self, path, *rest: (fetched.append(path), get(path, *rest)))
+    monkeypatch.setattr(type(mirror.fs), "cat_file", lambda self, path, *rest: pytest.fail(path))
     mirror.refresh()
     assert fetched == []
     monkeypatch.undo()
-    monkeypatch.setattr(
-        type(mirror._fs), "get_file", lambda self, path, *rest: (fetched.append(path), get(path, *rest))
-    )
+    monkeypatch.setattr(type(mirror.fs), "get_file", lambda self, path, *rest: (fetched.append(path), get(path, *rest)))
     put(bank, "b")
     mirror.refresh()
     assert {path.split("/tasks/")[1] for path in fetched} == {"b/2/manifest.json", "b/2/weights.safetensors"}
 
 
-def test_one_listing_without_a_task_is_not_believed(bank, mirror, monkeypatch):
+def test_one_listing_without_a_task_does_not_remove_it(bank, mirror, monkeypatch):
     put(bank, "a")
     mirror.refresh()
-    monkeypatch.setattr(type(mirror._fs), "find", lambda *_, **__: {})
+    monkeypatch.setattr(type(mirror.fs), "find", lambda *_, **__: {})
     mirror.refresh()
     monkeypatch.undo()
     mirror.refresh()
@@ -190,10 +186,10 @@ def test_a_pointer_waits_for_its_version(bank, store, no_flush, caplog):
     mirror.close()
 
 
-def test_a_new_task_of_which_a_half_is_there_is_refused_until_the_rest_comes(bank, store, no_flush):
+def test_an_incomplete_new_task_is_refused_until_the_rest_arrives(bank, store, no_flush):
     _, url, upload = store
     put(bank, "a", "b")
-    upload(bank, "bank.json", *(name for name in files(bank) if name.startswith("tasks/b/")))
+    upload(bank, "bank.json", *(name for name in contents(bank) if name.startswith("tasks/b/")))
     upload(bank, "tasks/a/task.json", "tasks/a/1/manifest.json")
     mirror = Mirror(url)
     mirror.refresh()
@@ -207,7 +203,7 @@ def test_a_new_task_of_which_a_half_is_there_is_refused_until_the_rest_comes(ban
     mirror.close()
 
 
-def test_names_that_lead_elsewhere_are_passed_over(bank, store, no_flush, tmp_path):
+def test_names_that_lead_outside_the_bank_are_ignored(bank, store, no_flush, tmp_path):
     fs, url, upload = store
     put(bank, "a")
     upload(bank)
@@ -220,7 +216,7 @@ def test_names_that_lead_elsewhere_are_passed_over(bank, store, no_flush, tmp_pa
     mirror.close()
 
 
-def test_a_store_that_is_away_leaves_all_as_it_is_and_is_told_once(bank, mirror, monkeypatch, caplog):
+def test_an_unavailable_store_changes_nothing_and_is_logged_once(bank, mirror, monkeypatch, caplog):
     put(bank, "a")
     mirror.refresh()
     tries = []
@@ -229,8 +225,8 @@ def test_a_store_that_is_away_leaves_all_as_it_is_and_is_told_once(bank, mirror,
         tries.append(1)
         raise ConnectionError("no route to the store")
 
-    monkeypatch.setattr(type(mirror._fs), "ls", away)
-    mirror._every = 0.01
+    monkeypatch.setattr(type(mirror.fs), "ls", away)
+    mirror.every = 0.01
     with caplog.at_level(logging.ERROR, "adapterbank.serving"):
         mirror.follow()
         asyncio.run(until(lambda: len(tries) > 5))
@@ -241,16 +237,16 @@ def test_a_store_that_is_away_leaves_all_as_it_is_and_is_told_once(bank, mirror,
     asyncio.run(until(lambda: becomes_same(mirror, bank)))
 
 
-def test_one_task_that_cannot_be_fetched_does_not_keep_the_others(bank, mirror, monkeypatch):
+def test_one_task_that_cannot_be_fetched_does_not_stop_the_others(bank, mirror, monkeypatch):
     put(bank, "a", "b", "c")
-    get = mirror._fs.get_file
+    get = mirror.fs.get_file
 
     def fetch(self, path, *rest):
         if "/tasks/b/" in path:
             raise OSError("this object is not for you")
         get(path, *rest)
 
-    monkeypatch.setattr(type(mirror._fs), "get_file", fetch)
+    monkeypatch.setattr(type(mirror.fs), "get_file", fetch)
     with pytest.raises(OSError, match="not for you"):
         mirror.refresh()
     assert [package.ref for package in Bank.open(mirror.path).tasks()] == ["a@1", "c@1"]
@@ -259,7 +255,7 @@ def test_one_task_that_cannot_be_fetched_does_not_keep_the_others(bank, mirror, 
     assert same(mirror, bank)
 
 
-def test_keys_that_are_taken_away_are_taken_away_here(bank, mirror):
+def test_keys_that_are_removed_at_the_source_are_removed_here(bank, mirror):
     (bank.path / "keys.json").write_text("{}")
     mirror.refresh()
     assert (mirror.path / "keys.json").read_text() == "{}"
@@ -268,10 +264,10 @@ def test_keys_that_are_taken_away_are_taken_away_here(bank, mirror):
     assert not (mirror.path / "keys.json").exists()
 
 
-def test_what_is_no_bank_is_told(tmp_path, store):
+def test_a_url_without_a_bank_is_reported(tmp_path, store):
     _, url, _ = store
     for where in (url, f"local://{tmp_path}"):
-        with pytest.raises(BankError, match=r"has no bank\.json, so it is no bank"):
+        with pytest.raises(BankError, match=r"is not a bank: it has no bank\.json"):
             Mirror(where)
     with pytest.raises(InputError, match=r"nonsense://x/y cannot be opened"):
         Mirror("nonsense://x/y")
@@ -279,20 +275,20 @@ def test_what_is_no_bank_is_told(tmp_path, store):
     assert [path for path in left.iterdir() if path.is_dir()] == []
 
 
-def test_a_store_that_cannot_be_reached_at_the_start_is_told(bank, monkeypatch):
+def test_an_unreachable_store_is_reported_at_the_start(bank, monkeypatch):
     fs = fsspec.filesystem("local")
     monkeypatch.setattr(type(fs), "ls", lambda *_, **__: 1 / 0)
     with pytest.raises(BankError, match=r"cannot be read \(ZeroDivisionError.*check the address and the credentials"):
         Mirror(f"local://{bank.path}")
 
 
-def test_without_fsspec_it_says_what_to_install(monkeypatch):
+def test_without_fsspec_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(InputError, match=r"pip install 'adapterbank\[ray\]'"):
         Mirror("s3://bucket/bank")
 
 
-def test_each_process_has_a_folder_of_its_own_and_leaves_none(bank, mirror):
+def test_each_process_has_its_own_folder_and_deletes_it(bank, mirror):
     other = Mirror(f"local://{bank.path}")
     assert other.path != mirror.path
     left = mirror.path.parent / "1-of-a-killed-process"
@@ -308,7 +304,7 @@ def test_each_process_has_a_folder_of_its_own_and_leaves_none(bank, mirror):
     ("bank", "wanted"),
     [("bank", False), ("/a/b", False), ("file:///a", False), ("s3://a/b", True), ("memory://a", True)],
 )
-def test_a_url_is_told_from_a_folder(bank, wanted):
+def test_urls_and_folders_are_distinguished(bank, wanted):
     assert is_url(bank) is wanted
 
 
@@ -324,14 +320,14 @@ def test_a_service_follows_a_mirror_and_does_not_change_it(small):
         await until(lambda: service.ready)
         wanted = await service.predict([Ask("first", ["the cat"])])
         small.put("second", 1)
-        await until(lambda: service.shelf.count == 2)
+        await until(lambda: service.registry.count == 2)
         for act in (service.remove, service.rollback):
-            with pytest.raises(Refusal, match=r"reads the bank from a URL .* change it there") as refused:
+            with pytest.raises(Refusal, match=r"reads its bank from a URL .* change the bank at its source") as refused:
                 await act("first")
             assert refused.value.code == "conflict"
         assert await service.predict([Ask("first", ["the cat"])]) == wanted
         small.bank.remove("first")
-        await until(lambda: service.shelf.count == 1)
+        await until(lambda: service.registry.count == 1)
         await service.stop()
 
     asyncio.run(use())
@@ -340,7 +336,7 @@ def test_a_service_follows_a_mirror_and_does_not_change_it(small):
     assert small.bank.default("second") == 1
 
 
-def test_a_damaged_package_is_refused_by_the_shelf_and_served_when_it_is_mended(small):
+def test_a_damaged_package_is_refused_by_the_registry_and_served_when_it_is_restored(small):
     small.put("first", 0)
     package = small.put("second", 1)
     file = package.path / "weights.safetensors"
@@ -348,12 +344,20 @@ def test_a_damaged_package_is_refused_by_the_shelf_and_served_when_it_is_mended(
     file.write_bytes(good[:-1])
     mirror = Mirror(f"local://{small.bank.path}")
     mirror.refresh()
-    shelf = TaskRegistry(Bank.open(mirror.path), small.engine())
-    shelf.look()
-    assert list(shelf.held()) == ["first"]
-    assert "sha256 differs" in shelf.problems["second"]
+    registry = TaskRegistry(Bank.open(mirror.path), small.engine())
+    registry.scan()
+    assert list(registry.tasks()) == ["first"]
+    assert "its sha256 differs" in registry.problems["second"]
     file.write_bytes(good)
     mirror.refresh()
-    shelf.look()
-    assert list(shelf.held()) == ["first", "second"]
+    registry.scan()
+    assert list(registry.tasks()) == ["first", "second"]
     mirror.close()
+
+
+def test_the_message_of_a_read_only_bank_does_not_contain_its_address(small, tmp_path):
+    mirror = Mirror(f"local://{small.bank.path}")
+    try:
+        assert str(tmp_path) not in mirror.refusal
+    finally:
+        mirror.close()

@@ -1,4 +1,4 @@
-"""Claims about `--budget`: it holds over all lanes at every moment, and nobody waits for ever or without need."""
+"""Promise: `--budget` holds for all lanes at every moment, and no request waits for ever or without need."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = [f"task-{i}" for i in range(6)]
 
 @pytest.fixture
 def filled(small):
-    """Give a bank of six tasks of one size."""
+    """A bank of six tasks of one size."""
     for seed, name in enumerate(NAMES):
         small.put(name, seed=seed)
     return small
@@ -28,7 +28,7 @@ def filled(small):
 
 @pytest.fixture
 def each(filled):
-    """Give the bytes of one of its slots."""
+    """The bytes of one of its slots."""
     return filled.alone(*NAMES).slots.bytes // len(NAMES)
 
 
@@ -52,7 +52,7 @@ def threads():
 
 
 def loaded(filled, budget):
-    """Give an engine with the bank's tasks, its slots, and what it knows of each."""
+    """Return an engine with the bank's tasks, its slots and the handle of each."""
     engine = filled.engine(budget=budget)
     for name in NAMES:
         engine.load(filled.bank.get(name), name)
@@ -68,7 +68,7 @@ def test_no_number_of_lanes_has_more_in_memory_than_the_budget(filled, each, fit
     async def run():
         async with running(filled, lanes=4, budget=fit * each) as service:
             most = watched(service.engine.slots)
-            service.batching.budget = 16  # a few rows a batch, so that all lanes have some
+            service.scheduler.budget = 16  # a few rows a batch, so that all lanes have some
             return most, await asyncio.gather(*(service.predict([ask]) for ask in asks)), service.numbers()
 
     most, answers, numbers = asyncio.run(run())
@@ -79,7 +79,7 @@ def test_no_number_of_lanes_has_more_in_memory_than_the_budget(filled, each, fit
         assert answer.predictions[0]["probabilities"] == pytest.approx(wanted.probabilities, abs=1e-5)
 
 
-def test_a_task_that_comes_while_all_room_is_in_use_is_known_and_loaded_later(filled, each):
+def test_a_task_that_arrives_while_all_memory_is_in_use_is_loaded_later(filled, each):
     engine = filled.engine(budget=each)
     most = watched(engine.slots)
     engine.load(filled.bank.get(NAMES[0]), NAMES[0])
@@ -91,7 +91,7 @@ def test_a_task_that_comes_while_all_room_is_in_use_is_known_and_loaded_later(fi
     assert engine.slots.resident == [NAMES[1]]
 
 
-def test_who_wants_more_than_is_left_waits_until_it_is_given_back(filled, each, threads):
+def test_a_request_for_more_memory_than_is_free_waits_for_it(filled, each, threads):
     _, slots, known = loaded(filled, 2 * each)
     entered, go = threading.Event(), threading.Event()
 
@@ -109,7 +109,7 @@ def test_who_wants_more_than_is_left_waits_until_it_is_given_back(filled, each, 
     assert waiting.result(PATIENCE) == 2 * each
 
 
-def test_what_is_in_use_already_needs_no_room_of_its_own(filled, each, threads):
+def test_a_slot_in_use_needs_no_further_memory(filled, each, threads):
     _, slots, known = loaded(filled, each)
 
     def use():
@@ -120,7 +120,7 @@ def test_what_is_in_use_already_needs_no_room_of_its_own(filled, each, threads):
         assert threads.submit(use).result(PATIENCE) == each
 
 
-def test_who_came_first_is_not_passed_by_those_who_want_less(filled, each, threads):
+def test_a_large_request_for_slots_is_not_overtaken_by_smaller_ones(filled, each, threads):
     _, slots, known = loaded(filled, 3 * each)
     order = []
 
@@ -130,7 +130,7 @@ def test_who_came_first_is_not_passed_by_those_who_want_less(filled, each, threa
 
     def queued(count):
         end = time.monotonic() + PATIENCE
-        while len(slots._line) < count:
+        while len(slots._queue) < count:
             assert time.monotonic() < end
             time.sleep(0.001)
 
@@ -161,7 +161,7 @@ def test_more_than_the_budget_is_used_alone(filled, each, threads):
     assert slots.bytes == 0
 
 
-def test_threads_that_want_any_slots_in_any_order_all_get_them(filled, each, threads):
+def test_threads_that_use_any_slots_in_any_order_all_get_them(filled, each, threads):
     _, slots, known = loaded(filled, 2 * each)
     most = watched(slots)
 
@@ -174,10 +174,10 @@ def test_threads_that_want_any_slots_in_any_order_all_get_them(filled, each, thr
     for work in [threads.submit(use, seed) for seed in range(8)]:
         work.result(PATIENCE)
     assert max(most) <= 2
-    assert (slots._used, list(slots._line), sum(one.users for one in known)) == (0, [], 0)
+    assert (slots._used, list(slots._queue), sum(one.users for one in known)) == (0, [], 0)
 
 
-def test_one_that_cannot_be_loaded_keeps_nobody_waiting(filled, each, threads):
+def test_a_slot_that_cannot_be_loaded_blocks_no_one(filled, each, threads):
     _, slots, known = loaded(filled, each)
 
     def fails():
@@ -196,7 +196,7 @@ def test_one_that_cannot_be_loaded_keeps_nobody_waiting(filled, each, threads):
     assert slots._used == 0
 
 
-def test_what_was_loaded_ahead_makes_room_for_what_is_used(filled, each):
+def test_slots_loaded_ahead_are_evicted_for_slots_in_use(filled, each):
     _, slots, known = loaded(filled, 2 * each)
     slots.load_ahead(known[0])
     assert NAMES[0] in slots.resident
@@ -207,7 +207,7 @@ def test_what_was_loaded_ahead_makes_room_for_what_is_used(filled, each):
     assert slots._ahead == {}
 
 
-def test_with_all_in_memory_nobody_ever_waits(filled, each, monkeypatch):
+def test_with_all_slots_in_memory_no_request_waits_for_one(filled, each, monkeypatch):
     async def run():
         async with running(filled, lanes=3, budget=len(NAMES) * each) as service:
             monkeypatch.setattr(service.engine.slots, "_wait_for", None)  # which cannot be called

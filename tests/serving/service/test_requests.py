@@ -1,4 +1,4 @@
-"""Claims about what is told of a failure: enough to act on, nothing of the server's folders or of a user's text."""
+"""Claims about error messages: enough to act on, without the server's folders or a user's text."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 from adapterbank.errors import PackageDamaged
 from adapterbank.serving.http.telemetry import JsonLines
 from adapterbank.serving.service.protocol import Ask, Refusal
-from adapterbank.serving.service.requests import refusal, shown
+from adapterbank.serving.service.requests import to_refusal, without_paths
 from serving.small_bank import running
 
 
 @pytest.mark.parametrize(
-    ("message", "bank", "told"),
+    ("message", "bank", "shown"),
     [
         ("/srv/bank/tasks/a/1 is missing; restore it.", "/srv/bank", "tasks/a/1 is missing; restore it."),
         ("/srv/bank cannot be used: it is full.", "/srv/bank", "the bank cannot be used: it is full."),
@@ -27,11 +27,11 @@ from serving.small_bank import running
         ("No task 'b'. See: adapterbank tasks --bank /srv/bank", "/srv/bank", "No task 'b'. See: GET /v1/tasks"),
     ],
 )
-def test_files_are_named_from_the_bank_on(message, bank, told):
-    assert shown(message, Path(bank)) == told
+def test_messages_have_paths_relative_to_the_bank(message, bank, shown):
+    assert without_paths(message, Path(bank)) == shown
 
 
-def test_an_unforeseen_failure_is_logged_without_its_message():
+def test_an_unexpected_error_is_logged_without_its_message():
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines())
@@ -41,28 +41,28 @@ def test_an_unforeseen_failure_is_logged_without_its_message():
         try:
             raise ValueError("cannot read 'a secret'")
         except ValueError as error:
-            told = refusal(error, SimpleNamespace(request="r-17"), Path("bank"))
+            found = to_refusal(error, SimpleNamespace(request="r-17"), Path("bank"))
     finally:
         logger.removeHandler(handler)
-    assert (told.code, "secret" in str(told)) == ("internal", False)
+    assert (found.code, "secret" in str(found)) == ("internal", False)
     assert "ValueError" in stream.getvalue()
     assert '"request_id": "r-17"' in stream.getvalue()
     assert "secret" not in stream.getvalue()
 
 
 @pytest.mark.parametrize(("exists", "code"), [(True, "damaged"), (False, "unknown_task"), (PermissionError, "damaged")])
-def test_a_package_that_cannot_even_be_looked_for_is_damaged_not_gone(exists, code):
+def test_a_package_whose_folder_cannot_be_read_is_damaged_not_removed(exists, code):
     def look():
         if exists is PermissionError:
             raise PermissionError(13, "Permission denied")
         return exists
 
-    path, known = SimpleNamespace(exists=look), SimpleNamespace(gone=False)
-    job = SimpleNamespace(held=SimpleNamespace(known=known, package=SimpleNamespace(path=path)))
-    assert refusal(PackageDamaged("a@1 cannot be read; restore it."), job, Path("bank")).code == code
+    path, handle = SimpleNamespace(exists=look), SimpleNamespace(removed=False)
+    pending = SimpleNamespace(served=SimpleNamespace(handle=handle, package=SimpleNamespace(path=path)))
+    assert to_refusal(PackageDamaged("a@1 cannot be read; restore it."), pending, Path("bank")).code == code
 
 
-def test_nobody_learns_where_the_bank_or_the_encoder_lies(small, tmp_path):
+def test_no_response_contains_the_location_of_the_bank_or_the_encoder(small, tmp_path):
     small.put("whole")
     (small.put("broken").path / "weights.safetensors").write_bytes(b"nothing")
 
@@ -74,6 +74,6 @@ def test_nobody_learns_where_the_bank_or_the_encoder_lies(small, tmp_path):
 
     tasks, whole, message = asyncio.run(run())
     assert tasks["problems"][0]["message"] == message
-    assert message.startswith("tasks/broken/1/weights.safetensors is not what was written")
+    assert message.startswith("tasks/broken/1/weights.safetensors has been changed: its sha256 differs")
     assert str(tmp_path) not in f"{tasks}{whole}"
     assert "/" not in tasks["backbone"]["name"] + whole["backbone"]["name"]

@@ -1,4 +1,4 @@
-"""The service: any mix of tasks under any load is answered as by the engine alone, and one request harms no other."""
+"""Claims about the service: any mix of tasks under any load is answered as by a plain engine."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_task_that_cannot_be_computed_fails_alone(small):
     async def run():
         async with running(small) as service:
             launch = service.engine.launch
-            bad = service.shelf.find("bad").known
+            bad = service.registry.find("bad").handle
 
             def failing(tokens, tasks):
                 if bad in tasks:
@@ -121,7 +121,7 @@ def test_a_task_that_cannot_be_computed_fails_alone(small):
     assert bad.code == both.code == "damaged"
 
 
-def test_a_failure_that_cannot_be_told_of_ends_no_lane(small, caplog, monkeypatch):
+def test_an_error_while_reporting_an_error_ends_no_lane(small, caplog, monkeypatch):
     small.put("a")
 
     def fail(*given):
@@ -130,7 +130,7 @@ def test_a_failure_that_cannot_be_told_of_ends_no_lane(small, caplog, monkeypatc
     async def run():
         async with running(small) as service:
             launch, service.engine.launch = service.engine.launch, fail
-            monkeypatch.setattr(service_module, "refusal", fail)
+            monkeypatch.setattr(service_module, "to_refusal", fail)
             with pytest.raises(Refusal) as refused:
                 await asyncio.wait_for(service.predict([Ask("a", ["why"])]), PATIENCE)
             service.engine.launch = launch
@@ -142,7 +142,7 @@ def test_a_failure_that_cannot_be_told_of_ends_no_lane(small, caplog, monkeypatc
     assert alive
 
 
-def test_an_unforeseen_failure_is_internal_and_the_service_goes_on(small, caplog):
+def test_an_unexpected_error_is_internal_and_the_service_goes_on(small, caplog):
     small.put("a")
 
     def fail(*given):
@@ -165,14 +165,14 @@ def test_an_unforeseen_failure_is_internal_and_the_service_goes_on(small, caplog
 
 
 @pytest.mark.parametrize(
-    ("ask", "said"),
+    ("ask", "message"),
     [
-        (Ask("one", ["a"], ["b"]), "reads one text a row; give no pairs"),
-        (Ask("two", ["a"]), "reads two texts a row"),
+        (Ask("one", ["a"], ["b"]), "reads one text per row; give no pairs"),
+        (Ask("two", ["a"]), "reads two texts per row"),
         (Ask("question", ["a"]), "give pairs too"),
     ],
 )
-def test_texts_that_do_not_fit_the_task_are_refused(small, ask, said):
+def test_texts_that_do_not_fit_the_task_are_refused(small, ask, message):
     small.put("one")
     small.put("two", pair=True)
     small.put("question", kind="span")
@@ -181,12 +181,12 @@ def test_texts_that_do_not_fit_the_task_are_refused(small, ask, said):
         async with running(small) as service:
             await service.predict([ask])
 
-    with pytest.raises(Refusal, match=said) as refused:
+    with pytest.raises(Refusal, match=message) as refused:
         asyncio.run(run())
     assert refused.value.code == "bad_request"
 
 
-def test_a_request_that_asks_nothing_is_answered(small):
+def test_a_request_without_rows_is_answered(small):
     small.put("a")
 
     async def run():
@@ -196,15 +196,15 @@ def test_a_request_that_asks_nothing_is_answered(small):
     assert [len(answer.predictions) for answer in asyncio.run(run())] == [0, 1]
 
 
-def test_as_many_of_the_best_answers_as_are_asked_for_are_told(small):
+def test_the_requested_number_of_best_answers_is_returned(small):
     small.put("where", 0, kind="span")
     texts, pairs = ["where is the cat", "who sat"], ["the cat sat on the mat", "the big dog sat in the house"]
 
     async def run():
         async with running(small) as service:
-            told = [await service.predict([Ask("where", texts, pairs, best)]) for best in (0, 2)]
+            found = [await service.predict([Ask("where", texts, pairs, best)]) for best in (0, 2)]
             (wanted,) = service.engine.predict([(service.engine.slots.resident[0], Examples(texts, pairs))], best=2)
-            return told, wanted
+            return found, wanted
 
     (none, two), wanted = asyncio.run(run())
     assert all("best" not in one for one in none[0].predictions)
@@ -213,7 +213,7 @@ def test_as_many_of_the_best_answers_as_are_asked_for_are_told(small):
 
 
 @pytest.mark.parametrize(("ahead", "expected"), [(3, "6"), (0, None)])
-def test_a_server_with_a_gpu_takes_few_threads_for_texts(ahead, expected, small, monkeypatch):
+def test_a_server_with_a_gpu_uses_few_threads_for_tokenising(ahead, expected, small, monkeypatch):
     small.put("a")
     monkeypatch.setenv("RAYON_NUM_THREADS", "1")  # so that it is as before afterwards
     monkeypatch.delenv("RAYON_NUM_THREADS")

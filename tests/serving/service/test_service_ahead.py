@@ -1,4 +1,4 @@
-"""A service whose device works by itself: the next batch is launched before the last is answered."""
+"""Claims about a service with an asynchronous device: the next batch is launched before the last is answered."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ async def lined_up(service, device, *names):
     first = asked(service, names[0])
     await until(device.begun.is_set)
     rest = asked(service, *names[1:])
-    await until(lambda: service.batching.ready == 5 * len(rest))
+    await until(lambda: service.scheduler.ready == 5 * len(rest))
     device.ready.set()
     return first + rest
 
 
-def test_as_many_batches_are_launched_as_the_device_takes_and_answered_in_their_order(serve):
+def test_batches_are_launched_up_to_the_limit_of_the_device_and_answered_in_order(serve):
     async def act(service, device):
-        service.batching.budget = 5  # a row a batch
+        service.scheduler.budget = 5  # a row a batch
         requests = await lined_up(service, device, *"ababab")
         await until(lambda: len(device.log) == 3)
         first = list(device.log)
@@ -106,7 +106,7 @@ def test_as_many_batches_are_launched_as_the_device_takes_and_answered_in_their_
 
 def test_a_batch_that_could_grow_does_so_while_the_device_has_enough_to_do(serve):
     async def act(service, device):
-        service.batching.budget, service.batching.wait = 10, 0.0  # two rows a batch; less than that is due at once
+        service.scheduler.budget, service.scheduler.wait = 10, 0.0  # two rows a batch; less than that is due at once
         requests = await lined_up(service, device, *"aaba")
         await until(device.waiting.is_set)
         log = list(device.log)
@@ -119,12 +119,12 @@ def test_a_batch_that_could_grow_does_so_while_the_device_has_enough_to_do(serve
     assert (numbers["batches"], numbers["rows"]) == (3, 4)
 
 
-def test_answers_are_those_of_an_engine_alone(serve, small):
+def test_predictions_equal_those_of_a_plain_engine(serve, small):
     draw = random.Random(0)
     asks = [(draw.choice("ab"), [text_of(draw) for _ in range(draw.randint(1, 9))]) for _ in range(60)]
 
     async def act(service, device):
-        service.batching.budget = 64
+        service.scheduler.budget = 64
         device.allowed.release(10**6)
         return await asyncio.gather(*(service.predict([Ask(name, texts)]) for name, texts in asks))
 
@@ -136,7 +136,7 @@ def test_answers_are_those_of_an_engine_alone(serve, small):
 
 def test_a_task_that_fails_on_the_device_fails_alone(serve):
     async def act(service, device):
-        good, bad = (service.shelf.find(name).known for name in "ab")
+        good, bad = (service.registry.find(name).handle for name in "ab")
         seen = []
         device.fails = lambda tasks: seen.append(set(tasks)) or bad in tasks
         requests = await lined_up(service, device, *"abab")
@@ -150,9 +150,9 @@ def test_a_task_that_fails_on_the_device_fails_alone(serve):
     assert bad.code == worse.code == "damaged"
 
 
-def test_what_is_launched_when_it_stops_is_answered(serve):
+def test_launched_batches_are_answered_when_the_service_stops(serve):
     async def act(service, device):
-        service.batching.budget = 5
+        service.scheduler.budget = 5
         requests = await lined_up(service, device, *"abab")
         await until(lambda: len(device.log) == 3)
         stopping = asyncio.ensure_future(service.stop())

@@ -1,4 +1,4 @@
-"""The service's threads: lanes that compute at once, one start, a stop that answers what is queued."""
+"""Claims about the service's threads: parallel lanes, one start, and a stop that answers what is queued."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from adapterbank.serving.service.service import BankService
 from serving.small_bank import PATIENCE, Gate, running, until
 
 
-def test_on_a_cpu_each_core_has_a_lane_with_one_thread_of_its_own(small, monkeypatch):
+def test_on_a_cpu_each_core_has_a_lane_with_one_thread(small, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     small.put("a")
     service = BankService(small.bank, small.engine())
-    assert (service.lanes, service.batching.lanes, service.batching.budget) == (3, 3, 1024)
+    assert (service.lanes, service.scheduler.lanes, service.scheduler.budget) == (3, 3, 1024)
     one = BankService(small.bank, small.engine(), lanes=1)
-    assert (one.lanes, one.batching.budget) == (1, one.engine.tokens_at_once)
+    assert (one.lanes, one.scheduler.budget) == (1, one.engine.tokens_at_once)
 
 
-def test_threads_take_shorter_turns_while_it_runs(small):
+def test_the_switch_interval_is_shorter_while_the_service_runs(small):
     before = sys.getswitchinterval()
 
     async def run():
@@ -43,7 +43,7 @@ def test_lanes_compute_at_the_same_time(small):
         async with running(small, lanes=2) as service:
             launch = service.engine.launch
             service.engine.launch = lambda *given: (meeting.wait(), launch(*given))[1]
-            service.batching.budget = 1  # a row a batch
+            service.scheduler.budget = 1  # a row a batch
             answers = await asyncio.gather(*(service.predict([Ask("a", ["why"])]) for _ in range(2)))
             return [one.predictions for (one,) in answers]
 
@@ -51,7 +51,7 @@ def test_lanes_compute_at_the_same_time(small):
     assert first == second
 
 
-def test_when_it_stops_it_answers_what_is_queued_and_refuses_the_rest(small):
+def test_a_stopping_service_answers_what_is_queued_and_refuses_the_rest(small):
     small.put("a")
 
     async def run():
@@ -72,16 +72,21 @@ def test_when_it_stops_it_answers_what_is_queued_and_refuses_the_rest(small):
     assert len(found) == 5
 
 
-def test_it_starts_once_stops_more_than_once_and_does_not_start_again(small):
+def test_a_service_starts_once_and_may_be_stopped_twice(small):
     small.put("a")
+
+    def lanes():
+        return [thread.name for thread in threading.enumerate()].count("compute 0")
+
+    before = lanes()
 
     async def run():
         async with running(small) as service:
             await service.start()
-            assert len(service._threads) == 1
+            assert lanes() == before + 1
             found = await service.predict([Ask("a", ["why"])])
             await asyncio.gather(service.stop(), service.stop())
-            with pytest.raises(RuntimeError, match="make another"):
+            with pytest.raises(RuntimeError, match="create another"):
                 await service.start()
             never = BankService(small.bank, small.engine())
             await never.stop()
@@ -90,7 +95,7 @@ def test_it_starts_once_stops_more_than_once_and_does_not_start_again(small):
     assert len(asyncio.run(run())[0].predictions) == 1
 
 
-def test_who_waits_in_a_loop_that_has_ended_holds_up_nobody(small):
+def test_a_request_of_an_ended_event_loop_blocks_no_one(small):
     small.put("a")
 
     async def run():
@@ -113,12 +118,12 @@ def test_who_waits_in_a_loop_that_has_ended_holds_up_nobody(small):
     assert len(asyncio.run(run())[0].predictions) == 1
 
 
-def test_a_task_whose_folder_has_just_gone_is_unknown(small):
+def test_a_task_whose_folder_was_just_deleted_is_unknown(small):
     small.put("a")
 
     async def run():
         async with running(small) as service:
-            service.shelf.stop()  # it would notice within half a second
+            service.registry.stop()  # it would notice within half a second
             assert (await service.task("a"))["name"] == "a"
             shutil.rmtree(small.bank.path / "tasks" / "a")
             with pytest.raises(Refusal) as refused:

@@ -1,4 +1,4 @@
-"""Slots that are not in memory: loaded when they are asked for, while rows of other tasks go on."""
+"""Claims about slots that are not in memory: loaded on demand, while rows of other tasks are computed."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_beyond_the_budget_slots_are_loaded_on_demand(small):
     assert 1 <= numbers["resident"] == sum(resident) <= 2
 
 
-def test_a_task_is_put_in_while_a_batch_is_computed(small):
+def test_a_task_is_added_while_a_batch_is_computed(small):
     small.put("a")
 
     async def run():
         async with running(small) as service:
             gate, first = await occupied(service)
             await asyncio.to_thread(small.put, "b", 1)
-            await until(lambda: service.shelf.find("b") is not None)
+            await until(lambda: service.registry.find("b") is not None)
             waited = not first.done()
             gate.opened.set()
             await first
@@ -52,8 +52,8 @@ def test_a_task_is_put_in_while_a_batch_is_computed(small):
 
 
 def evicted(service, name):
-    """Take a task's slot out of memory; gives what the engine knows of it."""
-    known, slots = service.shelf.find(name).known, service.engine.slots
+    """Evict a task's slot from memory; return its handle."""
+    known, slots = service.registry.find(name).handle, service.engine.slots
     with slots.lock:
         slots._free(known)
     return known
@@ -69,7 +69,7 @@ def test_rows_of_other_tasks_do_not_wait_for_a_slot_that_is_loaded(small):
             source = known.source
             known.source = lambda: go.wait(PATIENCE) and source()
             waiting = asyncio.ensure_future(service.predict([Ask("slow", ["why"])]))
-            await until(lambda: service.batching.waiting)
+            await until(lambda: service.scheduler.waiting)
             (other,) = await service.predict([Ask("a", ["why"])])
             waited = not waiting.done()
             go.set()
@@ -108,7 +108,7 @@ def test_a_request_that_ends_while_its_slot_is_loaded_leaves_nothing(small, end)
                 await asyncio.to_thread(small.bank.remove, "a")
             go.set()
             (found,) = await asyncio.gather(asked, return_exceptions=True)
-            await until(lambda: not service.batching.waiting)
+            await until(lambda: not service.scheduler.waiting)
             await asyncio.to_thread(service._loader.submit(lambda: None).result)
             return found, service.engine.slots._ahead, known.users
 

@@ -1,4 +1,4 @@
-"""`adapterbank ablate`: what a task loses without the adapters of each span of layers."""
+"""`adapterbank ablate`: measure what a task loses without the adapters of each span of layers."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Annotated, Any
 
 import typer
 
-from adapterbank.cli.commands.catalog import DataRoot, ScoredData, Split
-from adapterbank.cli.console import (
+from adapterbank.cli.console import format_count, print_json, print_table
+from adapterbank.cli.options import (
     AsJson,
     BackboneName,
     BankPath,
+    DataRoot,
     Device,
+    LabelledData,
     Precision,
+    Split,
     TaskName,
-    counted,
-    print_json,
-    print_table,
 )
 from adapterbank.errors import InputError
 
-HELP = """Score a task without the adapters of every span of layers, nothing trained again (the paper's figure 6).
+HELP = """Score a task without the adapters of each span of layers.
 
-Every span goes through the encoder in the same batches. What is found is also kept beside the bank's records, for
-`adapterbank figures` and `adapterbank report`.
+This is the paper's figure 6. Nothing is retrained, and all spans share the same batches. The result is also saved with
+the bank's records, for `adapterbank figures` and `adapterbank report`.
 
 Example: adapterbank ablate --bank bank --task sentiment --data dev.csv
 
-A task of the catalog brings its own data: adapterbank ablate --bank bank --task glue/cola
+A catalog task has its own data: adapterbank ablate --bank bank --task glue/cola
 
 Python: adapterbank.open_bank("bank").ablate("sentiment", "dev.csv")
 """
@@ -38,18 +38,18 @@ Python: adapterbank.open_bank("bank").ablate("sentiment", "dev.csv")
 def command(
     bank: BankPath,
     task: TaskName,
-    data: ScoredData = None,
+    data: LabelledData = None,
     split: Split = "dev",
     data_root: DataRoot = None,
     backbone: BackboneName = None,
     device: Device = "auto",
     precision: Precision = "auto",
-    csv: Annotated[bool, typer.Option("--csv", help="Print a CSV line a span instead.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV, one line per span.")] = False,
     json: AsJson = False,
 ) -> None:
     """See `HELP`."""
     if csv and json:
-        raise InputError("Give --csv or --json, not both.")
+        raise InputError("--csv and --json exclude each other; give one of them.")
     from adapterbank.api import open_bank
     from adapterbank.cli.progress import Stages
 
@@ -75,12 +75,11 @@ def _print_csv(found: dict[str, Any]) -> None:
 
 def _print(found: dict[str, Any]) -> None:
     names = [name for name in ("accuracy", found["metric"]) if name in found["whole"]]
-    typer.echo(
-        f"{found['package']} on {counted(found['data']['rows'], 'row')}, {counted(len(found['spans']), 'span')}, "
-        f"{found['seconds']:.0f} s"
-    )
+    rows, spans = format_count(found["data"]["rows"], "row"), format_count(len(found["spans"]), "span")
+    typer.echo(f"{found['package']} on {rows}, {spans}, {found['seconds']:.0f} s")
     for name in dict.fromkeys(names):
-        typer.echo(f"\n{name} {found['whole'][name]:.4f}; change in % without the adapters of layers first … last")
+        whole = f"{name} {found['whole'][name]:.4f} with all adapters"
+        typer.echo(f"\n{whole}; change in % without those of layers first (row) to last (column):")
         cells = {(s["first"], s["last"]): s["change"][name] for s in found["spans"]}
         print_table(
             ["first", *map(str, found["layers"])],

@@ -1,4 +1,4 @@
-"""`adapterbank audit`: prove that no task of a bank has changed."""
+"""`adapterbank audit`: check that no task of a bank has changed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from dataclasses import asdict
 
 import typer
 
-from adapterbank.cli.console import AsJson, BackboneName, BankPath, Device, Precision, counted, print_json
+from adapterbank.cli.console import format_count, print_json
+from adapterbank.cli.options import AsJson, BackboneName, BankPath, Device, Precision
 
-HELP = """Prove that nothing was forgotten: recompute every package's checksums and its outputs on fixed texts.
+HELP = """Check that no task has changed: verify checksums, and outputs on fixed texts.
 
-Exits with 1 and names what differs, if anything does.
+Every package's outputs on these texts are computed again and compared with those it was stored with. The exit status
+is 1 if a package differs, and the output names it.
 
 Example: adapterbank audit --bank bank
 """
@@ -35,8 +37,7 @@ def command(
     if json:
         print_json({"ok": not wrong, "findings": [asdict(finding) for finding in findings]})
     else:
-        typer.echo(
-            f"{counted(len(findings), 'package')}, {len(wrong)} different" + (f": {', '.join(wrong)}" if wrong else "")
-        )
+        names = f": {', '.join(wrong)}" if wrong else ""
+        typer.echo(f"{format_count(len(findings), 'package')}, {len(wrong)} different{names}")
     if wrong:
         raise typer.Exit(1)

@@ -1,14 +1,15 @@
-"""`adapterbank backbones`: which encoders have a short name, and which are on this machine."""
+"""`adapterbank backbones`: list the encoders that have a short name, and which of them are on this machine."""
 
 from __future__ import annotations
 
 import typer
 
-from adapterbank.cli.console import AsJson, print_json, print_table
+from adapterbank.cli.console import print_json, print_table
+from adapterbank.cli.options import AsJson
 
-HELP = """List the encoders that have a short name, and say which are at hand.
+HELP = """List the encoders that have a short name, and which are available locally.
 
-Any folder with config.json, weights and a tokenizer, and any name on the hub, will do as well.
+Any folder with config.json, weights and a tokenizer works too, and so does any hub name of a supported architecture.
 
 Example: adapterbank backbones
 """
@@ -26,7 +27,8 @@ def command(json: AsJson = False) -> None:
         ])  # fmt: skip
         return
     rows = [[n, "yes" if found[n] else "on the hub", s.hub, s.summary] for n, s in SOURCES.items()]
-    print_table(["name", "at hand", "hub", "what it is"], rows)
+    print_table(["name", "local", "hub", "description"], rows)
     typer.echo(
-        "\nA folder or another hub name (BERT, RoBERTa, XLM-R, CamemBERT, DistilBERT, ELECTRA, MPNet, ALBERT) will do."
+        "\n--backbone also takes a folder or another hub name, of the architectures BERT, RoBERTa, XLM-R, CamemBERT, "
+        "DistilBERT, ELECTRA, MPNet and ALBERT."
     )

@@ -1,4 +1,4 @@
-"""`adapterbank cache`: what is kept of tokenised data, and its removal."""
+"""`adapterbank cache`: show or clear the cache of tokenised data."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from typing import Annotated
 
 import typer
 
-from adapterbank.cli.console import AsJson, counted, print_json, size
+from adapterbank.cli.console import format_count, format_size, print_json
+from adapterbank.cli.options import AsJson
 
-HELP = """Say how much tokenised data is kept, or remove it all; it is made again when it is needed.
+HELP = """Show the size of the cache of tokenised data, or clear it.
 
-It lies in the user's cache folder, or where ADAPTERBANK_CACHE says.
+Cleared data is tokenised again when it is needed. The cache is in the user's cache folder, or in the folder that
+ADAPTERBANK_CACHE names.
 
 Example: adapterbank cache --clear
 """
 
 
 def command(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove it all.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all entries.")] = False,
     json: AsJson = False,
 ) -> None:
     """See `HELP`."""
@@ -27,5 +29,5 @@ def command(
     if json:
         print_json({"folder": str(cache.folder()), "entries": entries, "bytes": taken, "removed": clear})
     else:
-        what = f"{counted(entries, 'tokenised data set')}, {size(taken)}"
+        what = f"{format_count(entries, 'tokenised data set')}, {format_size(taken)}"
         typer.echo(f"{f'Removed {what} from' if clear else f'{what} in'} {cache.folder()}")

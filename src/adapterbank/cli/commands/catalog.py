@@ -1,30 +1,24 @@
-"""`adapterbank catalog`: the public tasks that are known by name, and which are at hand."""
+"""`adapterbank catalog`: list the public tasks that are known by name, and which are available locally."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from adapterbank.cli.console import AsJson, print_json, print_table
+from adapterbank.cli.console import print_json, print_table
+from adapterbank.cli.options import AsJson, DataRoot
 
-HELP = """List the tasks that can be trained by name: kind, classes, sizes, metric, source, and which are at hand.
+HELP = """List the public tasks that can be trained by name, and which are available.
 
-Data is looked for in --data-root (or ADAPTERBANK_DATA): Parquet, the official GLUE download, the official SQuAD JSON
-and the other sets' public files as they are handed out; then on the hub. Nothing is bundled.
+For each task: kind or number of classes, rows per split, metric, and where its data was found. Data is searched for in
+--data-root (or $ADAPTERBANK_DATA) as Parquet, as the official GLUE download, as the official SQuAD JSON, or as the
+public files of the other sets; then on the hub. No data is bundled.
 
 Example: adapterbank catalog --data-root data
 
 Example: adapterbank train --bank bank --task glue/mrpc --data-root data
 """
-
-Split = Annotated[str, typer.Option("--split", help="Of the catalog's task.")]
-ScoredData = Annotated[
-    str | None, typer.Option("--data", help="Labelled data, or a task of the catalog (default: the task's own).")
-]
-DataRoot = Annotated[
-    str | None, typer.Option("--data-root", help="Folder of data sets (default: ADAPTERBANK_DATA).", show_default=False)
-]
 
 
 def command(data_root: DataRoot = None, json: AsJson = False) -> None:
@@ -37,14 +31,14 @@ def command(data_root: DataRoot = None, json: AsJson = False) -> None:
         print_json(found)
         return
     print_table(
-        ["task", "kind", "train", "dev", "test", "metric", "at hand"],
+        ["task", "kind", "train", "dev", "test", "metric", "available"],
         [
             [
                 row["name"],
                 f"{row['classes']} classes" if row["classes"] else row["kind"],
                 *(f"{size:,}" if size else "" for size in row["sizes"].values()),
                 row["metric"],
-                _at_hand(entry, row),
+                _available(entry, row),
             ]
             for entry, row in zip(catalog.CATALOG.values(), found, strict=True)
         ],
@@ -53,16 +47,17 @@ def command(data_root: DataRoot = None, json: AsJson = False) -> None:
     for row in found:
         if row["note"]:
             typer.echo(f"{row['name']}: {row['note']}")
-    where = root if root else "none; name one with --data-root or ADAPTERBANK_DATA"
-    typer.echo(f"\n{sum(row['layout'] is not None for row in found)} of {len(found)} at hand. Data root: {where}")
-    typer.echo("parquet, files: how it lies there, whole unless splits are named; hub: would be fetched")
+    where = root if root else "none; set one with --data-root or ADAPTERBANK_DATA"
+    typer.echo(f"\n{sum(row['layout'] is not None for row in found)} of {len(found)} found locally. Data root: {where}")
+    typer.echo("parquet, files: layout in the data root, complete unless splits are listed; hub: will be downloaded")
 
 
-def _at_hand(entry: Any, row: dict[str, Any]) -> str:
+def _available(entry: Any, row: dict[str, Any]) -> str:
+    """Return where a task's data is, and which of its splits if some are missing."""
     if row["layout"] is None:
         return "hub" if row["hub"] else "no"
     here = [split for split in row["sizes"] if split in row["splits"]]
-    # What was never cut, or is cut anew, has no splits of its own that could be missing.
+    # A set that was never split, or is split again here, has no splits of its own that could be missing.
     if not here or entry.recut or all(split in here for split, size in row["sizes"].items() if size):
         return str(row["layout"])
     return f"{row['layout']}: {here[0]} only" if len(here) == 1 else f"{row['layout']}: {' '.join(here)}"

@@ -1,4 +1,4 @@
-"""`adapterbank data`: look at a data set before training on it."""
+"""`adapterbank data`: inspect a data set before training on it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from adapterbank.cli.commands.catalog import DataRoot
-from adapterbank.cli.console import AsJson, counted, print_json, print_table
+from adapterbank.cli.console import print_json, print_table
+from adapterbank.cli.options import AsJson, DataRoot, TextPairColumn
 from adapterbank.errors import InputError
 
-HELP = """Look at data: split sizes, label balance, token lengths and how many rows --max-length would cut, rows that
-occur in two splits, empty rows, and labels that train and dev spell differently.
+HELP = """Inspect a data set: sizes, label balance, token lengths, duplicates, problems.
 
-TASK is a name of the catalog; for files of your own give --train, and --dev and --test if there are any.
+Reports the size and label balance of each split, token lengths and how many rows --max-length would truncate, empty
+rows, rows that occur in two splits, and labels that train and dev spell differently. TASK is a catalog task; for your
+own files give --train, and --dev and --test if you have them.
 
 Example: adapterbank data glue/mrpc --data-root data
 
@@ -22,25 +23,29 @@ Example: adapterbank data --train reviews.csv --dev dev.csv --max-length 64
 
 
 def command(
-    task: Annotated[str | None, typer.Argument(metavar="TASK", help="A task of the catalog.")] = None,
-    train: Annotated[str | None, typer.Option("--train", help="A file instead of a task.")] = None,
-    dev: Annotated[str | None, typer.Option("--dev", help="A second file.")] = None,
-    test: Annotated[str | None, typer.Option("--test", help="A third file.")] = None,
-    text: Annotated[str | None, typer.Option("--text", help="Column of the text.")] = None,
-    text_pair: Annotated[str | None, typer.Option("--text-pair", help="Column of the second text.")] = None,
-    label: Annotated[str | None, typer.Option("--label", help="Column of the label.")] = None,
-    kind: Annotated[str | None, typer.Option("--kind", help="Kind of task.")] = None,
+    task: Annotated[str | None, typer.Argument(metavar="TASK", help="Catalog task.")] = None,
+    train: Annotated[str | None, typer.Option("--train", help="Training data file, instead of TASK.")] = None,
+    dev: Annotated[str | None, typer.Option("--dev", help="Dev data file.")] = None,
+    test: Annotated[str | None, typer.Option("--test", help="Test data file.")] = None,
+    text: Annotated[str | None, typer.Option("--text", help="Column with the text (default: found by name).")] = None,
+    text_pair: TextPairColumn = None,
+    label: Annotated[
+        str | None, typer.Option("--label", help="Column with the label (default: found by name).")
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option("--kind", help="Kind of task (default: inferred from the labels).")
+    ] = None,
     max_length: Annotated[
         int | None,
-        typer.Option("--max-length", help="Longest text in tokens (default: as training has it).", min=4),
+        typer.Option("--max-length", help="Longest text in tokens (default: as in training).", min=4),
     ] = None,
-    backbone: Annotated[str, typer.Option("--backbone", help="Whose tokenizer counts the tokens.")] = "minilm",
+    backbone: Annotated[str, typer.Option("--backbone", help="Encoder whose tokenizer counts the tokens.")] = "minilm",
     data_root: DataRoot = None,
     json: AsJson = False,
 ) -> None:
     """See `HELP`."""
     if (task is None) == (train is None):
-        raise InputError("Give either a TASK of the catalog, or a file with --train.")
+        raise InputError("Give either a catalog TASK, or a file with --train.")
     files = {"train": train, "dev": dev, "test": test}
     columns = {"text": text, "text_pair": text_pair, "label": label, "kind": kind}
     spec, tables, source = _read(task, files, columns, data_root)
@@ -49,7 +54,7 @@ def command(
     from adapterbank.encoder.backbone import locate_tokenizer
     from adapterbank.encoder.tokenizer import token_counts
     from adapterbank.tasks.examples import read_examples
-    from adapterbank.tasks.profile import survey
+    from adapterbank.tasks.profile import profile
     from adapterbank.training.dataset import defaults
 
     limit = max_length or config.parse(defaults(task or "", train)).max_length
@@ -60,7 +65,7 @@ def command(
             examples, _ = read_examples(table, spec, need_targets=False)
             watch = stages.watcher(f"counting the tokens of {name}")
             lengths[name] = token_counts(tokenizer, examples.texts, examples.pairs, watch)
-    found = {**survey(spec, tables, lengths, limit), "source": source, "backbone": backbone}
+    found = {**profile(spec, tables, lengths, limit), "source": source, "backbone": backbone}
     found["task"] = task or source
     if json:
         print_json(found)
@@ -73,7 +78,7 @@ def _read(task: str | None, files: dict[str, str | None], columns: dict[str, str
         from adapterbank.tasks.catalog import load
 
         if any([*columns.values(), files["dev"], files["test"]]):
-            raise InputError(f"{task!r} has its own columns and splits; name others with --train and a file.")
+            raise InputError(f"{task!r} has its own columns and splits; for others, give a file with --train instead.")
         loaded = load(task, root)
         return loaded.task, dict(loaded.tables), loaded.source
     from adapterbank.tasks.columns import find_columns, infer_task
@@ -96,19 +101,18 @@ def _print(found: dict[str, Any]) -> None:
     typer.echo(f"tokens counted by {found['backbone']}\n")
     _print_labels(found)
     for one in found["shared"]:
-        typer.echo(f"{counted(one['rows'], 'row')} of {one['of']} also in {one['in']}")
+        typer.echo(f"{one['of']} rows that also occur in {one['in']}: {one['rows']:,}")
     for warning in found["warnings"]:
         typer.echo(f"warning: {warning}")
 
 
 def _print_labels(found: dict[str, Any]) -> None:
+    from adapterbank.kinds.table import KINDS
+
     splits = {name: one for name, one in found["splits"].items() if one["labelled"]}
     for name, one in splits.items():
-        if "numbers" in one:
-            typer.echo(f"{name}: labels from {one['numbers']['min']:g} to {one['numbers']['max']:g}, "
-                       f"mean {one['numbers']['mean']:.3f}")  # fmt: skip
-        if "unanswerable" in one:
-            typer.echo(f"{name}: {one['unanswerable']:,} questions without an answer")
+        if line := KINDS[found["kind"]].profile_text(one):
+            typer.echo(f"{name}: {line}")
     counts = {name: one["labels"] for name, one in splits.items() if "labels" in one}
     if counts:
         labels = list(dict.fromkeys(label for mine in counts.values() for label in mine))
@@ -118,5 +122,5 @@ def _print_labels(found: dict[str, Any]) -> None:
             rows.append([label, *(f"{n:,}" for n, _ in mine), *(f"{100 * n / every:.1f} %" for n, every in mine)])
         print_table(["label", *counts, *(f"{name} share" for name in counts)], rows)
         if len(labels) > 30:
-            typer.echo(f"… and {len(labels) - 30} labels more; all are in the output of --json")
+            typer.echo(f"… and {len(labels) - 30} more labels; --json lists all")
         typer.echo("")

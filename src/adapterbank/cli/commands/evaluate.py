@@ -6,42 +6,42 @@ from typing import Annotated, Any
 
 import typer
 
-from adapterbank.cli.commands.catalog import DataRoot, Split
-from adapterbank.cli.console import (
+from adapterbank.cli.console import format_count, print_json, print_message, print_table
+from adapterbank.cli.options import (
     AsJson,
     BackboneName,
     BankPath,
+    DataRoot,
     Device,
+    LabelledData,
     Precision,
+    Split,
     TaskName,
-    counted,
-    print_json,
-    print_table,
-    say,
+    TextPairColumn,
 )
 
-HELP = """Score a task on labelled data: its own metric, accuracy and macro-F1 with a confusion matrix, or correlations.
+HELP = """Score a task on labelled data.
+
+Prints the task's metric and the other metrics of its kind. Classification also has scores per label and a confusion
+matrix.
 
 Example: adapterbank evaluate --bank bank --task sentiment --data test.csv
 
-A task of the catalog brings its own data: adapterbank evaluate --bank bank --task glue/mrpc --data-root data
+A catalog task has its own data: adapterbank evaluate --bank bank --task glue/mrpc --data-root data
 """
 
 
 def command(
     bank: BankPath,
     task: TaskName,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data", help="Labelled data: CSV, TSV, JSONL, Parquet, or a task of the catalog (default: its own)."
-        ),
-    ] = None,
+    data: LabelledData = None,
     split: Split = "dev",
     data_root: DataRoot = None,
-    text: Annotated[str | None, typer.Option("--text", help="Column of the text (default: as in training).")] = None,
-    text_pair: Annotated[str | None, typer.Option("--text-pair", help="Column of the second text.")] = None,
-    label: Annotated[str | None, typer.Option("--label", help="Column of the label (default: as in training).")] = None,
+    text: Annotated[str | None, typer.Option("--text", help="Column with the text (default: as in training).")] = None,
+    text_pair: TextPairColumn = None,
+    label: Annotated[
+        str | None, typer.Option("--label", help="Column with the label (default: as in training).")
+    ] = None,
     backbone: BackboneName = None,
     device: Device = "auto",
     precision: Precision = "auto",
@@ -52,36 +52,28 @@ def command(
     from adapterbank.cli.progress import Stages
 
     opened = open_bank(bank, backbone, device=device, precision=precision, data_root=data_root)
-    labels = opened.show(task).task["labels"]
+    about = opened.show(task).task
     with Stages(quiet=json) as stages:
         stages.stage(f"scoring {task}", 0, None)
         found = opened.evaluate(task, data, split=split, text=text, text_pair=text_pair, label=label)
     for note in found["notes"]:
-        say(f"note: {note}")
+        print_message(f"note: {note}")
     if json:
         print_json(found)
     else:
-        _print(found, labels)
+        _print(found, about)
 
 
-def _print(found: dict[str, Any], labels: list[str]) -> None:
-    rows = f" on {counted(found['rows'], 'row')}" if "rows" in found else ""
+def _print(found: dict[str, Any], task: dict[str, Any]) -> None:
+    from adapterbank.kinds.table import KINDS
+
+    rows = f" on {format_count(found['rows'], 'row')}" if "rows" in found else ""
     typer.echo(f"{found['task']}{rows}")
     numbers = {name: value for name, value in found.items() if isinstance(value, float)}
     for name, value in sorted(numbers.items(), key=lambda item: item[0] != found["metric"]):
-        mark = "  (the task's own metric)" if name == found["metric"] else ""
+        mark = "  (the task's metric)" if name == found["metric"] else ""
         typer.echo(f"  {name:<16} {value:.4f}{mark}")
-    if "classes" in found:
-        typer.echo("")
-        titles = ["label", "precision", "recall", "f1", "rows"]
-        print_table(titles, [
-            [label, *(f"{c[k]:.3f}" for k in ("precision", "recall", "f1")), str(c["support"])]
-            for label, c in found["classes"].items()
-        ])  # fmt: skip
-    if "confusion" in found and len(labels) > 20:
-        typer.echo(f"\nThe confusion matrix of {len(labels)} labels is in the output of --json.")
-    elif "confusion" in found:
-        typer.echo("\nrows: the truth, columns: what the task says")
-        print_table(
-            ["", *labels], [[label, *map(str, row)] for label, row in zip(labels, found["confusion"], strict=True)]
-        )
+    for table in KINDS[task["kind"]].tables(found, task["labels"]):
+        typer.echo(f"\n{table.title}" if table.title else "")
+        if table.header:
+            print_table(table.header, table.rows)

@@ -1,4 +1,4 @@
-"""`adapterbank figures`: the paper's figures and tables drawn from records."""
+"""`adapterbank figures`: draw the paper's figures and tables from records."""
 
 from __future__ import annotations
 
@@ -8,26 +8,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from adapterbank.cli.console import AsJson, print_json, say
+from adapterbank.cli.console import print_json, print_message
+from adapterbank.cli.options import AsJson, RecordFolders
 
 if TYPE_CHECKING:
     from adapterbank.analysis.run_table import RunTable
 
-HELP = """Draw the paper's figures and tables from the records of your own runs: SVG, PNG and the numbers as CSV.
+HELP = """Draw the paper's figures and tables from the records of your runs.
 
-What there are no records for is left out and told. Needs matplotlib: pip install 'adapterbank[plot]'
+Writes SVG, PNG and the numbers as CSV. A figure without records is left out, with a note. Requires matplotlib:
+pip install 'adapterbank[plot]'
 
 Example: adapterbank figures --records bank/records --out figures
 """
 
-Records = Annotated[
-    list[str], typer.Option("--records", help="Folder of records; may be given several times.", show_default=False)
-]
-
 
 def command(
-    records: Records,
-    out: Annotated[str, typer.Option("--out", "-o", help="Folder for the files.", show_default=False)],
+    records: RecordFolders,
+    out: Annotated[str, typer.Option("--out", "-o", help="Output folder.", show_default=False)],
     json: AsJson = False,
 ) -> None:
     """See `HELP`."""
@@ -49,15 +47,16 @@ def command(
         return
     for path in written:
         typer.echo(str(path))
-    tell(study, records, missing)
+    print_notes(study, records, missing)
 
 
-def tell(study: RunTable, folders: Sequence[str], missing: Mapping[str, str]) -> None:
-    """Say what could not be used and what is not drawn, and why; of nothing at all say that alone."""
+def print_notes(study: RunTable, folders: Sequence[str], missing: Mapping[str, str]) -> None:
+    """Print which records could not be used and which figures are missing, and why; if there are no runs, only that."""
     for problem in study.problems:
-        say(f"note: {problem}")
+        print_message(f"note: {problem}")
     if not study.rows and not study.ablations:
-        say(f"note: There are no runs in {', '.join(folders)}; make some with adapterbank train or adapterbank sweep.")
+        where = ", ".join(folders)
+        print_message(f"note: There are no runs in {where}; create some with adapterbank train or adapterbank sweep.")
         return
     for name, why in missing.items():
-        say(f"note: {name} is not drawn: {why}.")
+        print_message(f"note: {name} is not drawn: {why}.")

@@ -1,4 +1,4 @@
-"""`adapterbank gc`: remove from a bank what nothing points to."""
+"""`adapterbank gc`: remove unused files from a bank."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from typing import Annotated
 
 import typer
 
-from adapterbank.cli.console import AsJson, BankPath, counted, print_json, say, size
+from adapterbank.cli.console import format_count, format_size, print_json, print_message
+from adapterbank.cli.options import AsJson, BankPath
 from adapterbank.storage import files
 from adapterbank.storage.bank import Bank, Removed
 
-HELP = """Remove what nothing points to: versions older than a task's default, but for the one a rollback goes to, and
-leftovers of writes that were cut off. States of unfinished runs only with --runs.
+HELP = """Remove old versions and leftover files from a bank.
+
+Removes versions older than a task's default, except the one that a rollback would restore, and leftovers of interrupted
+writes. States of unfinished runs are removed only with --runs.
 
 Example: adapterbank gc --bank bank --dry-run
 """
@@ -19,9 +22,9 @@ Example: adapterbank gc --bank bank --dry-run
 
 def command(
     bank: BankPath,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be removed, and remove nothing.")] = False,
     runs: Annotated[
-        bool, typer.Option("--runs", help="Also the states of unfinished runs, kept for --resume.")
+        bool, typer.Option("--runs", help="Also remove the states of unfinished runs, which --resume needs.")
     ] = False,
     json: AsJson = False,
 ) -> None:
@@ -34,10 +37,11 @@ def command(
         if not dry_run:
             files.discard(path)
     if unfinished and not runs:
-        say(f"note: the states of {counted(len(unfinished), 'unfinished run')} are kept; --runs removes them too.")
+        kept = format_count(len(unfinished), "unfinished run")
+        print_message(f"note: The state of {kept} is kept; remove it with --runs.")
     if json:
         print_json([{"path": str(r.path), "bytes": r.bytes, "reason": r.reason} for r in removed])
         return
     for r in removed:
-        typer.echo(f"{'would remove' if dry_run else 'removed'} {r.path} ({size(r.bytes)}): {r.reason}")
-    typer.echo(f"{counted(len(removed), 'thing')}, {size(sum(r.bytes for r in removed))}")
+        typer.echo(f"{'would remove' if dry_run else 'removed'} {r.path} ({format_size(r.bytes)}): {r.reason}")
+    typer.echo(f"{format_count(len(removed), 'item')}, {format_size(sum(r.bytes for r in removed))}")

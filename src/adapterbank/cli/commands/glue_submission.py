@@ -1,4 +1,4 @@
-"""`adapterbank glue-submission`: the zip that GLUE's server takes, from the tasks of a bank."""
+"""`adapterbank glue-submission`: write a submission for GLUE's test server."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from typing import Annotated
 
 import typer
 
-from adapterbank.cli.commands.catalog import DataRoot
-from adapterbank.cli.console import AsJson, BackboneName, BankPath, Device, Precision, print_json, print_table, say
+from adapterbank.cli.console import print_json, print_message, print_table
+from adapterbank.cli.options import AsJson, BackboneName, BankPath, DataRoot, Device, Precision
 from adapterbank.errors import InputError
 
-HELP = """Write the zip that GLUE's test server takes, from the tasks of a bank.
+HELP = """Write the zip file of predictions that GLUE's test server accepts.
 
-Every file it wants: the nine tasks' test sets, WNLI by the majority class and the diagnostic set by the MNLI task. The
-tasks are those trained by name (--task glue/mrpc); --use names others.
+It contains predictions for the test sets of all nine tasks and for the diagnostic set; WNLI gets the majority class,
+and the MNLI task answers the diagnostic set. The tasks are those trained by their catalog name (--task glue/mrpc);
+--use selects others.
 
 Example: adapterbank glue-submission --bank bank --data-root glue_data --output submission.zip
 
@@ -23,12 +24,12 @@ Example: adapterbank glue-submission --bank bank --data-root glue_data --output 
 
 def command(
     bank: BankPath,
-    output: Annotated[str, typer.Option("--output", "-o", help="The zip to write.", show_default=False)],
+    output: Annotated[str, typer.Option("--output", "-o", help="Zip file to write.", show_default=False)],
     use: Annotated[
-        list[str] | None, typer.Option("--use", help="glue/NAME=TASK: a task of the bank under another name.")
+        list[str] | None, typer.Option("--use", help="glue/NAME=TASK: use another task of the bank; can be repeated.")
     ] = None,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Write what there is; the server refuses such a file.")
+        bool, typer.Option("--partial", help="Write an incomplete file, which the server rejects.")
     ] = False,
     data_root: DataRoot = None,
     backbone: BackboneName = None,
@@ -40,7 +41,7 @@ def command(
     chosen = [word.partition("=") for word in use or []]
     odd = [f"{name}{mark}{task}" for name, mark, task in chosen if not (name and mark and task)]
     if odd:
-        raise InputError(f"--use {odd[0]!r} does not say which task stands for which; write glue/mnli=my-mnli.")
+        raise InputError(f"--use {odd[0]!r} is not of the form glue/NAME=TASK; write, for example, glue/mnli=my-mnli.")
     from adapterbank.api import open_bank
     from adapterbank.cli.progress import Stages
 
@@ -50,9 +51,9 @@ def command(
     with Stages(quiet=json) as stages:
         rows = opened.glue_submission(output, use=named, partial=partial, stage=stages.stage, note=gaps.append)
     for gap in gaps:
-        say(f"note: {gap}")
+        print_message(f"note: {gap}")
     if gaps:
-        say("note: The server refuses this zip, as it lacks a file or rows.")
+        print_message("note: The server will reject this zip file, because files or rows are missing.")
     if json:
         print_json({"output": output, "files": rows, "missing": gaps})
     else:

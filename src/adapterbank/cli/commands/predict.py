@@ -1,4 +1,4 @@
-"""`adapterbank predict`: ask tasks of the bank about texts."""
+"""`adapterbank predict`: predict texts with tasks of a bank."""
 
 from __future__ import annotations
 
@@ -13,54 +13,64 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from adapterbank.cli.console import BackboneName, BankPath, Device, Precision, counted, say
+from adapterbank.cli.console import format_count, print_message
+from adapterbank.cli.options import BackboneName, BankPath, Device, OptionalTaskName, Precision
 from adapterbank.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
     from adapterbank.api import OpenBank
     from adapterbank.tasks.spec import Examples
 
-HELP = """Predict texts with a task of the bank; prints one JSON object a row, in order.
+HELP = """Predict texts with a task of the bank.
+
+Prints one JSON object per row, in order.
 
 Example: adapterbank predict --bank bank --task sentiment --text "What a film!"
 
-Example: adapterbank predict --bank bank --task sentiment reviews.csv > answers.jsonl
+Example: adapterbank predict --bank bank --task sentiment reviews.csv > predictions.jsonl
 
 Example: cat lines.txt | adapterbank predict --bank bank --task sentiment -
 
-Rows of many tasks in one go, each naming its own: adapterbank predict --bank bank --task-column task mixed.jsonl
+Each row names its task: adapterbank predict --bank bank --task-column task mixed.jsonl
 """
 
 _FORMATS = ("lines", "csv", "tsv", "jsonl")
-_AT_ONCE = 2048
-"""Rows between two writes: answers appear while a long file is still being read through."""
+ROWS_PER_WRITE = 2048
+"""Predictions are written after so many rows, so that the first ones of a long file appear early."""
 
 
 def command(
     bank: BankPath,
     source: Annotated[
-        str | None, typer.Argument(metavar="FILE|-", help="Texts: a line each, or CSV, TSV, JSONL, Parquet.")
+        str | None,
+        typer.Argument(
+            metavar="FILE|-", help="Texts: one per line, or CSV, TSV, JSONL or Parquet; - is standard input."
+        ),
     ] = None,
-    task: Annotated[str | None, typer.Option("--task", help="Name of the task, or name@version.")] = None,
-    text: Annotated[list[str] | None, typer.Option("--text", help="A text; may be given again.")] = None,
+    task: OptionalTaskName = None,
+    text: Annotated[list[str] | None, typer.Option("--text", help="Text to predict; can be repeated.")] = None,
     text_pair: Annotated[
-        list[str] | None, typer.Option("--text-pair", help="Its second text, for tasks on pairs.")
+        list[str] | None, typer.Option("--text-pair", help="Second text, for tasks on pairs; one for each --text.")
     ] = None,
     task_column: Annotated[
-        str | None, typer.Option("--task-column", help="Column of FILE that names each row's task.")
+        str | None, typer.Option("--task-column", help="Column of FILE with the task of each row.")
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="Of standard input: lines, csv, tsv or jsonl.")] = "lines",
+    form: Annotated[
+        str, typer.Option("--format", help="Format of standard input: lines, csv, tsv or jsonl.")
+    ] = "lines",
     best: Annotated[
         int, typer.Option("--best", help="Span tasks: also list this many of the best answers.", min=0)
     ] = 0,
-    output: Annotated[str | None, typer.Option("--output", "-o", help="Write here instead of standard output.")] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="File to write (default: standard output).")
+    ] = None,
     backbone: BackboneName = None,
     device: Device = "auto",
     precision: Precision = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="No change: answers are JSON lines already.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="No effect: the output is always JSON lines.")] = False,
 ) -> None:
     """See `HELP`."""
-    _check_words(source, text, text_pair, task, task_column)
+    _check_sources(source, text, text_pair, task, task_column)
     if form not in _FORMATS:
         raise UnknownName(form, "a format of standard input", _FORMATS)
     from adapterbank.api import open_bank
@@ -74,29 +84,29 @@ def command(
         examples = _read(opened, task, source, form, text or [], text_pair)
         names, texts = [task] * len(examples), examples.texts
         seconds = list(examples.pairs) if examples.pairs is not None else [None] * len(texts)
-    lines = _answers(opened, names, texts, seconds, named=task_column is not None, best=best)
+    lines = _predictions(opened, names, texts, seconds, named=task_column is not None, best=best)
     if output:
         _write_file(lines, Path(output))
-        say(f"{counted(len(texts), 'answer')} in {output}")
+        print_message(f"Wrote {format_count(len(texts), 'prediction')} to {output}")
     else:
         _write(lines, sys.stdout)
 
 
-def _check_words(
+def _check_sources(
     source: str | None, text: list[str] | None, text_pair: list[str] | None, task: str | None, task_column: str | None
 ) -> None:
-    """Say which words of the command do not go together."""
+    """Raise an `InputError` for options that exclude each other."""
     if (source is None) == (not text):
-        raise InputError("Give either texts with --text, or one FILE (or - for standard input).")
+        raise InputError("Give either texts with --text, or one FILE (- for standard input).")
     if (task is None) == (task_column is None):
-        raise InputError("Give either --task, or --task-column for a file whose rows name their tasks.")
+        raise InputError("Give either --task, or --task-column for a FILE whose rows name their tasks.")
     if task_column is not None and (source is None or source == "-"):
-        raise InputError("--task-column needs a FILE with such a column.")
+        raise InputError("--task-column needs a FILE with that column; standard input and --text have none.")
     if source is not None and text_pair:
-        raise InputError("--text-pair goes with --text; the second texts of a FILE stand in the FILE.")
+        raise InputError("--text-pair requires --text; the second texts of a FILE belong in one of its columns.")
 
 
-def _answers(
+def _predictions(
     opened: OpenBank,
     names: Sequence[str | None],
     texts: list[str],
@@ -105,10 +115,10 @@ def _answers(
     named: bool,
     best: int,
 ) -> Iterator[str]:
-    for at in range(0, len(texts), _AT_ONCE):
-        part = slice(at, at + _AT_ONCE)
-        answers = opened.predict(names[part], texts[part], seconds[part], best=best)
-        for name, found in zip(names[part], answers, strict=True):
+    for at in range(0, len(texts), ROWS_PER_WRITE):
+        part = slice(at, at + ROWS_PER_WRITE)
+        predictions = opened.predict(names[part], texts[part], seconds[part], best=best)
+        for name, found in zip(names[part], predictions, strict=True):
             yield json.dumps({**({"task": name} if named else {}), **found.to_json()}, ensure_ascii=False)
 
 
@@ -119,14 +129,14 @@ def _write(lines: Iterator[str], file: TextIO) -> None:
 
 
 def _write_file(lines: Iterator[str], path: Path) -> None:
-    """Write all answers, or leave what was there: the file is replaced when the last one is written."""
+    """Write all lines to a file; an existing file is replaced only once the last line is written."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with unfinished.open("w", encoding="utf-8") as file:
             _write(lines, file)
         unfinished.replace(path)
     except OSError as error:
-        error.filename, error.filename2 = str(path), None  # the file the user named
+        error.filename, error.filename2 = str(path), None  # the path that the user gave
         raise
     finally:
         unfinished.unlink(missing_ok=True)
@@ -147,19 +157,20 @@ def _read(
     if source is not None:
         found = read_texts(sys.stdin if source == "-" else source, spec)
         if source == "-" and found.texts and all(text.startswith("{") and text.endswith("}") for text in found.texts):
-            say("note: standard input is read as plain lines, and these look like JSON; add --format jsonl.")
+            print_message("note: Standard input looks like JSON but is read as plain lines; add --format jsonl.")
         return found
     if pairs is not None and len(pairs) != len(texts):
-        raise InputError(f"There are {len(texts)} --text and {len(pairs)} --text-pair; give as many of each.")
+        raise InputError(f"There are {len(texts)} --text and {len(pairs)} --text-pair; give the same number of both.")
     return Examples(texts, pairs)
 
 
 def _mixed(opened: OpenBank, source: str, column: str) -> tuple[list[str | None], list[str], list[str | None]]:
-    """Read a file whose rows name their tasks, or none for the bare encoder.
+    """Read a file whose rows name their tasks; a row without a task is embedded by the bare encoder.
 
-    A row's texts stand in its task's own columns, or in those with usual names.
+    A row's texts are in the columns that its task was trained on, or else in columns with the usual names.
     """
-    from adapterbank.tasks.columns import find_texts, is_missing, require_column
+    from adapterbank.kinds.values import is_missing
+    from adapterbank.tasks.columns import find_texts, require_column
     from adapterbank.tasks.examples import read_examples
     from adapterbank.tasks.spec import Task
     from adapterbank.tasks.tables import Table, read_table

@@ -1,4 +1,4 @@
-"""`adapterbank prune`: a task without its idle adapters, as a new version."""
+"""`adapterbank prune`: remove a task's idle adapters, as a new version."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ from typing import Annotated
 
 import typer
 
-from adapterbank.cli.commands.catalog import DataRoot, ScoredData, Split
-from adapterbank.cli.console import (
+from adapterbank.cli.console import format_size, print_json, print_table
+from adapterbank.cli.options import (
     AsJson,
     BackboneName,
     BankPath,
+    DataRoot,
     Device,
+    LabelledData,
     Precision,
+    Split,
     TaskName,
-    print_json,
-    print_table,
-    size,
 )
 
-HELP = """Remove a task's idle adapters: from the lowest layer up, those without which it stays within the tolerance.
+HELP = """Remove the adapters that a task does not need.
 
-Nothing is trained again. The smaller task is a new version of it and becomes the default; `adapterbank rollback` goes
-back.
+Goes through the layers from the lowest up and removes a layer's adapters if the score stays within the tolerance.
+Nothing is retrained. The smaller task becomes a new version and the default; `adapterbank rollback` restores the
+old one.
 
 Example: adapterbank prune --bank bank --task sentiment --data dev.csv
 
-A task of the catalog brings its own data: adapterbank prune --bank bank --task glue/cola --tolerance 1
+A catalog task has its own data: adapterbank prune --bank bank --task glue/cola --tolerance 1
 
 Python: adapterbank.open_bank("bank").prune("sentiment", "dev.csv")
 """
@@ -36,9 +37,9 @@ def command(
     bank: BankPath,
     task: TaskName,
     tolerance: Annotated[
-        float, typer.Option("--tolerance", help="Points of the metric that it may lose in all.")
+        float, typer.Option("--tolerance", help="Points of the metric that may be lost in total.")
     ] = 0.5,
-    data: ScoredData = None,
+    data: LabelledData = None,
     split: Split = "dev",
     data_root: DataRoot = None,
     backbone: BackboneName = None,
@@ -49,7 +50,7 @@ def command(
     """See `HELP`."""
     from adapterbank.api import open_bank
     from adapterbank.cli.progress import Stages
-    from adapterbank.studies.pruning import told
+    from adapterbank.studies.pruning import describe
 
     opened = open_bank(bank, backbone, device=device, precision=precision, data_root=data_root)
     with Stages(quiet=json) as stages:
@@ -59,11 +60,11 @@ def command(
         print_json({**found, "package": result.package.ref if result and result.package else None})
         return
     steps = [[str(s["layer"]), f"{s['score']:.4f}", "removed" if s["removed"] else "kept"] for s in found["steps"]]
-    print_table(["layer", "without it", "adapters"], steps)
-    typer.echo(told(found))
+    print_table(["layer", "score without", "adapters"], steps)
+    typer.echo(describe(found))
     if result and result.package:
         was, now = opened.show(found["from"]), result.package.manifest
         typer.echo(
             f"{result.package.ref}  {now.params['trained']:,} parameters instead of {was.params['trained']:,}, "
-            f"{size(now.bytes)} instead of {size(was.bytes)}"
+            f"{format_size(now.bytes)} instead of {format_size(was.bytes)}"
         )

@@ -1,4 +1,4 @@
-"""`adapterbank report`: one HTML page of all runs."""
+"""`adapterbank report`: write one HTML page about all runs."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from typing import Annotated
 
 import typer
 
-from adapterbank.cli.commands.figures import Records, tell
-from adapterbank.cli.console import AsJson, counted, print_json
+from adapterbank.cli.commands.figures import print_notes
+from adapterbank.cli.console import format_count, print_json
+from adapterbank.cli.options import AsJson, RecordFolders
 from adapterbank.errors import InputError
 
-HELP = """Write one self-contained HTML page of your runs: tables beside the paper's, figures, every record.
+HELP = """Write one self-contained HTML page about your runs.
 
-It opens without a server. What there are no records for is said in its place. Needs matplotlib:
-pip install 'adapterbank[plot]'
+It contains every record, the paper's figures drawn from your runs, and its tables with your numbers beside the paper's.
+The page opens without a server, and names the figures for which records are missing.
+Requires matplotlib: pip install 'adapterbank[plot]'
 
 Example: adapterbank report --records bank/records --out report.html
 """
 
 
 def command(
-    records: Records,
-    out: Annotated[str, typer.Option("--out", "-o", help="The page to write.", show_default=False)],
+    records: RecordFolders,
+    out: Annotated[str, typer.Option("--out", "-o", help="HTML file to write.", show_default=False)],
     json: AsJson = False,
 ) -> None:
     """See `HELP`."""
@@ -31,7 +33,7 @@ def command(
     from adapterbank.storage import files
 
     if Path(out).is_dir():
-        raise InputError(f"{out} is a folder, and the page is a file; name one such as {Path(out, 'report.html')}.")
+        raise InputError(f"{out} is a folder; give the path of a file, such as {Path(out, 'report.html')}.")
     study = load(records)
     drawings = figures.draw_all(study)
     page = report.page(study, drawings, records)
@@ -42,5 +44,7 @@ def command(
         print_json({"page": out, "runs": len(study.rows), "missing": missing, "problems": list(study.problems)})
         return
     drawn = len(drawings) - len(missing)
-    typer.echo(f"{out}: {counted(len(study.rows), 'run')}, {counted(drawn, 'figure')}, {len(page) / 1e6:.1f} MB")
-    tell(study, records, missing)
+    typer.echo(
+        f"{out}: {format_count(len(study.rows), 'run')}, {format_count(drawn, 'figure')}, {len(page) / 1e6:.1f} MB"
+    )
+    print_notes(study, records, missing)

@@ -1,4 +1,4 @@
-"""`adapterbank rollback`: make an earlier version of a task the default again."""
+"""`adapterbank rollback`: make another version of a task the default."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from typing import Annotated
 
 import typer
 
-from adapterbank.cli.console import AsJson, BankPath, print_json
+from adapterbank.cli.console import print_json
+from adapterbank.cli.options import AsJson, BankPath
 from adapterbank.storage.bank import Bank
 from adapterbank.tasks.catalog import bank_name
 
 HELP = """Make an earlier version of a task the default again.
+
+Without --to, the previous default is restored.
 
 Example: adapterbank rollback --bank bank --task sentiment
 
@@ -20,8 +23,10 @@ Example: adapterbank rollback --bank bank --task sentiment --to 3
 
 def command(
     bank: BankPath,
-    task: Annotated[str, typer.Option("--task", help="Name of the task.", show_default=False)],
-    to: Annotated[int | None, typer.Option("--to", help="The version (default: the default before this one).")] = None,
+    task: Annotated[str, typer.Option("--task", help="Task name.", show_default=False)],
+    to: Annotated[
+        int | None, typer.Option("--to", help="Version to make the default (default: the previous one).")
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """See `HELP`."""
@@ -29,4 +34,4 @@ def command(
     if json:
         print_json({"task": task, "default": version})
     else:
-        typer.echo(f"{task}@{version} is the default now.")
+        typer.echo(f"{task}@{version} is now the default.")

@@ -1,4 +1,4 @@
-"""`adapterbank serve`: the bank over HTTP."""
+"""`adapterbank serve`: serve a bank over HTTP."""
 
 from __future__ import annotations
 
@@ -16,35 +16,37 @@ from typing import TYPE_CHECKING, Any
 
 from adapterbank import config
 from adapterbank.cli import serve_options as options
-from adapterbank.cli.console import AsJson, BackboneName, Device, Precision, print_json, say
+from adapterbank.cli.console import print_json, print_message
+from adapterbank.cli.options import AsJson, BackboneName, Device, EngineName, Precision, RayAddress, check_engine
 from adapterbank.errors import ConfigError, InputError, StorageError
 from adapterbank.serving.service.bank_mirror import REFRESH, Mirror, is_url
 from adapterbank.storage.bank import Bank
-from adapterbank.storage.files import refusals_explained
+from adapterbank.storage.files import storage_errors
 
 if TYPE_CHECKING:
     from adapterbank.serving.build import ServerSettings
     from adapterbank.serving.http.auth import Keys
 
-HELP = """Serve the tasks of a bank over HTTP, with a page at / and the interface described at /docs.
+HELP = """Serve the tasks of a bank over HTTP.
+
+The web page is at /, the API documentation at /docs. Tasks that are added to the bank or removed from it are picked up
+while the server runs. On an address that other machines can reach, the server requires API keys: adapterbank keys add
+--help
 
 Example: adapterbank serve --bank bank
 
 Example: curl localhost:8000/v1/tasks/sentiment/predict --json '{"text": "What a film!"}'
 
-Example: adapterbank serve --bank new --create --backbone minilm (an empty bank: train on the page, or by HTTP)
+Example: adapterbank serve --bank new --create --backbone minilm (an empty bank; train on the page or over HTTP)
 
 Example: adapterbank serve --bank s3://bucket/bank --keys keys.json --host 0.0.0.0
 
 Example: adapterbank serve --bank s3://bucket/bank --engine ray --replicas 1:8 --cpus-per-replica 4
-
-Tasks that are put into the bank or removed from it are followed. On an address that others can reach it starts with
-API keys only: adapterbank keys add --help
 """
-_NEEDS = ("fastapi", "uvicorn", "prometheus_client", "pydantic")
-_ENGINES = ("local", "ray")
-_PATIENCE = 30
-"""Seconds that requests under way may take when the server stops."""
+REQUIRED = ("fastapi", "uvicorn", "prometheus_client", "pydantic")
+"""Libraries of the extra `serve`."""
+_GRACE_SECONDS = 30
+"""Time that open requests have to finish when the server stops."""
 
 
 def command(
@@ -64,25 +66,23 @@ def command(
     device: Device = "auto",
     precision: Precision = "auto",
     refresh: options.Refresh = REFRESH,
-    engine: options.EngineName = "local",
-    ray_address: options.RayAddress = None,
+    engine: EngineName = "local",
+    ray_address: RayAddress = None,
     replicas: options.Replicas = "1",
     cpus_per_replica: options.CpusPerReplica = 1,
     target_requests: options.TargetRequests = 32,
     json: AsJson = False,
 ) -> None:
     """See `HELP`."""
-    if any(importlib.util.find_spec(name) is None for name in _NEEDS):
-        raise InputError("Serving needs some libraries more: pip install 'adapterbank[serve]'")
     _check(engine, device, precision)
-    new = _to_make(bank, backbone) if create else None
+    new = _new_bank(bank, backbone) if create else None
     mirror = Mirror(bank, every=refresh) if is_url(bank) else None
-    locks = find_keys(bank, host, keys, mirror.path if mirror else new)
-    with listening(host, port) as door:
+    required_keys = find_keys(bank, host, keys, mirror.path if mirror else new)
+    with listening(host, port) as listener:
         if new and backbone:
-            _make(new, backbone)
-        taken = door.getsockname()[1]
-        tell = functools.partial(_say_where, bank, host, taken, json)
+            _create(new, backbone)
+        bound_port = listener.getsockname()[1]
+        announce = functools.partial(_print_address, bank, host, bound_port, json)
         from adapterbank.serving.build import ServerSettings
         from adapterbank.serving.service.protocol import Limits
 
@@ -91,7 +91,7 @@ def command(
             backbone,
             device,
             precision,
-            locked=locks is not None,
+            locked=required_keys is not None,
             keys=os.path.abspath(keys) if keys else None,
             budget=budget * 1_000_000 if budget else None,
             queue=queue,
@@ -101,54 +101,55 @@ def command(
             untrained=mirror.refusal if mirror and train else "",
         )
         if engine == "local":
-            _serve_here(settings, mirror, train, door, tell)
+            _serve_here(settings, mirror, train, listener, announce)
             return
     if mirror:
         mirror.close()  # each replica has its own
-    size = {"cpus": cpus_per_replica, "target": target_requests}
-    _serve_on_ray(settings, train, (replicas, size), {"host": host, "port": taken, "address": ray_address}, tell)
+    scale = replicas, {"cpus": cpus_per_replica, "target": target_requests}
+    _serve_on_ray(settings, train, scale, {"host": host, "port": bound_port, "address": ray_address}, announce)
 
 
 def _check(engine: str, device: str, precision: str) -> None:
-    """Tell a slip before anything is loaded."""
+    """Check the libraries and the options before anything is loaded."""
+    if any(importlib.util.find_spec(name) is None for name in REQUIRED):
+        raise InputError("Serving requires additional libraries; install them with: pip install 'adapterbank[serve]'")
     config.parse({"device": device, "precision": precision})
-    if engine not in _ENGINES:
-        raise ConfigError([f"engine is {engine!r}; it must be one of {', '.join(_ENGINES)}."])
+    check_engine(engine)
     if engine == "ray" and ":" in device:
-        raise ConfigError([f"device is {device!r}, but each replica of the engine ray has a GPU of its own; use cuda."])
+        raise ConfigError([f"device is {device!r}, but each Ray replica has its own GPU; use cuda."])
 
 
-def _to_make(bank: str, backbone: str | None) -> Path | None:
-    """Give where a bank is to be made; None where there is one."""
+def _new_bank(bank: str, backbone: str | None) -> Path | None:
+    """Return the folder in which to create a bank; None if the bank exists."""
     if is_url(bank):
         raise InputError(
-            f"--create makes a folder of this machine a bank, and {bank} is a URL; make it here and copy it."
+            f"--create makes a bank in a local folder, but {bank} is a URL; create the bank locally and copy it there."
         )
     path = Path(bank.removeprefix("file://"))
-    with refusals_explained(path):
+    with storage_errors(path):
         if (path / "bank.json").exists():
             return None
     if backbone is None:
-        raise InputError(f"To make the bank {path}, name its encoder with --backbone.")
+        raise InputError(f"The bank {path} does not exist yet; name the encoder to create it for with --backbone.")
     return path
 
 
-def _make(path: Path, backbone: str) -> None:
-    """Make an empty bank, whose tasks can then be trained over HTTP."""
+def _create(path: Path, backbone: str) -> None:
+    """Create an empty bank, whose tasks can then be trained over HTTP."""
     from adapterbank.encoder.backbone import load
 
     Bank.open(path, load(backbone).reference, create=True)
-    say(f"adapterbank: {path} is a new bank, for the encoder {backbone}.")
+    print_message(f"adapterbank: created the bank {path} for the encoder {backbone}.")
 
 
 def find_keys(bank: str, host: str, file: str | None, path: Path | None = None) -> Keys | None:
-    """Give the keys to ask for; none are needed where only this machine can reach the server.
+    """Return the API keys that requests must present; None on a loopback address of a bank without keys.
 
     Args:
-        bank: The bank as the user names it.
+        bank: The bank as the user named it.
         host: Address to listen on.
-        file: File of keys; the bank's without it.
-        path: The bank's folder, where `bank` is none.
+        file: File of keys; by default the bank's.
+        path: The bank's local folder, if `bank` is a URL or does not exist yet.
     """
     from adapterbank.serving.http.auth import FILE, Keys
     from adapterbank.serving.http.origin import is_loopback
@@ -157,33 +158,33 @@ def find_keys(bank: str, host: str, file: str | None, path: Path | None = None) 
     if found.list():
         return found
     if file is not None and not Path(file).exists():
-        raise InputError(f"There is no file of keys {file}; make one: adapterbank keys add --keys {file} --help")
+        raise InputError(
+            f"{file} does not exist; create it with: adapterbank keys add --keys {file} --name NAME --scope predict"
+        )
     where = f"--keys {file or 'FILE'}" if file or path else f"--bank {bank}"
     how = f"adapterbank keys add {where} --name NAME --scope predict"
-    if found.path.exists():  # somebody wanted keys, and has revoked the last
-        raise InputError(f"{found.path} has no key left; delete it to serve without keys, or make one: {how}")
+    if found.path.exists():  # keys were in use, and the last one was revoked
+        raise InputError(f"{found.path} contains no keys; delete it to serve without keys, or add one with: {how}")
     if not is_loopback(host):
-        raise InputError(f"Others can reach {host}, so the server starts with keys only; make one: {how}")
+        raise InputError(f"Other machines can reach {host}, so the server requires API keys; add one with: {how}")
     return None
 
 
 def listening(host: str, port: int) -> contextlib.closing[socket.socket]:
-    """Take the port before anything is loaded, so that one in use is told at once."""
+    """Bind the port before anything is loaded, so that a port in use is reported at once."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        door = socket.create_server((host, port), family=family, backlog=1024)
-        # Only where a socket says that it is TCP does asyncio send what is written at once: an answer's body would
-        # else wait until the client's system has acknowledged its head, which on Linux takes 40 ms.
-        named = socket.socket(door.family, door.type, socket.IPPROTO_TCP, fileno=door.detach())
-        return contextlib.closing(named)
+        bound = socket.create_server((host, port), family=family, backlog=1024)
+        # asyncio sets TCP_NODELAY only on sockets whose protocol is IPPROTO_TCP. Without it the body of a response
+        # waits until the client's system has acknowledged the head, which takes 40 ms on Linux.
+        return contextlib.closing(socket.socket(bound.family, bound.type, socket.IPPROTO_TCP, fileno=bound.detach()))
     except OSError as error:
-        why = str(error.strerror or error).partition(" (")[0].lower()  # Python adds the address once more
-        what = f"{host} port {port} cannot be listened on: {why}"
-        raise InputError(f"{what}; choose another --host or --port.") from error
+        why = str(error.strerror or error).partition(" (")[0].lower()  # Python repeats the address there
+        raise InputError(f"Cannot listen on {host} port {port}: {why}; choose another --host or --port.") from error
 
 
 def _serve_here(
-    settings: ServerSettings, mirror: Mirror | None, train: bool, door: socket.socket, tell: Callable[[], None]
+    settings: ServerSettings, mirror: Mirror | None, train: bool, listener: socket.socket, announce: Callable[[], None]
 ) -> None:
     """Serve in this process."""
     from adapterbank.serving.build import build
@@ -195,8 +196,8 @@ def _serve_here(
 
     log_to()
     app = build(settings, mirror, jobs=jobs if train and mirror is None else None)
-    tell()
-    _run(app, door)
+    announce()
+    _run(app, listener)
 
 
 def _serve_on_ray(
@@ -204,43 +205,43 @@ def _serve_on_ray(
     train: bool,
     scale: tuple[str, dict[str, int]],
     where: dict[str, Any],
-    tell: Callable[..., None],
+    announce: Callable[..., None],
 ) -> None:
-    """Serve on a cluster until asked to stop; then let replicas answer what they have."""
+    """Serve on a cluster until a stop signal; then let the replicas finish their open requests."""
     from adapterbank.serving.ray_serve import UNTRAINED, Scale, deployed, parse_replicas
 
     number, size = scale
     chosen = Scale(*parse_replicas(number), **size)
     settings = replace(settings, untrained=settings.untrained or (UNTRAINED if train else ""))
-    asked = signal.getsignal(signal.SIGTERM)
-    with contextlib.suppress(KeyboardInterrupt), deployed(settings, chosen, **where) as as_told:
-        signal.signal(signal.SIGTERM, asked)  # Ray has one of its own, which would not wait
-        tell(told=as_told)
+    handler = signal.getsignal(signal.SIGTERM)
+    with contextlib.suppress(KeyboardInterrupt), deployed(settings, chosen, **where) as at_address:
+        signal.signal(signal.SIGTERM, handler)  # Ray installs its own, which would not wait
+        announce(known=at_address)
         threading.Event().wait()
-    say("adapterbank: stopped.")
+    print_message("adapterbank: stopped.")
 
 
-def _say_where(bank: str, host: str, port: int, json: bool, told: bool = True) -> None:
-    """Say where the server listens; on a cluster that listens already, nobody here knows."""
-    address = f"http://{f'[{host}]' if ':' in host else host}:{port}" if told else None
+def _print_address(bank: str, host: str, port: int, json: bool, known: bool = True) -> None:
+    """Print where the server listens; it is not `known` if Ray Serve was already running on the cluster."""
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}" if known else None
     if json:
         print_json({"bank": bank, "address": address})
-    say(f"adapterbank: serving {bank} on {address or 'the address of the Ray Serve that runs already'}")
+    print_message(f"adapterbank: serving {bank} on {address or 'the address of the running Ray Serve instance'}")
 
 
 def _jobs(bank: str, about: dict[str, Any]) -> Any:
-    """Give what trains; a bank that cannot be written to is served all the same."""
+    """Return the queue of training runs; None, with a message, if the bank cannot be written to."""
     from adapterbank.serving.jobs.queue import JobQueue
 
     try:
         return JobQueue(bank, **about)
     except (StorageError, OSError) as error:
-        say(f"adapterbank: nothing can be trained here, as the bank cannot be written to ({error}).")
+        print_message(f"adapterbank: training is disabled because the bank cannot be written to ({error}).")
         return None
 
 
-def _run(app: Any, door: socket.socket) -> None:
-    """Serve until asked to stop; then answer what is queued and refuse the rest."""
+def _run(app: Any, listener: socket.socket) -> None:
+    """Serve until a stop signal; then answer the queued requests and reject new ones."""
     import uvicorn
 
     from adapterbank.serving.http.connections import bounded
@@ -250,9 +251,9 @@ def _run(app: Any, door: socket.socket) -> None:
             app.state.draining = True
             super().handle_exit(sig, frame)
 
-    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=_PATIENCE)
+    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=_GRACE_SECONDS)
     config.load()
     config.http_protocol_class = bounded(config.http_protocol_class)
-    with contextlib.suppress(KeyboardInterrupt):  # the signal that stopped it, raised once more
-        Server(config).run(sockets=[door])
-    say("adapterbank: stopped.")
+    with contextlib.suppress(KeyboardInterrupt):  # the stop signal, raised again
+        Server(config).run(sockets=[listener])
+    print_message("adapterbank: stopped.")

@@ -1,4 +1,4 @@
-"""`adapterbank show`: a package's manifest, for people."""
+"""`adapterbank show`: print a package's manifest."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import Any
 
 import typer
 
-from adapterbank.cli.console import AsJson, BankPath, TaskName, print_json, size
+from adapterbank.cli.console import format_size, print_json
+from adapterbank.cli.options import AsJson, BankPath, TaskName
+from adapterbank.methods import shown_fields
 from adapterbank.storage.bank import Bank
 
-HELP = """Show all that is known of a task: labels, scores, method, recipe, data, versions.
+HELP = """Show a task's labels, scores, method, recipe, data and versions.
 
 Example: adapterbank show --bank bank --task sentiment
 """
@@ -25,9 +27,7 @@ def command(bank: BankPath, task: TaskName, json: AsJson = False) -> None:
         return
     default = opened.get(m.name).manifest.version
     versions = [f"{v} (default)" if v == default else str(v) for v in opened.versions(m.name)]
-    adapter, lora = m.method["adapter"], m.method.get("lora")
-    shape = f", size {adapter['size']}, {adapter['activation']}" if adapter else ""
-    shape += f", rank {lora['rank']}, alpha {lora['alpha']:g}, {', '.join(lora['targets'])}" if lora else ""
+    shown = [f"{name} {_plain(value)}" for name, value in shown_fields(m.method).items()]
     lines = {
         "task": f"{package.ref}, {m.task['kind']}, reads {' and '.join(m.task['text'])}",
         "labels": ", ".join(m.task["labels"]) or "-",
@@ -35,16 +35,16 @@ def command(bank: BankPath, task: TaskName, json: AsJson = False) -> None:
             f"{s} scores": ", ".join(f"{k} {v:.4f}" for k, v in got.items() if k != "rows")
             for s, got in m.metrics.items()
         },
-        "method": m.method["name"] + shape,
+        "method": ", ".join([m.method["name"], *shown]),
         "pooling": m.method["head"]["pooling"],
         "trained": f"{m.params['trained']:,} parameters, {m.params['percent']:.2f} % of the encoder",
-        "size": size(m.bytes),
+        "size": format_size(m.bytes),
         "backbone": f"{m.backbone['name']} ({m.backbone['sha256'][:12]})",
         "recipe": ", ".join(f"{k} {v}" for k, v in m.recipe.items() if v is not None and k != "pruned")
         + f", seed {m.seed}",
         **_pruned(m.recipe.get("pruned")),
         "data": ", ".join(f"{s} {d['rows']} rows ({d['sha256'][:12]})" for s, d in m.data.items()),
-        "made": f"{m.created} by adapterbank {m.library}, torch {m.fingerprint['stamp']['torch']}",
+        "created": f"{m.created} by adapterbank {m.library}, torch {m.fingerprint['stamp']['torch']}",
         "versions": ", ".join(versions),
         "files": str(package.path),
     }
@@ -58,3 +58,14 @@ def _pruned(found: dict[str, Any] | None) -> dict[str, str]:
     layers = ", ".join(map(str, found["removed"]))
     scores = f"{found['metric']} {found['before']:.4f} before, {found['after']:.4f} after"
     return {"pruned": f"{found['from']} without the adapters of layers {layers}: {scores}"}
+
+
+def _plain(value: Any) -> str:
+    """Write an option's value as a user would give it."""
+    return (
+        ",".join(map(str, value))
+        if isinstance(value, list)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )

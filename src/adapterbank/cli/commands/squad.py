@@ -1,4 +1,4 @@
-"""`adapterbank squad`: answer a SQuAD file, write official prediction files, score them as the official script does."""
+"""`adapterbank squad`: answer SQuAD questions, write prediction files and compute the official scores."""
 
 from __future__ import annotations
 
@@ -9,11 +9,22 @@ from typing import Annotated, Any
 
 import typer
 
-from adapterbank.cli.commands.catalog import DataRoot, Split
-from adapterbank.cli.console import AsJson, BackboneName, Device, Precision, print_json
+from adapterbank.cli.console import print_json
+from adapterbank.cli.options import (
+    AsJson,
+    BackboneName,
+    DataRoot,
+    Device,
+    OptionalBankPath,
+    OptionalTaskName,
+    Precision,
+    Split,
+)
 from adapterbank.errors import InputError
 
-HELP = """Answer SQuAD's questions with a task of a bank, or take a prediction file; print the official EM and F1.
+HELP = """Answer SQuAD questions with a span task and print the official EM and F1.
+
+With --predictions, an existing prediction file is scored instead.
 
 Example: adapterbank squad --bank bank --task squad/v1 --data-root data --output predictions.json
 
@@ -24,20 +35,27 @@ Example: adapterbank squad --predictions predictions.json --data data/dev-v1.1.j
 
 
 def command(
-    bank: Annotated[str | None, typer.Option("--bank", help="The bank's folder.", show_default=False)] = None,
-    task: Annotated[str | None, typer.Option("--task", help="Name of the task, or name@version.")] = None,
+    bank: OptionalBankPath = None,
+    task: OptionalTaskName = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", help="A SQuAD JSON file, or a name of the catalog (default: the task's own)."),
+        typer.Option("--data", help="SQuAD JSON file, or a catalog task (default: the task's catalog data)."),
     ] = None,
     split: Split = "dev",
-    predictions: Annotated[str | None, typer.Option("--predictions", help="Score this file instead.")] = None,
-    output: Annotated[str | None, typer.Option("--output", "-o", help="Write the predictions here.")] = None,
-    nbest: Annotated[str | None, typer.Option("--nbest", help="Write the best answers here.")] = None,
-    null_odds: Annotated[
-        str | None, typer.Option("--null-odds", help='Write here (read, with --predictions) the odds of "no answer".')
+    predictions: Annotated[
+        str | None, typer.Option("--predictions", help="Prediction file to score, instead of a task.")
     ] = None,
-    version: Annotated[str | None, typer.Option("--version", help="1.1 or 2.0 (default: by the data).")] = None,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="Write the predictions to this file.")] = None,
+    nbest: Annotated[
+        str | None, typer.Option("--nbest", help="Write the best answers to each question to this file.")
+    ] = None,
+    null_odds: Annotated[
+        str | None,
+        typer.Option("--null-odds", help='File of the odds of "no answer": written, or read with --predictions.'),
+    ] = None,
+    version: Annotated[
+        str | None, typer.Option("--version", help="SQuAD version: 1.1 or 2.0 (default: from the data).")
+    ] = None,
     data_root: DataRoot = None,
     backbone: BackboneName = None,
     device: Device = "auto",
@@ -47,17 +65,18 @@ def command(
     """See `HELP`."""
     if predictions is not None:
         if bank or task or output or nbest or not data:
-            raise InputError("--predictions takes --data and --null-odds beside it, and no bank, task or output.")
+            raise InputError("--predictions requires --data and excludes --bank, --task, --output and --nbest.")
         scores = _scored(predictions, null_odds, data, split, data_root, version)
     elif not bank or not task:
-        raise InputError("Give --bank and --task, or a file of answers with --predictions.")
+        raise InputError("Give --bank and --task, or a prediction file with --predictions.")
     else:
         from adapterbank.api import open_bank
         from adapterbank.cli.progress import Stages
+        from adapterbank.kinds.table import KINDS
 
         opened = open_bank(bank, backbone, device=device, precision=precision, data_root=data_root)
         kept = opened.show(task).task
-        if null_odds and kept["kind"] == "span" and kept.get("threshold") is None:
+        if null_odds and KINDS[kept["kind"]].readings and kept.get("threshold") is None:
             raise InputError(f'{task!r} always answers, so it has no odds of "no answer"; leave out --null-odds.')
         with Stages(quiet=json) as stages:
             stages.stage(f"answering with {task}", 0, None)
@@ -82,15 +101,17 @@ def _scored(
 
     table = scored_table(data, data, split, root)
     gold = squad.gold_answers(table, "answers" if "answers" in table.columns else "label")
-    said, odds = (_mapping(path, read_json) if path else None for path in (predictions, null_odds))
-    assert said is not None
+    answers, odds = (_mapping(path, read_json) if path else None for path in (predictions, null_odds))
+    assert answers is not None
     odd = [key for key, value in (odds or {}).items() if type(value) not in (int, float) or not math.isfinite(value)]
     if odds and odd:
-        raise InputError(f"{null_odds} has {odds[odd[0]]!r} for {odd[0]!r}, which is no number; write one for each id.")
+        raise InputError(
+            f"{null_odds} has {odds[odd[0]]!r} for {odd[0]!r}, which is not a number; give one for each id."
+        )
     chosen = squad.check_version(version, gold)
     if odds is not None and chosen == "1.1":
-        raise InputError('SQuAD 1.1 knows no odds of "no answer"; leave out --null-odds, or give --version 2.0.')
-    return squad.evaluate(gold, {key: str(value) for key, value in said.items()}, version=chosen, null_odds=odds)
+        raise InputError('SQuAD 1.1 has no odds of "no answer"; leave out --null-odds, or give --version 2.0.')
+    return squad.evaluate(gold, {key: str(value) for key, value in answers.items()}, version=chosen, null_odds=odds)
 
 
 def _mapping(path: str, read: Any) -> dict[str, Any]:
@@ -99,7 +120,7 @@ def _mapping(path: str, read: Any) -> dict[str, Any]:
     except FileNotFoundError:
         raise InputError(f"There is no file {path}; check the path.") from None
     if not isinstance(found, dict):
-        raise InputError(f"{path} is no JSON object of values by question id; write one.")
+        raise InputError(f"{path} is not a JSON object that maps question ids to values.")
     return found
 
 

@@ -1,12 +1,10 @@
-"""`adapterbank train`: teach the bank a task. Its options are the fields of `config.Config`."""
+"""`adapterbank train`: train a task and put it into the bank. Its options are the fields of `config.Config`."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import inspect
-import shlex
-import sys
 import types
 import typing
 from functools import partial
@@ -16,27 +14,26 @@ from typing import Annotated, Any
 import typer
 
 from adapterbank import config as configs
-from adapterbank.cli.console import print_json, say, size
+from adapterbank.cli.console import format_size, print_json, print_message, rerun_command
+from adapterbank.cli.options import bank_defaults
 from adapterbank.config import Config
 from adapterbank.errors import ConfigError
 from adapterbank.methods import METHODS
-from adapterbank.storage.bank import Bank
 from adapterbank.tasks.catalog import CATALOG
-from adapterbank.training.dataset import defaults, read_data
+from adapterbank.training.dataset import DatasetReader, canonical, defaults
 
 _TOLERANCE = 0.5
-_TOLERANCE_HELP = f"Points of the metric that --size auto and --prune may cost, each (default: {_TOLERANCE})."
 
-HELP = """Teach the bank a task.
+HELP = """Train a task and put it into the bank.
 
-Trains what the method says on top of the frozen encoder, keeps the best epoch on dev, and puts it into the bank as a
-new version of the task. Other tasks are not touched.
+Trains the parameters that --method selects on top of the frozen encoder, keeps the epoch with the best dev score, and
+stores it in the bank as a new version of the task. Other tasks do not change.
 
 Example: adapterbank train --bank bank --task sentiment --train reviews.csv --epochs 5
 
-A task of the catalog brings its own data: adapterbank train --bank bank --task glue/mrpc --data-root data
+A catalog task has its own data: adapterbank train --bank bank --task glue/mrpc --data-root data
 
-The smallest adapter that is as good as any: adapterbank train --bank bank --task glue/rte --size auto --prune
+Find the smallest adapter that is good enough: adapterbank train --bank bank --task glue/rte --size auto --prune
 
 Python: adapterbank.open_bank("bank", backbone="minilm").train("sentiment", "reviews.csv", epochs=5)
 """
@@ -47,27 +44,22 @@ def _run(
 ) -> None:
     chosen = {name: value for name, value in given.items() if value is not None}
     points = _points(tolerance)
-    if auto := _asked_size(config, chosen) == "auto":
-        chosen["size"] = Config.size  # any will do: `run_auto` finds its own
+    if auto := _requested_size(config, chosen) == "auto":
+        chosen["size"] = Config.size  # a placeholder: `run_auto` finds the size
     elif tolerance is not None and not prune:
-        raise ConfigError([f"tolerance is {tolerance}, but neither --size auto nor --prune is given; leave it out."])
-    base = {"backbone": Bank.open(bank).backbone["name"]} if Path(bank, "bank.json").exists() else {}
-    parsed = _parsed(config, chosen, base)
-    missing = ["task is missing; give --task."] if not parsed.task else []
-    if not parsed.train and parsed.task not in CATALOG:
-        near = difflib.get_close_matches(parsed.task, CATALOG, n=1)
-        hint = f" Did you mean --task {near[0]}?" if near else ""
-        missing.append(f"train is missing; give --train, or name a task of: adapterbank catalog.{hint}")
-    if missing:
-        raise ConfigError(missing)
+        raise ConfigError([f"tolerance is {tolerance}, but it applies only to --size auto and --prune; leave it out."])
+    parsed = _parse(config, chosen, bank_defaults(bank))
+    _require_task_and_data(parsed)
     from adapterbank.cli.progress import Display
     from adapterbank.encoder.backbone import load
     from adapterbank.inference.engine import Engine
-    from adapterbank.studies.pruning import follow
+    from adapterbank.studies.pruning import prune_result
     from adapterbank.studies.size_search import run_auto
+    from adapterbank.training.callbacks import Callbacks
     from adapterbank.training.run import run
 
-    read_data(parsed)  # the commonest mistakes lie in the data: find them before the encoder is loaded
+    reader = DatasetReader()
+    data = reader.read(canonical(parsed))  # most mistakes are in the data: report them before the encoder is loaded
     display = Display(quiet=json)
     try:
         with display:
@@ -76,26 +68,35 @@ def _run(
                 parsed,
                 encoder,
                 bank,
-                watch=display.watch,
-                stage=display.stage,
-                note=display.note,
+                reader=reader,
+                callbacks=Callbacks(display.watch, display.stage, display.note),
                 resuming=resume,
             )
             if prune:
                 engine = Engine(encoder, device=parsed.device, precision=parsed.precision, programs=False)
-                result = follow(engine, result, parsed, None, points, display.note)
+                result = prune_result(engine, result, data, tolerance=points, note=display.note)
     except KeyboardInterrupt:
-        again = "" if auto else f" To go on:\n  {_again()}"
-        say(f"adapterbank: stopped {display.where}; the bank's tasks are as they were.{again}")
+        how = "" if auto else f" To resume:\n  {rerun_command(drop='--resume', add='--resume')}"
+        print_message(f"adapterbank: stopped {display.reached}; the bank's tasks are unchanged.{how}")
         raise typer.Exit(130) from None
     if json:
         print_json(result.record)
     else:
-        _summary(result.record)
+        _print_summary(result.record)
 
 
-def _asked_size(config: str | None, chosen: dict[str, Any]) -> Any:
-    """Give the size that the shell asks for, or the file of options."""
+def _require_task_and_data(config: Config) -> None:
+    missing = ["task is missing; give --task."] if not config.task else []
+    if not config.train and config.task not in CATALOG:
+        near = difflib.get_close_matches(config.task, CATALOG, n=1)
+        hint = f" Did you mean --task {near[0]}?" if near else ""
+        missing.append(f"train is missing; give --train, or a task that adapterbank catalog lists.{hint}")
+    if missing:
+        raise ConfigError(missing)
+
+
+def _requested_size(config: str | None, chosen: dict[str, Any]) -> Any:
+    """Return the size given on the command line, or else in the config file."""
     if "size" in chosen or config is None or not Path(config).exists():
         return chosen.get("size")
     values = configs.read_yaml(config)
@@ -103,7 +104,7 @@ def _asked_size(config: str | None, chosen: dict[str, Any]) -> Any:
 
 
 def _points(tolerance: str | None) -> float:
-    """Read the tolerance, in points of the metric."""
+    """Parse the tolerance, in points of the metric."""
     try:
         found = float(tolerance) if tolerance is not None else _TOLERANCE
         if 0 <= found < float("inf"):
@@ -113,8 +114,8 @@ def _points(tolerance: str | None) -> float:
     raise ConfigError([f"tolerance is {tolerance!r}; it must be a number of at least 0, in points of the metric."])
 
 
-def _parsed(config: str | None, chosen: dict[str, Any], base: dict[str, Any]) -> Config:
-    """Parse the options; a task of the catalog may want others than usual, below what anyone states."""
+def _parse(config: str | None, chosen: dict[str, Any], base: dict[str, Any]) -> Config:
+    """Parse the options; the defaults of a catalog task rank below every option that is given."""
 
     def parse(under: dict[str, Any]) -> Config:
         return configs.read(config, chosen, under) if config else configs.parse({**under, **chosen})
@@ -124,48 +125,37 @@ def _parsed(config: str | None, chosen: dict[str, Any], base: dict[str, Any]) ->
     return parse({**base, **wanted}) if wanted else first
 
 
-def _summary(record: dict[str, Any]) -> None:
+def _print_summary(record: dict[str, Any]) -> None:
     metric, dev, params = record["task"]["metric"], record["metrics"]["dev"], record["params"]
-    majority = f" (always the commonest answer: {dev['majority']:.4f})" if metric == "accuracy" else ""
-    name, turn = record["package"] or record["task"]["name"], "epoch" if record["package"] else "model"
-    typer.echo(f"{name}  {metric} {dev[metric]:.4f} on dev{majority}, {turn} {record['best_epoch']}")
+    majority = f" (majority baseline: {dev['majority']:.4f})" if metric == "accuracy" else ""
+    name, best = record["package"] or record["task"]["name"], "epoch" if record["package"] else "model"
+    typer.echo(f"{name}  {metric} {dev[metric]:.4f} on dev{majority}, {best} {record['best_epoch']}")
     for split, scores in record["metrics"].items():
         if split != "dev":
             typer.echo(f"  {metric} {scores[metric]:.4f} on {split}")
     if not record["package"]:
-        best = ", ".join(f"{key} {value}" for key, value in record["choice"].items())
-        typer.echo(f"  {len(record['history'])} models, {record['seconds']:.0f} s; a record, no package: {best}")
+        choice = ", ".join(f"{key} {value}" for key, value in record["choice"].items())
+        typer.echo(f"  {len(record['history'])} models, {record['seconds']:.0f} s; record only, no package: {choice}")
         return
     typer.echo(
         f"  {params['trained']:,} trained parameters ({params['percent']:.2f} % of the encoder), "
-        f"{size(record['bytes'])}, {record['seconds']:.0f} s, {record['examples_per_second']:.0f} rows/s"
+        f"{format_size(record['bytes'])}, {record['seconds']:.0f} s, {record['examples_per_second']:.0f} rows/s"
     )
 
 
-def _again() -> str:
-    words = [word for word in sys.argv[1:] if word != "--resume"]
-    return shlex.join(["adapterbank", *words, "--resume"])
-
-
 def _options() -> list[inspect.Parameter]:
-    """Make a shell option of every field of `Config`, and of the few that are not part of a run's identity."""
+    """Return an option for every field of `Config`, and the few that are not part of a run's identity."""
     hints = typing.get_type_hints(Config)
-    found = [
-        _option("bank", str, "The bank's folder; made if it is not there.", "Bank", ...),
+    tolerance = f"Points of the metric that --size auto and --prune may each cost (default: {_TOLERANCE})."
+    return [
+        _option("bank", str, "Bank folder; created if it does not exist.", "Bank", ...),
         *(_option(f.name, hints[f.name], _help(f), f.metadata["group"], None) for f in dataclasses.fields(Config)),
-        _option("config", str | None, "A YAML file of these options; the shell's win.", "Bank", None),
-        _option("resume", bool, "Go on with an unfinished run of the same options and data.", "Bank", False),
-        _option("prune", bool, "Remove the adapters that turn out idle, as a version of its own.", "Bank", False),
-        _option(
-            "tolerance",
-            float | None,
-            _TOLERANCE_HELP,
-            "Bank",
-            None,
-        ),
-        _option("json", bool, "Print the record as JSON and nothing else on standard output.", "Bank", False),
+        _option("config", str | None, "YAML file of these options; the command line overrides it.", "Bank", None),
+        _option("resume", bool, "Resume an unfinished run with the same options and data.", "Bank", False),
+        _option("prune", bool, "Then remove the adapters that are not needed, as a new version.", "Bank", False),
+        _option("tolerance", float | None, tolerance, "Bank", None),
+        _option("json", bool, "Print the record as JSON, and nothing else, to standard output.", "Bank", False),
     ]
-    return found
 
 
 def _option(name: str, hint: Any, help: str, panel: str, default: Any) -> inspect.Parameter:
@@ -174,7 +164,7 @@ def _option(name: str, hint: Any, help: str, panel: str, default: Any) -> inspec
     metavar = None
     if kind is bool and default is None:
         flag = f"{flag}/--no-{name.replace('_', '-')}"
-    elif kind in (int, float):  # `config.parse` reads the number, so that all mistakes are told together
+    elif kind in (int, float):  # `config.parse` converts the number, so that all mistakes are reported together
         kind, metavar = str, "<int>" if kind is int else "<float>"
     made = typer.Option(flag, help=help, rich_help_panel=panel, show_default=False, metavar=metavar)
     extra = {} if default is ... else {"default": default}
@@ -183,14 +173,15 @@ def _option(name: str, hint: Any, help: str, panel: str, default: Any) -> inspec
 
 
 def _help(f: dataclasses.Field[Any]) -> str:
+    """Return a field's help with its choices and its default, or its default for each method if they differ."""
     choices = f" One of: {', '.join(f.metadata['choices'])}." if f.metadata["choices"] else ""
-    if f.default is None and f.name in METHODS["adapter"].defaults:
+    if f.default is None and f.name in METHODS[Config().method].defaults:
         values = {name: row.defaults[f.name].value for name, row in METHODS.items() if f.name in row.defaults}
         same = len(set(values.values())) == 1
-        shown = str(values["adapter"]) if same else ", ".join(f"{name} {value}" for name, value in values.items())
+        shown = str(values[Config().method]) if same else ", ".join(f"{name} {value}" for name, value in values.items())
         return f"{f.metadata['help']}{choices} (default: {shown})"
-    told = f.default in (None, "") or "(default:" in f.metadata["help"]
-    return f"{f.metadata['help']}{choices}{'' if told else f' (default: {f.default})'}"
+    stated = f.default in (None, "") or "(default:" in f.metadata["help"]
+    return f"{f.metadata['help']}{choices}{'' if stated else f' (default: {f.default})'}"
 
 
 def command(**options: Any) -> None:

@@ -1,7 +1,7 @@
-"""API keys: who may do what, in one private JSON file. Knows no HTTP, and of tasks only their names.
+"""API keys: their scopes, tasks and rates, in one private JSON file. Knows no HTTP, and of tasks only their names.
 
-A key is 256 random bits, and the file holds their sha256 alone. A slow hash, as passwords need, would buy nothing: it
-makes guesses dear, and nobody can guess one of 2**256 secrets however cheap a guess is. It would cost every request.
+A key is 256 random bits, and the file holds only its sha256. A slow hash, as passwords need, would add no protection:
+it makes each guess expensive, but 2**256 secrets cannot be guessed at any price, and every request would pay for it.
 """
 
 from __future__ import annotations
@@ -24,76 +24,76 @@ from adapterbank.storage.package import check_name, parse_ref
 from adapterbank.tasks.catalog import bank_name
 
 SCOPES = ("predict", "train", "admin")
-"""`admin` may do all that the others may, and remove tasks and roll them back."""
+"""`admin` includes the other two, and may also remove tasks and roll them back."""
 PREFIX = "abk_"
-"""How every secret starts, so that people and scanners of leaked secrets know one when they see it."""
+"""The start of every secret, so that people and secret scanners recognise one."""
 FILE = "keys.json"
-"""Its name in a bank."""
+"""Its name within a bank."""
 _FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _BURST_SECONDS = 10.0
-"""As many seconds' worth of requests may come at once."""
+"""A key may use the requests of this many seconds at once."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """What is known of a key; its secret is not."""
+    """An API key; its secret is not stored."""
 
     name: str
     scopes: tuple[str, ...]
     tasks: tuple[str, ...] | None
-    """By their names in the bank; None for all."""
+    """Names in the bank; None for all tasks."""
     rate: int | None
-    """Requests a minute; None for no limit."""
+    """Requests per minute; None for no limit."""
     created: str
     sha256: str = field(repr=False)
 
     def allows(self, scope: str, task: str | None = None) -> bool:
-        """Whether a request of this scope may touch this task (`name`, `name@version`); None where it names none."""
+        """Whether the key has this scope for this task (`name` or `name@version`); None for a request without one."""
         if scope not in self.scopes and "admin" not in self.scopes:
             return False
         return task is None or self.tasks is None or bank_name(task.partition("@")[0]) in self.tasks
 
     def to_json(self) -> dict[str, Any]:
-        """Give what may be shown."""
+        """Return the fields that may be shown."""
         return {name: value for name, value in asdict(self).items() if name != "sha256"}
 
 
 class Keys:
-    """The keys of one file, which is read again whenever it has changed."""
+    """The keys in one file, which is read again whenever it has changed."""
 
     def __init__(self, path: str | Path) -> None:
-        """Name the file; it need not be there."""
+        """Take the path of the file, which need not exist."""
         self.path = Path(path)
         self._seen: tuple[int, ...] | None = None
-        self._held: tuple[Key, ...] = ()
+        self._loaded: tuple[Key, ...] = ()
         self._reading = threading.Lock()
 
     def add(self, name: str, scopes: Iterable[str], tasks: Iterable[str] | None = None, rate: int | None = None) -> str:
-        """Make a key and give its secret, which nothing can show again."""
+        """Add a key and return its secret, which cannot be shown again."""
         made = _checked(name, tuple(scopes), None if tasks is None else tuple(tasks), rate)
         secret = PREFIX + secrets.token_urlsafe(32)
         with self._locked():
-            held = self.list()
-            if any(key.name == name for key in held):
-                raise InputError(f"There is a key {name!r} already; choose another name, or revoke that one first.")
-            self._write([*held, Key(*made, files.now(), _hash(secret))])
+            present = self.list()
+            if any(key.name == name for key in present):
+                raise InputError(f"There is a key {name!r} already; choose another name, or revoke that key first.")
+            self._write([*present, Key(*made, files.now(), _hash(secret))])
         return secret
 
     def list(self) -> list[Key]:
-        """Give all keys, oldest first."""
+        """Return all keys, oldest first."""
         return [*self._current()]
 
     def revoke(self, name: str) -> None:
-        """Forget a key; a running server refuses it from the next request on."""
+        """Delete a key; a running server refuses it from the next request on."""
         with self._locked():
-            held = self.list()
-            if all(key.name != name for key in held):
-                raise UnknownName(name, f"a key of {self.path}", [key.name for key in held])
-            self._write([key for key in held if key.name != name])
+            present = self.list()
+            if all(key.name != name for key in present):
+                raise UnknownName(name, f"a key of {self.path}", [key.name for key in present])
+            self._write([key for key in present if key.name != name])
 
     def check(self, secret: str) -> Key | None:
-        """Give the key that a secret belongs to; takes the same time whichever it is, and if it is none."""
+        """Return the key of a secret, or None; the time does not depend on which key it is."""
         wanted, found = _hash(secret), None
         for key in self._current():
             if hmac.compare_digest(key.sha256, wanted):
@@ -105,14 +105,14 @@ class Keys:
             try:
                 status = os.stat(self.path)
             except FileNotFoundError:
-                self._seen, self._held = None, ()
+                self._seen, self._loaded = None, ()
                 return ()
-            # Every write makes a new file, so its number changes even where the clock is coarse.
+            # Every write creates a new file, so the inode changes even where timestamps are coarse.
             seen = (status.st_ino, status.st_mtime_ns, status.st_size)
             if seen != self._seen:
-                self._held = _read(self.path)
+                self._loaded = _read(self.path)
                 self._seen = seen
-            return self._held
+            return self._loaded
 
     def _write(self, keys: Iterable[Key]) -> None:
         value = {"format": _FORMAT, "keys": [asdict(key) for key in keys]}
@@ -122,27 +122,27 @@ class Keys:
         return files.locked(self.path.with_name(f".{self.path.name}.lock"))
 
 
-class Pace:
-    """Holds each key to its rate: a bucket that fills evenly and holds ten seconds' worth, at least one request."""
+class RateLimiter:
+    """Enforces each key's rate with a token bucket of ten seconds' worth of requests, at least one."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` gives seconds."""
+        """Take a clock that returns seconds."""
         self._clock = clock
         self._buckets: dict[str, tuple[float, float]] = {}
         self._lock = threading.Lock()
 
     def wait(self, key: Key) -> float:
-        """Take one request from a key's bucket: 0 where it may go on, else the seconds until it may come again."""
+        """Take one request from a key's bucket; return 0 if it may run, otherwise the seconds to wait."""
         if key.rate is None:
             return 0.0
         per_second, now = key.rate / 60, self._clock()
         most = max(1.0, per_second * _BURST_SECONDS)
         with self._lock:
-            held, at = self._buckets.get(key.name, (most, now))
-            held = min(most, held + (now - at) * per_second)
-            short = 1 - held
-            self._buckets[key.name] = (held if short > 1e-9 else held - 1, now)
-        return short / per_second if short > 1e-9 else 0.0
+            level, at = self._buckets.get(key.name, (most, now))
+            level = min(most, level + (now - at) * per_second)
+            missing = 1 - level
+            self._buckets[key.name] = (level if missing > 1e-9 else level - 1, now)
+        return missing / per_second if missing > 1e-9 else 0.0
 
 
 def _hash(secret: str) -> str:
@@ -152,19 +152,19 @@ def _hash(secret: str) -> str:
 def _checked(
     name: str, scopes: tuple[str, ...], tasks: tuple[str, ...] | None, rate: int | None
 ) -> tuple[str, tuple[str, ...], tuple[str, ...] | None, int | None]:
-    """Say what is wrong with a key that is to be made; gives it with its tasks as the bank names them."""
+    """Check the fields of a new key; return them with the tasks under their names in the bank."""
     if not _NAME.fullmatch(name):
-        allowed = "1 to 64 of A-Z a-z 0-9 . _ - that start with a letter or digit"
+        allowed = "1 to 64 of A-Z a-z 0-9 . _ -, starting with a letter or digit"
         raise InputError(f"{name!r} cannot be the name of a key; use {allowed}.")
     for scope in scopes:
         if scope not in SCOPES:
             raise UnknownName(scope, "a scope", SCOPES)
     if not scopes:
-        raise InputError(f"The key {name!r} has no scope, so it could do nothing; give one of {', '.join(SCOPES)}.")
+        raise InputError(f"The key {name!r} has no scope; give at least one of {', '.join(SCOPES)}.")
     if tasks is not None and not tasks:
-        raise InputError(f"The key {name!r} has an empty list of tasks; name some, or leave the list out for all.")
+        raise InputError(f"The key {name!r} has an empty list of tasks; name at least one, or omit the list for all.")
     if rate is not None and not 1 <= rate <= 1_000_000:
-        raise InputError(f"rate is {rate!r}; it must be from 1 to 1000000 requests a minute.")
+        raise InputError(f"rate is {rate!r}; it must be from 1 to 1000000 requests per minute.")
     named = None if tasks is None else tuple(dict.fromkeys(_task(task) for task in tasks))
     return name, tuple(scope for scope in SCOPES if scope in scopes), named, rate
 
@@ -172,12 +172,12 @@ def _checked(
 def _task(task: str) -> str:
     name, version = parse_ref(task)
     if version is not None:
-        raise InputError(f"{task!r} is one version; a key is for all versions of a task, so write {name!r}.")
+        raise InputError(f"{task!r} names one version, but a key covers all versions of a task; write {name!r}.")
     return name
 
 
 def _read(path: Path) -> tuple[Key, ...]:
-    """Read the file; one that is damaged opens nothing to nobody."""
+    """Read the file; a damaged file grants no access."""
     try:
         value = files.read_json(path)
         if value["format"] != _FORMAT:
@@ -186,8 +186,8 @@ def _read(path: Path) -> tuple[Key, ...]:
     except FileNotFoundError:
         return ()
     except (AdapterbankError, KeyError, TypeError, ValueError) as error:
-        remedy = "restore it from a copy, or delete it and make new keys"
-        raise StorageError(f"The file of keys {path} cannot be used ({error!r}); {remedy}.") from error
+        remedy = "restore it from a copy, or delete it and add new keys"
+        raise StorageError(f"The key file {path} cannot be read ({error!r}); {remedy}.") from error
 
 
 def _key(row: dict[str, Any]) -> Key:

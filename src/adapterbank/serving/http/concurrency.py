@@ -1,4 +1,4 @@
-"""Places on the server that are held for long: so many in all, so many for one key. Knows not what holds them."""
+"""Limits how many long operations run at once, in total and per key. Does not know what they are."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from adapterbank.serving.service.protocol import Refusal
 
 
 class ConcurrencyLimit:
-    """So many at once of what holds a place on the server for long, half of them for one key; the next are refused."""
+    """Counts operations of one sort; refuses those above the limit, and those above half of it for one key."""
 
-    def __init__(self, most: int, what: str) -> None:
-        self._most, self._what = most, what
-        self._inside: Counter[str | None] = Counter()
+    def __init__(self, limit: int, what: str) -> None:
+        """Take the limit and what is counted, in the plural."""
+        self._limit, self._what = limit, what
+        self._running: Counter[str | None] = Counter()
 
-    def check(self, who: str | None) -> None:
-        """Refuse where there is no place for a key; None where there are no keys."""
-        count, own = self._inside.total(), self._inside[who]
-        told = f"{count} {self._what}" if count >= self._most else f"{own} {self._what} with the key {who!r}"
-        if count >= self._most or (who is not None and own >= max(1, self._most // 2)):
-            raise Refusal("overloaded", f"{told} already; try again soon.", retry_after=10)
+    def check(self, key: str | None) -> None:
+        """Refuse if the server, or this key, is at its limit; the key is None on a server without keys."""
+        total, own = self._running.total(), self._running[key]
+        count = f"{total} {self._what}" if total >= self._limit else f"{own} {self._what} of the key {key!r}"
+        if total >= self._limit or (key is not None and own >= max(1, self._limit // 2)):
+            raise Refusal("overloaded", f"{count} are open, which is the limit; try again soon.", retry_after=10)
 
     @contextlib.contextmanager
-    def held(self, who: str | None) -> Iterator[None]:
-        """Hold a place."""
-        self._inside[who] += 1
+    def acquire(self, key: str | None) -> Iterator[None]:
+        """Count one operation for as long as the `with` lasts."""
+        self._running[key] += 1
         try:
             yield
         finally:
-            self._inside[who] -= 1
+            self._running[key] -= 1
 
-    async def around(self, parts: AsyncGenerator[str, None], who: str | None) -> AsyncGenerator[str, None]:
-        """Hold a place while a stream is read; one that nobody begins to read holds none."""
-        with self.held(who):
-            async with contextlib.aclosing(parts):
-                async for part in parts:
+    async def wrap(self, stream: AsyncGenerator[str, None], key: str | None) -> AsyncGenerator[str, None]:
+        """Count a stream from its first read to its end; one that is never read is not counted."""
+        with self.acquire(key):
+            async with contextlib.aclosing(stream):
+                async for part in stream:
                     yield part

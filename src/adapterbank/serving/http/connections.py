@@ -1,43 +1,43 @@
-"""The connections of the server: the head of a request is bounded in bytes and time. Knows the HTTP library alone.
+"""Limits the size of a request's head and the time it may take. Knows the HTTP library only.
 
-Who has no key can open a connection and send a head. One of the library's parsers keeps a head however long it grows,
-and none of them minds how long it takes.
+Anyone can open a connection and send a head without a key. One of uvicorn's parsers buffers a head of any length, and
+neither limits the time.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-HEAD = 64 << 10
+MAX_HEAD = 64 << 10
 """Bytes of a request's head."""
-PATIENCE = 30.0
-"""Seconds in which a head must have come: from the connection's beginning, and later from its own first bytes."""
+HEAD_TIMEOUT = 30.0
+"""Seconds within which a head must arrive: from the start of the connection, later from the head's first bytes."""
 
 
 def bounded(protocol: Any) -> type[Any]:
-    """Give a protocol of uvicorn with bounds."""
+    """Return a subclass of a uvicorn protocol that enforces the limits."""
 
     class Bounded(protocol):  # type: ignore[misc]
         _head, _in_body, _ended = 0, False, False
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self._late = self.loop.call_later(PATIENCE, self._give_up)
+            self._timeout = self.loop.call_later(HEAD_TIMEOUT, self._time_out)
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._late.cancel()
+            self._timeout.cancel()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
             self._ended = False
             super().data_received(data)
-            self._head = 0 if self._head_is_over() else self._head + len(data)
-            if self._head > HEAD:
+            self._head = 0 if self._head_is_complete() else self._head + len(data)
+            if self._head > MAX_HEAD:
                 self.transport.abort()
             elif not self._head:
-                self._late.cancel()
-            elif self._late.cancelled():
-                self._late = self.loop.call_later(PATIENCE, self._give_up)
+                self._timeout.cancel()
+            elif self._timeout.cancelled():
+                self._timeout = self.loop.call_later(HEAD_TIMEOUT, self._time_out)
 
         def on_headers_complete(self) -> None:
             self._in_body = True
@@ -47,15 +47,15 @@ def bounded(protocol: Any) -> type[Any]:
             self._in_body, self._ended = False, True
             super().on_message_complete()
 
-        def _head_is_over(self) -> bool:
+        def _head_is_complete(self) -> bool:
             if hasattr(protocol, "on_headers_complete"):
                 return bool(self._in_body or self._ended)
-            return not self.conn.trailing_data[0] or str(self.conn.their_state) != "IDLE"  # h11 says it itself
+            return not self.conn.trailing_data[0] or str(self.conn.their_state) != "IDLE"  # h11 keeps this state
 
-        def _give_up(self) -> None:
+        def _time_out(self) -> None:
             if self.cycle is None or self.cycle.response_complete:
                 self.transport.abort()
-            else:  # the head of the next request, sent before the answer to this one
-                self._late = self.loop.call_later(PATIENCE, self._give_up)
+            else:  # the head of the next request, sent before the response to this one
+                self._timeout = self.loop.call_later(HEAD_TIMEOUT, self._time_out)
 
     return Bounded

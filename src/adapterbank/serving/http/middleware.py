@@ -1,6 +1,6 @@
-"""What stands around every route: request ids, keys, errors as JSON, the log, the count. Knows no service, no engine.
+"""The middleware around every route: request ids, keys, JSON errors, log and metrics. Knows no service and no engine.
 
-The frame is plain ASGI: it costs microseconds a request, and streams pass through it.
+It is plain ASGI: it costs microseconds per request, and streamed responses pass through it.
 """
 
 from __future__ import annotations
@@ -17,83 +17,77 @@ from uuid import uuid4
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from adapterbank.errors import StorageError
+from adapterbank.serving.http.access import ANY, OPEN, AccessTable, Address
 from adapterbank.serving.http.auth import SCOPES
 from adapterbank.serving.http.origin import check_host, check_origin
-from adapterbank.serving.http.telemetry import LOG, Metrics, say
-from adapterbank.serving.service.protocol import FAILED, REQUEST, Key, Keys, Refusal
+from adapterbank.serving.http.telemetry import LOG, Metrics, log_event
+from adapterbank.serving.service.protocol import FAILED, REQUEST, STOPPING, AccessKey, KeyStore, Refusal
 
+NOT_FOUND = "There is no such address; see /docs."
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-"""No address has these. A line end would pass for the end of one where routes are looked up, and not below."""
-_SANE = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-_OPEN = re.compile(r"/(?:healthz|readyz|favicon\.ico|page/.*)?")
-"""Paths that need no key: they tell nothing but that the server is there."""
-_NEEDS = (
-    ("POST", re.compile(r"/v1/tasks/([^/]+)/train"), "train"),
-    ("POST", re.compile(r"/v1/tasks/([^/]+)/rollback"), "admin"),
-    ("DELETE", re.compile(r"/v1/tasks/([^/]+)"), "admin"),
-    ("POST", re.compile(r"/v1/tasks/([^/]+)/predict"), "predict"),
-    (None, re.compile(r"/v1/runs(?:/.*)?"), "train"),
-    ("POST", re.compile(r"/v1/predict"), "predict"),
-    ("GET", re.compile(r"/v1/tasks/([^/]+)"), "any"),
-    ("GET", re.compile(r".*"), "any"),
-    (None, re.compile(r".*"), "admin"),
-)
-"""Method, path, scope; a task in the path must be one of the key's. What is not listed is for `admin`."""
+"""No address contains these. A `$` in a route's pattern would match before a trailing line end."""
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
 @dataclass(eq=False)
 class RequestContext:
-    """One request, as the frame sees it; routes find it in the request's state."""
+    """One request as the middleware sees it; routes find it in `request.state.context`."""
 
     id: str
-    key: Key | None = None
+    key: AccessKey | None = None
     rows: int = 0
-    """Texts it asks about, for the log."""
+    """Number of texts, for the log."""
     task: str = ""
-    """What answered, for the log."""
-    holds: Callable[[], bool] = lambda: True
-    """Whether its key is still one, for answers that take long."""
+    """The task that answered, for the log."""
+    key_is_valid: Callable[[], bool] = lambda: True
+    """Whether the key still exists, for long responses."""
 
     @property
-    def name(self) -> str | None:
-        """What its key is called, where there are keys."""
+    def key_name(self) -> str | None:
+        """The name of the key; None where the server has no keys."""
         return None if self.key is None else self.key.name
 
-    def may(self, scope: str, task: str | None) -> bool:
-        """Whether the key, if keys are in use, allows this; the scope `any` is every key's."""
+    def allows(self, scope: str, task: str | None) -> bool:
+        """Whether the key allows this. Every key has the scope `any`; without keys all is allowed."""
         name = task.partition("@")[0] if task else None
-        scopes = SCOPES if scope == "any" else (scope,)
+        scopes = SCOPES if scope == ANY else (scope,)
         return self.key is None or any(self.key.allows(one, name) for one in scopes)
 
-    def need(self, scope: str, task: str | None) -> None:
-        """Refuse unless the key, if keys are in use, allows this."""
-        if self.key is not None and not self.may(scope, task):
+    def require(self, scope: str, task: str | None) -> None:
+        """Refuse the request unless the key allows this."""
+        if self.key is not None and not self.allows(scope, task):
             name = task.partition("@")[0] if task else ""
-            what = f"{'a look at' if scope == 'any' else f'{scope} on'} {name!r}" if name else scope
-            raise Refusal("forbidden", f"The key {self.key.name!r} does not allow {what}; ask for one that does.")
+            action = f"{'reading' if scope == ANY else f'{scope} on'} {name!r}" if name else scope
+            raise Refusal("forbidden", f"The key {self.key.name!r} does not allow {action}; use a key that does.")
 
 
 class RequestMiddleware:
-    """An app with the frame around it."""
+    """Wraps an app."""
 
     def __init__(
         self,
         app: ASGIApp,
         *,
+        access: AccessTable,
         metrics: Metrics,
-        keys: Keys | None,
-        pace: Callable[[Any], float],
+        keys: KeyStore | None,
+        rate_limit: Callable[[Any], float],
         draining: Callable[[], bool],
         local: bool = False,
-        template: Callable[[str], str] = lambda path: "",
     ) -> None:
-        """Take the app; `pace` says how long a key must wait, `draining` whether the server is about to stop.
+        """Take the app and what the middleware asks.
 
-        `local` says that only this machine is meant to ask. `template` gives the route of a path whose request was
-        refused before its route was looked for; empty where there is none.
+        Args:
+            app: The app to wrap.
+            access: Who may call which address.
+            metrics: Counts the requests.
+            keys: The keys of the server; None for a server without keys.
+            rate_limit: Returns the seconds that a key has to wait; 0 if the request may run.
+            draining: Whether the server is stopping.
+            local: Whether only this machine may connect; applies without keys.
         """
-        self.app, self.metrics, self.keys, self.pace, self.draining = app, metrics, keys, pace, draining
-        self.local, self.template = local, template
+        self.app, self.access, self.metrics = app, access, metrics
+        self.keys, self.rate_limit, self.draining, self.local = keys, rate_limit, draining, local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -101,83 +95,82 @@ class RequestMiddleware:
             await self.app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        visit = RequestContext(_request_id(headers.get(b"x-request-id", b"")))
-        scope.setdefault("state", {})["visit"] = visit
-        REQUEST.set(visit.id)
-        began, status = time.perf_counter(), 0
+        context = RequestContext(_request_id(headers.get(b"x-request-id", b"")))
+        scope.setdefault("state", {})["context"] = context
+        REQUEST.set(context.id)
+        address = self.access.find(scope["method"], scope["path"])
+        started, status = time.perf_counter(), 0
 
-        async def sending(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", visit.id.encode())]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", context.id.encode())]
             await send(message)
 
         try:
             try:
-                self._let_in(scope, headers, visit)
-                await self.app(scope, receive, sending)
+                self._authorize(scope, headers, context, address)
+                await self.app(scope, receive, send_with_id)
             except Refusal as refusal:
-                await refuse(refusal, visit.id, sending)
+                await send_refusal(refusal, context.id, send_with_id)
             except Exception as error:
-                LOG.error("failed", exc_info=error, extra={"fields": {"request_id": visit.id}})
-                if status:  # the answer has begun: break it off
+                LOG.error("failed", exc_info=error, extra={"fields": {"request_id": context.id}})
+                if status:  # the response has begun: end the connection
                     raise
-                await refuse(Refusal("internal", FAILED), visit.id, sending)
+                await send_refusal(Refusal("internal", FAILED), context.id, send_with_id)
         finally:
-            self._note(scope, visit, status, time.perf_counter() - began)
+            self._record(scope, context, address, status, time.perf_counter() - started)
 
-    def _let_in(self, scope: Scope, headers: dict[bytes, bytes], visit: RequestContext) -> None:
-        path, method = scope["path"], scope["method"]
+    def _authorize(self, scope: Scope, headers: dict[bytes, bytes], context: RequestContext, address: Address) -> None:
+        path = scope["path"]
         if self.draining() and path.startswith("/v1/"):
-            raise Refusal("not_ready", "The server is stopping; ask another, or again soon.", retry_after=1)
+            raise Refusal("not_ready", STOPPING, retry_after=1)
         if _CONTROL.search(path):
-            raise Refusal("not_found", "There is nothing at this address; see /docs.")
-        if _OPEN.fullmatch(path):
+            raise Refusal("not_found", NOT_FOUND)
+        if address.scope == OPEN:
             return
         if self.keys is None:
-            check_origin(method, headers)
+            check_origin(scope["method"], headers)
             if self.local:
                 check_host(headers)
             return
-        self._let_key_in(self.keys, headers, visit)
-        for wanted, pattern, need in _NEEDS:
-            if (wanted in (None, method)) and (found := pattern.fullmatch(path)):
-                visit.need(need, found[1] if pattern.groups else None)
-                return
+        self._authenticate(self.keys, headers, context)
+        context.require(address.scope, address.task)
 
-    def _let_key_in(self, keys: Keys, headers: dict[bytes, bytes], visit: RequestContext) -> None:
+    def _authenticate(self, keys: KeyStore, headers: dict[bytes, bytes], context: RequestContext) -> None:
         kind, _, secret = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         bearer = kind.lower() == "bearer"
         try:
-            visit.key = keys.check(secret.strip()) if bearer else None
-        except StorageError as error:  # its message names the file and the way out, and quotes nobody
-            say("hindered", level=logging.ERROR, request_id=visit.id, problem=str(error))
-            raise Refusal("not_ready", "The server cannot read its keys; its log says more.", retry_after=30) from error
-        visit.holds = lambda: keys.check(secret.strip()) is not None
-        if visit.key is None:
-            wrong = "The key is none of this server's; ask for another."
-            missing = "This server needs a key: send 'Authorization: Bearer KEY'."
-            raise Refusal("unauthorized", wrong if bearer else missing)
-        if wait := self.pace(visit.key):
-            said = f"The key {visit.key.name!r} asks more often than it may; come again in {wait:.1f} s."
-            raise Refusal("rate_limited", said, retry_after=wait)
+            context.key = keys.check(secret.strip()) if bearer else None
+        except StorageError as error:  # its message names the file and the remedy, and quotes no secret
+            log_event("keys unreadable", level=logging.ERROR, request_id=context.id, problem=str(error))
+            message = "The server cannot read its keys; the server's log has the reason."
+            raise Refusal("not_ready", message, retry_after=30) from error
+        context.key_is_valid = lambda: keys.check(secret.strip()) is not None
+        if context.key is None:
+            unknown = "The key is not known to this server; ask its operator for a new one."
+            missing = "This server requires a key: send the header 'Authorization: Bearer KEY'."
+            raise Refusal("unauthorized", unknown if bearer else missing)
+        if wait := self.rate_limit(context.key):
+            message = f"The key {context.key.name!r} is over its rate limit; try again in {wait:.1f} s."
+            raise Refusal("rate_limited", message, retry_after=wait)
 
-    def _note(self, scope: Scope, visit: RequestContext, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", None) or self.template(scope["path"]) or "none"
+    def _record(self, scope: Scope, context: RequestContext, address: Address, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", None) or address.template or "none"
         self.metrics.request(route, status, seconds)
-        if route in ("/healthz", "/readyz", "/metrics"):
+        if not address.logged:
             return
-        fields: dict[str, Any] = {"request_id": visit.id, "method": scope["method"], "route": route, "status": status}
+        fields: dict[str, Any] = {"request_id": context.id, "method": scope["method"], "route": route, "status": status}
         fields |= {"ms": round(1000 * seconds, 1)}
-        fields |= {"rows": visit.rows} if visit.rows else {}
-        fields |= {"task": visit.task} if visit.task else {}
-        fields |= {"key": visit.name} if visit.name else {}
-        say("request", **fields)
+        fields |= {"rows": context.rows} if context.rows else {}
+        fields |= {"task": context.task} if context.task else {}
+        fields |= {"key": context.key_name} if context.key_name else {}
+        log_event("request", **fields)
 
 
-async def refuse(refusal: Refusal, request_id: str, send: Send) -> None:
-    """Answer with an error."""
+async def send_refusal(refusal: Refusal, request_id: str, send: Send) -> None:
+    """Send an error response."""
     body = error_body(refusal.code, refusal.message, request_id)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if refusal.retry_after is not None:
@@ -189,10 +182,10 @@ async def refuse(refusal: Refusal, request_id: str, send: Send) -> None:
 
 
 def error_body(code: str, message: str, request_id: str) -> bytes:
-    """Write an error as JSON."""
+    """Return an error as JSON."""
     return json.dumps({"error": {"code": code, "message": message, "request_id": request_id}}).encode()
 
 
 def _request_id(given: bytes) -> str:
     text = given.decode("latin-1")
-    return text if _SANE.fullmatch(text) else uuid4().hex
+    return text if _REQUEST_ID.fullmatch(text) else uuid4().hex

@@ -1,7 +1,8 @@
-"""Who reaches a server that asks for no keys: programs and pages of its own machine. Knows no routes and no keys.
+"""Protects a server without keys: only programs and pages of its own machine may use it. Knows no routes and no keys.
 
-Every page that a browser on this machine shows can send requests to a loopback address. One of elsewhere does so
-blindly, and its `Origin` tells; or its own name leads to 127.0.0.1, so that it reads the answers, and its `Host` tells.
+Every page in a browser on this machine can send requests to a loopback address. A page of another site cannot read the
+answers, and the `Origin` header of its requests shows where they come from. If it resolves its own name to 127.0.0.1
+(DNS rebinding), it could read the answers, but then the `Host` header shows that name.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from urllib.parse import urlsplit
 
 from adapterbank.serving.service.protocol import Refusal
 
-_HARMLESS = ("GET", "HEAD", "OPTIONS")
-"""Methods that change nothing; a browser keeps their answers from pages of elsewhere."""
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+"""Methods that change nothing; browsers hide the answers from pages of other sites."""
 
 
 def is_loopback(host: str) -> bool:
@@ -27,31 +28,32 @@ def is_loopback(host: str) -> bool:
 
 
 def check_host(headers: Mapping[bytes, bytes]) -> None:
-    """Refuse a request that calls this machine by a name that others may have given it."""
-    said = _said(headers, b"host")
-    if said and not is_loopback(_host(said)):
-        remedy = "ask for localhost, or give it keys: adapterbank keys add --help"
-        raise Refusal("forbidden", f"Without keys this server does not answer to the name {said!r}; {remedy}.")
+    """Refuse a request whose Host header is not a loopback name."""
+    host = _header(headers, b"host")
+    if host and not is_loopback(_without_port(host)):
+        remedy = "use localhost, or add keys: adapterbank keys add --help"
+        raise Refusal("forbidden", f"A server without keys does not answer to the name {host!r}; {remedy}.")
 
 
 def check_origin(method: str, headers: Mapping[bytes, bytes]) -> None:
-    """Refuse what a page of another server sends to change something here; other programs name no origin."""
-    origin, site = _said(headers, b"origin"), _said(headers, b"sec-fetch-site")
-    if method in _HARMLESS or not (origin or site):
+    """Refuse a request that a page of another site sends to change something; other programs send no origin."""
+    origin, site = _header(headers, b"origin"), _header(headers, b"sec-fetch-site")
+    if method in _SAFE_METHODS or not (origin or site):
         return
-    own = site in ("same-origin", "none") if site else origin.partition("://")[2] == _said(headers, b"host")
+    own = site in ("same-origin", "none") if site else origin.partition("://")[2] == _header(headers, b"host")
     if not own:
-        remedy = "use its own page, or give it keys: adapterbank keys add --help"
-        raise Refusal("forbidden", f"Without keys this server takes nothing from pages of {origin or site}; {remedy}.")
+        remedy = "use the server's own page, or add keys: adapterbank keys add --help"
+        message = f"A server without keys accepts no requests from pages of {origin or site}; {remedy}."
+        raise Refusal("forbidden", message)
 
 
-def _said(headers: Mapping[bytes, bytes], name: bytes) -> str:
+def _header(headers: Mapping[bytes, bytes], name: bytes) -> str:
     return headers.get(name, b"").decode("latin-1").lower()
 
 
-def _host(said: str) -> str:
-    """Give the name in a Host header, without its port."""
+def _without_port(host: str) -> str:
+    """Return the name in a Host header."""
     try:
-        return urlsplit(f"//{said}").hostname or ""
+        return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""

@@ -1,4 +1,4 @@
-"""The page at /docs: every address of the server, from its own OpenAPI document. Fetches nothing else, runs nothing."""
+"""The page at /docs: every address of the server, from its OpenAPI document. Loads nothing else and runs no script."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import Response
+
+from adapterbank.serving.http.access import ANY, access
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
@@ -40,7 +42,7 @@ _PAGE = """<!doctype html>
 </head>
 <body>
 <h1>adapterbank {version}: HTTP interface</h1>
-<p>For programs, and in full: <a href="openapi.json">openapi.json</a>, which OpenAPI tools read.</p>
+<p>The full description for OpenAPI tools is in <a href="openapi.json">openapi.json</a>.</p>
 {sections}
 </body>
 </html>
@@ -48,18 +50,19 @@ _PAGE = """<!doctype html>
 
 
 def docs_router(document: Callable[[], Mapping[str, Any]]) -> APIRouter:
-    """Make the route; `document` gives the OpenAPI document."""
+    """Return the route; `document` returns the OpenAPI document."""
     router = APIRouter(include_in_schema=False)
 
     @router.get("/docs")
+    @access(ANY)
     async def docs() -> Response:
-        return Response(write(document()), media_type="text/html; charset=utf-8", headers=_HEADERS)
+        return Response(render(document()), media_type="text/html; charset=utf-8", headers=_HEADERS)
 
     return router
 
 
-def write(document: Mapping[str, Any]) -> str:
-    """Write the page of a document."""
+def render(document: Mapping[str, Any]) -> str:
+    """Return the page of a document as HTML."""
     models = document.get("components", {}).get("schemas", {})
     sections = [
         _section(f"{method.upper()} {path}", about, models)
@@ -71,15 +74,17 @@ def write(document: Mapping[str, Any]) -> str:
 
 
 def _section(address: str, about: Mapping[str, Any], models: Mapping[str, Any]) -> str:
-    """Write what one address takes and gives."""
+    """Return the section of one address: its request, responses and errors."""
     options = {one["name"]: one.get("description", "") for one in about.get("parameters", ()) if one["in"] == "query"}
-    good = {status: told for status, told in about["responses"].items() if status.startswith("2")}
-    bad = {status: told.get("description", "") for status, told in about["responses"].items() if status not in good}
+    good = {status: response for status, response in about["responses"].items() if status.startswith("2")}
+    bad = {
+        status: response.get("description", "") for status, response in about["responses"].items() if status not in good
+    }
     parts = (
         f"<h2><code>{escape(address)}</code></h2>",
         f"<p>{escape(about.get('description') or about.get('summary', ''))}</p>",
         _body(about.get("requestBody", {}).get("content", {})),
-        *(f"<p>{status}: {_answer(told, models)}</p>" for status, told in good.items()),
+        *(f"<p>{status}: {_response(response, models)}</p>" for status, response in good.items()),
         _folded(f"{len(options)} options in the query", options),
         _folded("Errors", bad),
     )
@@ -87,29 +92,29 @@ def _section(address: str, about: Mapping[str, Any], models: Mapping[str, Any]) 
 
 
 def _body(content: Mapping[str, Any]) -> str:
-    """Show an example of a request's body, or of which types it may be."""
+    """Return an example of the request body, or its types if it is a file."""
     for one in content.values():
         if "example" in one:
             shapes = one["schema"].get("oneOf", [one["schema"]])
-            takes = " or ".join(_named(shape["properties"]) for shape in shapes)
-            return f"<p>A body of JSON with {takes}:</p>\n<pre>{escape(json.dumps(one['example']))}</pre>"
+            takes = " or ".join(_codes(shape["properties"]) for shape in shapes)
+            return f"<p>A JSON body with {takes}:</p>\n<pre>{escape(json.dumps(one['example']))}</pre>"
     return f"<p>The body is a file: {escape(', '.join(content))}.</p>" if content else ""
 
 
-def _answer(told: Mapping[str, Any], models: Mapping[str, Any]) -> str:
-    """Name the fields of an answer; of one that is no JSON object, its type."""
+def _response(response: Mapping[str, Any], models: Mapping[str, Any]) -> str:
+    """List the fields of a JSON response; otherwise its type."""
     found = []
-    for kind, one in told.get("content", {}).items():
-        named = models.get(one.get("schema", {}).get("$ref", "").rpartition("/")[2], {})
-        found.append(_named(named.get("properties", ())) or escape(kind))
+    for kind, one in response.get("content", {}).items():
+        model = models.get(one.get("schema", {}).get("$ref", "").rpartition("/")[2], {})
+        found.append(_codes(model.get("properties", ())) or escape(kind))
     return "; ".join(found)
 
 
-def _named(names: Iterable[str]) -> str:
+def _codes(names: Iterable[str]) -> str:
     return ", ".join(f"<code>{escape(name)}</code>" for name in names)
 
 
 def _folded(title: str, lines: Mapping[str, str]) -> str:
-    """Write a list that is shown when asked for."""
+    """Return a list that the reader can unfold."""
     rows = "".join(f"<dt><code>{escape(name)}</code></dt><dd>{escape(what)}</dd>" for name, what in lines.items())
     return f"<details><summary>{escape(title)}</summary><dl>{rows}</dl></details>" if lines else ""

@@ -1,7 +1,7 @@
-"""The routes of the web page: its files and nothing else. Knows no tasks, keys or runs; the page asks the others.
+"""The routes of the web page: its files. Knows no tasks, keys or runs; the page calls the other routes.
 
-The files are read once, so that a request can name none but these. The page fetches from its own server only, runs no
-script but its own files, and cannot be put into a frame.
+The files are read once, so that a request cannot name any others. The page loads from its own server only, runs no
+script except its own files, and cannot be put into a frame.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from importlib import resources
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+
+from adapterbank.serving.http.access import OPEN, access
 
 KINDS = {
     "html": "text/html; charset=utf-8",
@@ -29,10 +31,12 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
+RESERVED = {"/page/{file:path}": OPEN, "/favicon.ico": OPEN}
+"""Addresses that browsers request without a key; a missing file is not found, with or without one."""
 
 
 def page_router() -> APIRouter:
-    """Give the routes: `/` and a route for each file under `/page/`."""
+    """Return the routes: `/`, and one for each file under `/page/`."""
     router = APIRouter(include_in_schema=False)
     for file in resources.files("adapterbank.serving.http").joinpath("page").iterdir():
         kind = KINDS.get(file.name.rpartition(".")[2])
@@ -46,9 +50,10 @@ def _add(router: APIRouter, path: str, body: bytes, kind: str) -> None:
     tag = f'"{hashlib.sha256(body).hexdigest()[:20]}"'
     headers = {**HEADERS, "ETag": tag}
 
-    def give(request: Request) -> Response:
+    @access(OPEN)
+    def send(request: Request) -> Response:
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
         return Response(body, media_type=kind, headers=headers)
 
-    router.add_api_route(path, give, methods=["GET", "HEAD"], name=f"page {path}")
+    router.add_api_route(path, send, methods=["GET", "HEAD"], name=f"page {path}")

@@ -1,4 +1,4 @@
-"""The HTTP face of training runs: send a data file, look at runs, follow or cancel one. Knows no process."""
+"""The routes of training runs: send a data file, list runs, follow or cancel one. Knows no processes."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ import json
 import shutil
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from dataclasses import Field, fields
+from dataclasses import Field, dataclass, fields
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
 from adapterbank.config import Config
 from adapterbank.errors import InputError, StorageError
 from adapterbank.methods import METHODS, PROJECTIONS, SITES
+from adapterbank.serving.http.access import access
+from adapterbank.serving.http.bodies import ClientDisconnected, check_encoding, json_response
 from adapterbank.serving.http.concurrency import ConcurrencyLimit
-from adapterbank.serving.http.routes_predict import ClientGone, check_unpacked, reply
-from adapterbank.serving.http.schemas import answers
+from adapterbank.serving.http.middleware import RequestContext
+from adapterbank.serving.http.schemas import RunAnswer, RunsAnswer, responses
 from adapterbank.serving.http.telemetry import LOG
 from adapterbank.serving.jobs.options import OPTIONS, check
-from adapterbank.serving.jobs.queue import JobQueue, JobQueueFull, KeyFull
+from adapterbank.serving.jobs.queue import JobQueue, JobQueueFull, KeyQueueFull
 from adapterbank.serving.jobs.run_store import TrainingRun, UnknownRun
 from adapterbank.serving.jobs.uploads import FORMATS, TooLarge, check_size
 from adapterbank.serving.service.protocol import REQUEST, Refusal
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 TYPES = {
     "text/csv": "csv",
@@ -40,244 +41,233 @@ TYPES = {
     "application/vnd.apache.parquet": "parquet",
     "application/x-parquet": "parquet",
 }
-"""What a body's Content-Type says of its format; `?format=` wins over it."""
-_STATED: Mapping[str, dict[str, Any]] = {
+"""The data format of each Content-Type; `?format=` takes precedence."""
+RESERVED = {"/v1/runs": "train", "/v1/runs/{rest:path}": "train"}
+"""Addresses that need this scope for every method, also on a server that does not train."""
+_SCHEMAS: Mapping[str, dict[str, Any]] = {
     "lr": {"exclusiveMinimum": 0},
     **{
         name: {"pattern": f"^({part})(,({part}))*$"}
         for name, part in (("sites", "|".join(SITES)), ("targets", "|".join(PROJECTIONS)))
     },
 }
-"""What the OpenAPI document states of options beyond their kind and limits."""
-_LOOK = 0.25
-"""Seconds between two looks at a run that is followed."""
-LISTED = 100
-"""So many runs are told of in a list."""
-SENDING, FOLLOWING = 8, 100
-"""So many files may be on their way in at once, so many runs be followed; half of them by one key."""
-PATIENCE = 30.0
-"""Seconds that a data file may stand still."""
-PACE = 4096
-"""Bytes a second that must come of it on the whole, beyond the first seconds."""
-SPARED = 256 << 20
-"""Bytes of the disk that data files leave to packages, records and the table of runs."""
+"""What the OpenAPI document states about options besides their type and limits."""
+_POLL = 0.25
+"""Seconds between two reads of a run that is followed."""
+LIST_LIMIT = 100
+"""Number of runs in a list."""
+MAX_UPLOADS, MAX_STREAMS = 8, 100
+"""How many files may be uploaded, and runs followed, at once; half of them with one key."""
+STALL_TIMEOUT = 30.0
+"""Seconds that an upload may pause."""
+MIN_RATE = 4096
+"""Bytes per second that an upload must reach on average, after the first seconds."""
+RESERVED_DISK = 256 << 20
+"""Bytes of disk space that uploads leave for packages, records and the table of runs."""
 HEARTBEAT = 10.0
-"""Seconds of silence after which a stream says that it is alive; proxies cut those that say nothing for long."""
+"""Seconds without an event after which a stream sends a comment, because proxies close silent connections."""
 
 
-class RunAnswer(BaseModel):
-    """A training run."""
-
-    id: str
-    task: str
-    state: str
-    options: dict[str, Any]
-    data: dict[str, Any]
-    created: str
-    started: str | None
-    ended: str | None
-    progress: dict[str, Any]
-    history: list[dict[str, Any]]
-    notes: list[str]
-    version: int | None = None
-    metrics: dict[str, Any] | None = None
-    failure: str | None = None
-
-
-class RunsAnswer(BaseModel):
-    """Training runs, newest first."""
-
-    runs: list[RunAnswer]
-
-
-def train_router(jobs: JobQueue, *, each: int | None = None, heartbeat: float = HEARTBEAT) -> APIRouter:
-    """Make the routes that train; `each` is how many runs of a key may wait, unless it is an admin's."""
+def train_router(jobs: JobQueue, *, per_key: int | None = None, heartbeat: float = HEARTBEAT) -> APIRouter:
+    """Return the routes; `per_key` limits the queued runs of each key that is not an admin's."""
     router = APIRouter(tags=["train"])
     codes = ("not_found", "too_large", "too_slow", "unsupported", "overloaded", "too_many_runs")
-    sending, following = (
-        ConcurrencyLimit(SENDING, "data files are sent"),
-        ConcurrencyLimit(FOLLOWING, "runs are followed"),
-    )
-    queued = {**answers(RunAnswer, *codes), 202: {"model": RunAnswer}}
+    uploads = ConcurrencyLimit(MAX_UPLOADS, "uploads")
+    queued = {**responses(RunAnswer, *codes), 202: {"model": RunAnswer}}
     del queued[200]
 
-    @router.post("/v1/tasks/{task}/train", status_code=202, responses=queued, openapi_extra=_described())
+    @router.post("/v1/tasks/{task}/train", status_code=202, responses=queued, openapi_extra=_request_schema())
+    @access("train")
     async def train(task: str, request: Request) -> Response:
-        """Queue a run on the data file that is the body; its options are in the query."""
-        check_unpacked(request)
+        """Queue a training run on the data file in the body; the query holds its options."""
+        check_encoding(request)
         options = _options(request)
         format = _format(request.headers.get("content-type", ""), options.pop("format", ""))
-        visit = request.state.visit
-        sending.check(visit.name)
-        bound = None if visit.may("admin", None) else each
-        with sending.held(visit.name):
-            run = await _take(jobs, request, task, options, format, (visit.name, bound))
-        return reply(run.to_json(), 202)
+        context: RequestContext = request.state.context
+        uploads.check(context.key_name)
+        limit = None if context.allows("admin", None) else per_key
+        with uploads.acquire(context.key_name):
+            run = await _receive(jobs, request, _Order(task, options, format, context.key_name, limit))
+        return json_response(run.to_json(), 202)
 
-    @router.get("/v1/runs", responses=answers(RunsAnswer))
+    @router.get("/v1/runs", responses=responses(RunsAnswer))
+    @access("train")
     async def runs(request: Request) -> Response:
-        """List the newest runs, of the tasks that the key is for."""
-        visit = request.state.visit
-        found = await asked(jobs.list, LISTED, lambda task: visit.may("train", task))
-        return reply({"runs": [run.to_json() for run in found]})
+        """List the newest runs of the tasks that the key may train."""
+        context: RequestContext = request.state.context
+        found = await in_thread(jobs.list, LIST_LIMIT, lambda task: context.allows("train", task))
+        return json_response({"runs": [run.to_json() for run in found]})
 
-    @router.get("/v1/runs/{id}", responses=answers(RunAnswer, "unknown_run"))
+    @router.get("/v1/runs/{id}", responses=responses(RunAnswer, "unknown_run"))
+    @access("train")
     async def run(id: str, request: Request) -> Response:
-        """Tell how a run stands."""
-        return reply((await _known(jobs, id, request)).to_json())
+        """Return the state of a run."""
+        return json_response((await _find(jobs, id, request)).to_json())
 
-    @router.delete("/v1/runs/{id}", responses=answers(RunAnswer, "unknown_run"))
+    @router.delete("/v1/runs/{id}", responses=responses(RunAnswer, "unknown_run"))
+    @access("train")
     async def cancel(id: str, request: Request) -> Response:
-        """Stop a run; one that has ended stays as it is."""
-        await _known(jobs, id, request)
-        return reply((await asked(jobs.cancel, id)).to_json())
+        """Cancel a run; a run that has ended does not change."""
+        await _find(jobs, id, request)
+        return json_response((await in_thread(jobs.cancel, id)).to_json())
 
+    _add_events(router, jobs, heartbeat)
+    return router
+
+
+def _add_events(router: APIRouter, jobs: JobQueue, heartbeat: float) -> None:
+    """Add the route that follows a run."""
+    streams = ConcurrencyLimit(MAX_STREAMS, "event streams")
     stream = {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "Until the run ends."}
 
     @router.get(
         "/v1/runs/{id}/events",
-        responses={**answers(RunAnswer, "unknown_run", "overloaded"), 200: stream},
+        responses={**responses(RunAnswer, "unknown_run", "overloaded"), 200: stream},
         response_class=StreamingResponse,
     )
+    @access("train")
     async def events(id: str, request: Request) -> Response:
-        """Follow a run: its finished epochs first, then every change, until it has ended or the key is revoked."""
-        await _known(jobs, id, request)
-        visit, state = request.state.visit, request.app.state
-        following.check(visit.name)
+        """Follow a run: first its finished epochs, then every change, until it ends or the key is revoked."""
+        await _find(jobs, id, request)
+        context, state = request.state.context, request.app.state
+        streams.check(context.key_name)
 
-        def leaving() -> bool:
-            return bool(state.draining) or not visit.holds()
+        def stopping() -> bool:
+            return bool(state.draining) or not context.key_is_valid()
 
-        told = following.around(follow(lambda after: asked(jobs.get, id, after), heartbeat, leaving), visit.name)
+        changes = follow(lambda after: in_thread(jobs.get, id, after), heartbeat, stopping)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(told, media_type="text/event-stream", headers=headers)
+        return StreamingResponse(
+            streams.wrap(changes, context.key_name), media_type="text/event-stream", headers=headers
+        )
 
-    return router
 
-
-def untrained_router(why: str) -> APIRouter:
-    """Make the one route that says why nothing can be trained here."""
+def untrained_router(reason: str) -> APIRouter:
+    """Return the route of a server that does not train, which answers with the reason."""
     router = APIRouter(tags=["train"])
 
-    @router.post("/v1/tasks/{task}/train", responses=answers(RunAnswer, "not_found", "conflict"))
+    @router.post("/v1/tasks/{task}/train", responses=responses(RunAnswer, "not_found", "conflict"))
+    @access("train")
     async def train(task: str) -> Response:
         """Refuse to train."""
-        raise Refusal("conflict", why)
+        raise Refusal("conflict", reason)
 
     return router
 
 
-async def asked(work: Callable[..., Found], *given: Any) -> Found:
-    """Do what may wait for the disk, in a thread; what goes wrong becomes the refusal of its kind."""
+async def in_thread(work: Callable[..., Result], *args: Any) -> Result:
+    """Run in a thread what may wait for the disk; turn its errors into refusals."""
     try:
-        return await asyncio.to_thread(work, *given)
+        return await asyncio.to_thread(work, *args)
     except TooLarge as error:
         raise Refusal("too_large", str(error)) from error
     except UnknownRun as error:
         raise Refusal("unknown_run", str(error)) from error
-    except KeyFull as error:
+    except KeyQueueFull as error:
         raise Refusal("too_many_runs", str(error), retry_after=60) from error
     except JobQueueFull as error:
         raise Refusal("overloaded", str(error), retry_after=30) from error
     except InputError as error:
         raise Refusal("bad_request", " ".join(str(error).split())) from error
     except StorageError as error:
-        LOG.error("hindered", exc_info=error, extra={"fields": {"request_id": REQUEST.get()}})
-        raise Refusal(
-            "not_ready", "The server cannot write to its disk now; its log says more.", retry_after=30
-        ) from error
+        LOG.error("storage error", exc_info=error, extra={"fields": {"request_id": REQUEST.get()}})
+        message = "The server cannot write to its disk; the server's log has the reason."
+        raise Refusal("not_ready", message, retry_after=30) from error
 
 
 async def follow(
-    look: Callable[[int], Any], heartbeat: float, leaving: Callable[[], bool]
+    read: Callable[[int], Any], heartbeat: float, stopping: Callable[[], bool]
 ) -> AsyncGenerator[str, None]:
-    """Tell what has become of a run, then what becomes of it, as server-sent events, until it ends or we leave.
+    """Yield a run's past and further changes as server-sent events, until it ends or `stopping` returns true.
 
-    `look` gives the run with its epochs after a number.
+    `read` returns the run with its epochs after a number.
     """
     seen, state, epochs, last = -1, "", 0, time.monotonic()
     while True:
-        run: TrainingRun = await look(epochs)
+        run: TrainingRun = await read(epochs)
         if run.changes != seen:
             if run.state != state and epochs:
-                run = await look(0)  # with its state all of it is told
+                run = await read(0)  # an event of the state holds the whole run
             rows = [row for row in run.history if row["epoch"] > epochs]
             epochs = max([epochs, *(row["epoch"] for row in rows)])
             for row in rows:
-                yield event("progress", _of_epoch(run, row))
+                yield event("progress", _epoch_progress(run, row))
             if run.progress and not (rows and rows[-1]["epoch"] == run.progress["epoch"]):
                 yield event("progress", run.progress)
             if run.state != state:
                 yield event("state", run.to_json())
             seen, state, last = run.changes, run.state, time.monotonic()
-        if run.over or leaving():
+        if run.over or stopping():
             return
         if time.monotonic() - last >= heartbeat:
-            yield ": the run goes on\n\n"
+            yield ": still running\n\n"
             last = time.monotonic()
-        await asyncio.sleep(_LOOK)
+        await asyncio.sleep(_POLL)
 
 
 def event(name: str, value: Mapping[str, Any]) -> str:
-    """Write one server-sent event."""
+    """Return one server-sent event."""
     return f"event: {name}\ndata: {json.dumps(value, ensure_ascii=False, allow_nan=False)}\n\n"
 
 
-def _of_epoch(run: TrainingRun, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Give a finished epoch as progress, with its score."""
+def _epoch_progress(run: TrainingRun, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a finished epoch as progress, with its score."""
     now = run.to_json()["progress"]
     each = now["steps"] // now["epochs"] if now["epochs"] else 0
     return {**now, "step": row["epoch"] * each, **row}
 
 
-async def _known(jobs: JobQueue, id: str, request: Request) -> TrainingRun:
-    """Give a run that the key is for."""
-    found = await asked(jobs.get, id)
-    request.state.visit.need("train", found.task)
+async def _find(jobs: JobQueue, id: str, request: Request) -> TrainingRun:
+    """Return a run of a task that the key may train."""
+    found = await in_thread(jobs.get, id)
+    request.state.context.require("train", found.task)
     return found
 
 
-async def _take(
-    jobs: JobQueue,
-    request: Request,
-    task: str,
-    options: Mapping[str, str],
-    format: str,
-    by: tuple[str | None, int | None],
-) -> TrainingRun:
-    """Stream the body to disk and queue a run on it; one that breaks off leaves nothing.
+@dataclass(frozen=True)
+class _Order:
+    """A training run as it was requested."""
 
-    `by` is who asks, and how many runs of theirs may wait.
-    """
-    await asked(check, task, options, format)
-    said = request.headers.get("content-length", "")
-    size = int(said) if said.isdecimal() else jobs.largest
-    await asked(check_size, size, jobs.largest)
-    if await asked(lambda: shutil.disk_usage(jobs.bank).free) < size + SPARED:
-        raise Refusal("overloaded", "The server's disk is nearly full; try again when runs have ended.", retry_after=60)
-    upload = await asked(jobs.upload, format, *by)
+    task: str
+    options: Mapping[str, str]
+    format: str
+    key: str | None
+    limit: int | None
+    """How many runs of the key may be queued."""
+
+
+async def _receive(jobs: JobQueue, request: Request, order: _Order) -> TrainingRun:
+    """Stream the body to disk and queue a run on it; an upload that fails leaves nothing behind."""
+    await in_thread(check, order.task, order.options, order.format)
+    length = request.headers.get("content-length", "")
+    size = int(length) if length.isdecimal() else jobs.limits.upload
+    await in_thread(check_size, size, jobs.limits.upload)
+    if await in_thread(lambda: shutil.disk_usage(jobs.bank).free) < size + RESERVED_DISK:
+        message = "The server's disk is nearly full; try again when other runs have ended."
+        raise Refusal("overloaded", message, retry_after=60)
+    upload = await in_thread(jobs.upload, order.format, order.key, order.limit)
     with upload:
         try:
-            async for part in steadily(request.stream()):
+            async for part in with_timeouts(request.stream()):
                 if part:
-                    await asked(upload.write, part)
+                    await in_thread(upload.write, part)
         except ClientDisconnect as error:
-            raise ClientGone from error
-        return await asked(jobs.submit, task, options, upload, *by)
+            raise ClientDisconnected from error
+        return await in_thread(jobs.submit, order.task, order.options, upload, order.key, order.limit)
 
 
-async def steadily(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Pass a body on as it comes; one that stands still is given up, and so is one that trickles."""
-    began, size = time.monotonic(), 0
+async def with_timeouts(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the parts of a body; refuse one that stalls or is too slow on average."""
+    started, size = time.monotonic(), 0
     while True:
-        allowed = began + PATIENCE + size / PACE - time.monotonic()
+        allowed = started + STALL_TIMEOUT + size / MIN_RATE - time.monotonic()
         try:
-            async with asyncio.timeout(min(allowed, PATIENCE)):
+            async with asyncio.timeout(min(allowed, STALL_TIMEOUT)):
                 part = await anext(parts)
         except StopAsyncIteration:
             return
         except TimeoutError:
-            raise Refusal("too_slow", "The data file comes too slowly; send it over a better line.") from None
+            raise Refusal("too_slow", "The data file arrives too slowly; send it over a faster connection.") from None
         size += len(part)
         yield part
 
@@ -286,31 +276,28 @@ def _options(request: Request) -> dict[str, str]:
     given = [(name.replace("-", "_"), value) for name, value in request.query_params.multi_items()]
     found = dict(given)
     if len(found) < len(given):
-        twice = next(name for name, _ in given if sum(name == other for other, _ in given) > 1)
-        raise Refusal("bad_request", f"{twice!r} is given more than once; give it once.")
+        repeated = next(name for name, _ in given if sum(name == other for other, _ in given) > 1)
+        raise Refusal("bad_request", f"{repeated!r} is given more than once; give it once.")
     return found
 
 
 def _format(content_type: str, chosen: str) -> str:
-    said = content_type.partition(";")[0].strip().lower()
-    if said.startswith("multipart/"):
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind.startswith("multipart/"):
         remedy = "send the file itself as the body (curl: --data-binary @FILE instead of -F)"
-        raise Refusal("unsupported", f"The body is {said!r}, a form; {remedy}.")
-    if said not in TYPES and not chosen:
-        choices = ", ".join(FORMATS)
-        raise Refusal(
-            "unsupported",
-            f"The body is {repr(said) if said else 'of no stated type'}; add ?format= with one of {choices}.",
-        )
-    return chosen or TYPES[said]
+        raise Refusal("unsupported", f"The body is a form ({kind}); {remedy}.")
+    if kind not in TYPES and not chosen:
+        problem = f"Content-Type is {kind!r}, which is not a data format" if kind else "The body has no Content-Type"
+        raise Refusal("unsupported", f"{problem}; add ?format= with one of {', '.join(FORMATS)}.")
+    return chosen or TYPES[kind]
 
 
-def _described() -> dict[str, Any]:
-    """State the options and the body for the OpenAPI document."""
-    held = {f.name: f for f in fields(Config)}
-    options = [_parameter(name, held[name].metadata["help"], _schema(held[name])) for name in OPTIONS]
+def _request_schema() -> dict[str, Any]:
+    """Return the options and the body for the OpenAPI document."""
+    known = {f.name: f for f in fields(Config)}
+    options = [_parameter(name, known[name].metadata["help"], _schema(known[name])) for name in OPTIONS]
     choices = {"type": "string", "enum": [*FORMATS]}
-    format = _parameter("format", "Format of the data file, where its Content-Type does not say.", choices)
+    format = _parameter("format", "Format of the data file, if its Content-Type does not state it.", choices)
     file = {"schema": {"type": "string", "format": "binary"}}
     body = {"required": True, "content": dict.fromkeys((*TYPES, "application/octet-stream"), file)}
     return {"parameters": [*options, format], "requestBody": body}
@@ -326,4 +313,4 @@ def _schema(f: Field[Any]) -> dict[str, Any]:
     if f.metadata["choices"]:
         found["enum"] = [choice for choice in f.metadata["choices"] if f.name != "method" or METHODS[choice].slot]
     limits = {"minimum": f.metadata["low"], "maximum": f.metadata["high"]}
-    return found | {name: value for name, value in limits.items() if value is not None} | _STATED.get(f.name, {})
+    return found | {name: value for name, value in limits.items() if value is not None} | _SCHEMAS.get(f.name, {})

@@ -1,6 +1,6 @@
-"""The JSON of requests and answers, as pydantic models and as the OpenAPI document states it. Knows no routes.
+"""The JSON of requests and responses, as pydantic models and for the OpenAPI document. Knows no routes.
 
-Requests are checked by the models; answers are written as they are, and their models only describe them.
+The models validate requests. Responses are not validated; their models only describe them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, FailFast
 from adapterbank.serving.service.protocol import CODES, Limits
 
 _Texts = Annotated[list[str] | None, FailFast()]
-"""The first mistake is enough: a body of a million would keep everyone waiting while they are listed."""
+"""Stops at the first error: listing a million of them would delay other requests."""
 
 
 class _Strict(BaseModel):
@@ -44,12 +44,12 @@ class RowsRequest(_Strict):
     best: int = 0
 
 
-class _Shown(BaseModel):
+class _Extensible(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """An error."""
 
     code: str
     message: str
@@ -57,13 +57,13 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorAnswer(BaseModel):
-    """Every error."""
+    """The body of every error response."""
 
     error: ErrorDetail
 
 
-class Predicted(_Shown):
-    """What a task says of one row; the fields that its kind has are there."""
+class Predicted(_Extensible):
+    """The prediction for one row; it has the fields of its task's kind."""
 
     label: str | None = None
     labels: list[str] | None = None
@@ -77,7 +77,7 @@ class Predicted(_Shown):
 
 
 class PredictAnswer(BaseModel):
-    """What one task says of the texts, in their order."""
+    """The predictions of one task, in the order of the texts."""
 
     task: str
     version: int
@@ -85,20 +85,20 @@ class PredictAnswer(BaseModel):
 
 
 class RowPredicted(Predicted):
-    """What a row's task says of it."""
+    """The prediction for one row, with its task."""
 
     task: str
     version: int
 
 
 class RowsAnswer(BaseModel):
-    """What each row's task says of it, in the order of the rows."""
+    """The predictions, in the order of the rows."""
 
     predictions: list[RowPredicted]
 
 
 class Params(BaseModel):
-    """Numbers of parameters."""
+    """Parameter counts."""
 
     trained: int | None
     encoder: int | None
@@ -134,21 +134,21 @@ class BackboneLine(BaseModel):
 
 
 class Problem(BaseModel):
-    """A task that is refused, and why."""
+    """A task that cannot be served, and the reason."""
 
     task: str
     message: str
 
 
 class TasksAnswer(BaseModel):
-    """The tasks that are served, and those that are refused."""
+    """The tasks that are served, and those that cannot be."""
 
     backbone: BackboneLine
     tasks: list[TaskLine]
     problems: list[Problem]
 
 
-class TaskAnswer(_Shown):
+class TaskAnswer(_Extensible):
     """A task's manifest, its versions and its newest ablation."""
 
     name: str
@@ -159,38 +159,63 @@ class TaskAnswer(_Shown):
 
 
 class RemovedReply(BaseModel):
-    """What was removed."""
+    """The task or version that was removed."""
 
     removed: str
 
 
 class RolledBackReply(BaseModel):
-    """Which version is served now."""
+    """The version that is served now."""
 
     task: str
     version: int
 
 
 class Status(BaseModel):
-    """How the server is."""
+    """The state of the server."""
 
     status: str
 
 
-def answers(model: type[BaseModel], *codes: str) -> dict[int | str, dict[str, Any]]:
-    """State what a route may answer: its model, and an error for each of the codes and those that any route has."""
+class RunAnswer(BaseModel):
+    """A training run."""
+
+    id: str
+    task: str
+    state: str
+    options: dict[str, Any]
+    data: dict[str, Any]
+    created: str
+    started: str | None
+    ended: str | None
+    progress: dict[str, Any]
+    history: list[dict[str, Any]]
+    notes: list[str]
+    version: int | None = None
+    metrics: dict[str, Any] | None = None
+    failure: str | None = None
+
+
+class RunsAnswer(BaseModel):
+    """Training runs, newest first."""
+
+    runs: list[RunAnswer]
+
+
+def responses(model: type[BaseModel], *codes: str) -> dict[int | str, dict[str, Any]]:
+    """Return the responses of a route: its model, and its error codes with those that every route has."""
     found: dict[int | str, dict[str, Any]] = {200: {"model": model}}
-    told: dict[int, list[str]] = {}
+    errors: dict[int, list[str]] = {}
     for code in ("unauthorized", "forbidden", "rate_limited", "not_ready", "internal", "bad_request", *codes):
-        told.setdefault(CODES[code], []).append(code)
+        errors.setdefault(CODES[code], []).append(code)
     return found | {
         status: {"model": ErrorAnswer, "description": ", ".join(dict.fromkeys(names))}
-        for status, names in sorted(told.items())
+        for status, names in sorted(errors.items())
     }
 
 
 def predict_body(limits: Limits) -> dict[str, Any]:
-    """State the body of a predict request."""
+    """Return the schema of a predict request."""
     text = {"type": "string", "maxLength": limits.characters}
     many = {"type": "array", "items": text, "minItems": 1, "maxItems": limits.texts}
     best = {"type": "integer", "minimum": 0, "maximum": limits.best, "default": 0}
@@ -202,7 +227,7 @@ def predict_body(limits: Limits) -> dict[str, Any]:
 
 
 def rows_body(limits: Limits) -> dict[str, Any]:
-    """State the body of a request with rows of any tasks."""
+    """Return the schema of a request with rows of several tasks."""
     text = {"type": "string", "maxLength": limits.characters}
     row = _record({"task": {"type": "string"}, "text": text, "pair": text}, ["task", "text"])
     rows = {"type": "array", "items": row, "minItems": 1, "maxItems": limits.texts}

@@ -1,6 +1,6 @@
-"""What an operator sees: Prometheus metrics and structured logs. Knows no routes and never a user's text.
+"""Prometheus metrics and structured logs. Knows no routes, and never sees a user's text.
 
-A log line is one JSON object: time, level, event, and the fields that the event has.
+A log line is one JSON object: time, level, event and the fields of the event.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ NUMBERS = {
     "batches": ("counter", "Batches computed."),
     "rows": ("counter", "Rows computed."),
     "tokens": ("counter", "Tokens computed."),
-    "evictions": ("counter", "Slots taken out of memory for want of room."),
-    "loads": ("counter", "Slots loaded again on demand."),
-    "queue_tokens": ("gauge", "Tokens that wait."),
+    "evictions": ("counter", "Slots evicted from memory."),
+    "loads": ("counter", "Slots loaded on demand."),
+    "queue_tokens": ("gauge", "Tokens in the queue."),
     "tasks": ("gauge", "Tasks that are served."),
-    "problems": ("gauge", "Tasks that are refused."),
+    "problems": ("gauge", "Tasks that cannot be served."),
     "resident": ("gauge", "Slots in memory."),
-    "runs_queued": ("gauge", "Training runs that wait."),
-    "runs_running": ("gauge", "Training runs under way."),
+    "runs_queued": ("gauge", "Training runs in the queue."),
+    "runs_running": ("gauge", "Training runs in progress."),
 }
-"""What `Service.numbers` and `Jobs.numbers` give, and what it is."""
+"""The names that `Service.numbers` and `JobQueue.numbers` return, with their type and description."""
 
 
 class Metrics:
-    """The numbers of one server."""
+    """The metrics of one server."""
 
     def __init__(self, numbers: Callable[[], Mapping[str, float]], replica: str = "") -> None:
-        """Take where the service's own numbers come from; they are asked for when somebody looks.
+        """Take a function that returns the service's own numbers; it is called when the metrics are read.
 
-        Where several servers answer at one address, `replica` names this one in a label of all its numbers: without it
-        the counts of one would follow those of another, and look like a server that begins anew again and again.
+        Where several servers share an address, `replica` labels all metrics of this one. Without the label, a scraper
+        would read the counters of different replicas as one that resets again and again.
         """
         self.replica = replica
         self.registry = CollectorRegistry()
@@ -53,7 +53,7 @@ class Metrics:
             "adapterbank_requests", "Requests by route and status.", ["route", "status"], registry=self.registry
         )
         self._latency = Histogram(
-            "adapterbank_request_seconds", "Time to answer.", ["route"], buckets=_SECONDS, registry=self.registry
+            "adapterbank_request_seconds", "Time to respond.", ["route"], buckets=_SECONDS, registry=self.registry
         )
         self._fill = Histogram(
             "adapterbank_batch_fill", "Share of a full batch.", buckets=_SHARES, registry=self.registry
@@ -63,7 +63,7 @@ class Metrics:
         )
 
     def request(self, route: str, status: int, seconds: float) -> None:
-        """Count an answer."""
+        """Count a response."""
         self._requests.labels(route, str(status)).inc()
         self._latency.labels(route).observe(seconds)
 
@@ -73,8 +73,8 @@ class Metrics:
         self._batch.observe(seconds)
 
     def text(self) -> bytes:
-        """Give all in Prometheus' text format."""
-        return generate_latest(_Named(self.registry, self.replica) if self.replica else self.registry)
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(_ReplicaLabel(self.registry, self.replica) if self.replica else self.registry)
 
 
 class _Numbers(Collector):
@@ -91,8 +91,8 @@ class _Numbers(Collector):
             yield family(f"adapterbank_{name}", what, value=value)
 
 
-class _Named(Collector):
-    """Numbers with the name of their replica."""
+class _ReplicaLabel(Collector):
+    """Adds the replica to the labels of all metrics."""
 
     def __init__(self, registry: CollectorRegistry, replica: str) -> None:
         self._registry, self._label = registry, {"replica": replica}
@@ -103,28 +103,28 @@ class _Named(Collector):
             yield family
 
 
-def say(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
+def log_event(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
     """Log an event."""
     if LOG.isEnabledFor(level):
         LOG.log(level, event, extra={"fields": fields})
 
 
 class JsonLines(logging.Formatter):
-    """Log records as JSON, a line each."""
+    """Formats log records as JSON, one line each."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write one record."""
+        """Format one record."""
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        told: dict[str, Any] = {"time": when, "level": record.levelname.lower(), "event": record.getMessage()}
-        told |= getattr(record, "fields", {})
-        if record.exc_info and record.exc_info[0]:  # not its message, which may hold what a user sent
-            told["problem"] = record.exc_info[0].__name__
-            told["trace"] = [f"{f.filename}:{f.lineno} {f.name}" for f in traceback.extract_tb(record.exc_info[2])]
-        return json.dumps(told, ensure_ascii=False, default=str)
+        line: dict[str, Any] = {"time": when, "level": record.levelname.lower(), "event": record.getMessage()}
+        line |= getattr(record, "fields", {})
+        if record.exc_info and record.exc_info[0]:  # not the message, which may quote what a user sent
+            line["problem"] = record.exc_info[0].__name__
+            line["trace"] = [f"{f.filename}:{f.lineno} {f.name}" for f in traceback.extract_tb(record.exc_info[2])]
+        return json.dumps(line, ensure_ascii=False, default=str)
 
 
 def log_to(stream: TextIO = sys.stderr, level: int = logging.INFO) -> None:
-    """Send the server's log, and that of the HTTP library, to a stream."""
+    """Send the log of the server and of the HTTP library to a stream."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines())
     for name in ("adapterbank.serving", "uvicorn"):

@@ -1,8 +1,10 @@
-"""Training as a service: data files in, runs queued, each in a process of its own, new versions in the bank. No HTTP.
+"""The queue of training runs: takes data files, trains each run in a process of its own, adds versions to the bank.
 
-<bank>/serving/runs.sqlite3     the table of runs
-<bank>/serving/data/<run>.csv   what a run trains on; goes when the run has ended, as do its <run>.tokens
-<bank>/serving/.owner           locked by the one server that starts runs; others of the same bank only queue them
+    <bank>/serving/runs.sqlite3     the table of runs
+    <bank>/serving/data/<run>.csv   the data of a run; deleted when the run has ended, like its <run>.tokens
+    <bank>/serving/.owner           locked by the one server that starts runs; others of the same bank only queue them
+
+Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -12,40 +14,56 @@ import contextlib
 import fcntl
 import logging
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from adapterbank.errors import AdapterbankError, StorageError
 from adapterbank.serving.jobs.options import check
+from adapterbank.serving.jobs.run_recorder import RunRecorder, interrupt
 from adapterbank.serving.jobs.run_store import RunStore, TrainingRun
 from adapterbank.serving.jobs.uploads import Upload
-from adapterbank.serving.jobs.worker_process import listen, trained
+from adapterbank.serving.jobs.worker_process import listen, start_worker
 from adapterbank.storage import cache, files
 from adapterbank.storage.bank import Bank
 
 log = logging.getLogger("adapterbank.serving")
 
-ATTEMPTS = 3
-"""So often is a run begun whose process, or server, is killed before it has done another epoch."""
+RETRY = 1.0
+"""Seconds until something that failed, and may be temporary, is tried again."""
 _STALE = 3600.0
-"""Seconds after which a file that belongs to no run is litter."""
+"""Seconds after which a file that belongs to no run is deleted."""
 
 
 class JobQueueFull(AdapterbankError):
-    """As many runs are queued as may be."""
+    """The queue is full."""
 
 
-class KeyFull(AdapterbankError):
-    """As many runs of one key are queued as may be."""
+class KeyQueueFull(AdapterbankError):
+    """One key has as many queued runs as it may have."""
+
+
+@dataclass(frozen=True)
+class QueueLimits:
+    """How much a queue takes."""
+
+    upload: int = 256 << 20
+    """Bytes of a data file."""
+    waiting: int = 100
+    """Number of runs that may be queued."""
+    workers: int = 1
+    """Number of runs that train at once."""
+
+
+DEFAULT_QUEUE_LIMITS = QueueLimits()
 
 
 class JobQueue:
-    """The runs of one bank; those of the server that started first are the ones that go on."""
+    """The runs of one bank; of several servers, the first one trains them."""
 
     def __init__(
         self,
@@ -55,45 +73,42 @@ class JobQueue:
         weights: int | None = None,
         device: str = "auto",
         precision: str = "auto",
-        workers: int = 1,
         threads: int | None = None,
-        largest: int = 256 << 20,
-        waiting: int = 100,
+        limits: QueueLimits = DEFAULT_QUEUE_LIMITS,
     ) -> None:
-        """Look at a bank's runs; `start` begins to work on them.
+        """Open the runs of a bank; `start` begins to train them.
 
         Args:
             bank: The bank's folder.
-            backbone: Where its encoder is; as the bank says without it.
-            weights: Descriptor of the encoder's tensors (`encoder.shared.share`), so that runs need no copy of them.
+            backbone: The location of the encoder; by default the bank's.
+            weights: A file descriptor of the encoder's tensors (`encoder.shared_memory.share`), so that runs need no
+                copy of them.
             device: auto, cpu, cuda or cuda:N.
             precision: auto, fp32 or bf16.
-            workers: How many runs go on at once.
-            threads: CPU threads of a run; without it one less than there are cores, which is left to serving.
-            largest: Bytes of a data file.
-            waiting: How many runs may be queued.
+            threads: CPU threads of a run; by default one less than there are cores, which is left for serving.
+            limits: How much the queue takes.
         """
         opened = Bank.open(bank)
-        self.bank, self.backbone = opened.path, backbone or opened.backbone["name"]
+        self.bank, self.backbone, self.limits = opened.path, backbone or opened.backbone["name"], limits
         self._device = {"device": device, "precision": precision}
-        self._weights, self._workers, self.largest, self._waiting = weights, workers, largest, waiting
+        self._weights = weights
         self._threads = threads or max(1, len(os.sched_getaffinity(0)) - 1 if hasattr(os, "sched_getaffinity") else 1)
         self._folder = self.bank / "serving"
         self._data = self._folder / "data"
         files.make_folder(self._data)
         for folder in (self._folder, self._data):
-            folder.chmod(0o700)  # users' texts, and what the table of runs quotes of them
+            folder.chmod(0o700)  # users' texts, and the table of runs, which may quote them
         self.runs = RunStore(self._folder / "runs.sqlite3")
         self._closing, self._wake = threading.Event(), threading.Event()
-        self._crew: list[threading.Thread] = []
-        self._said = ""  # of what hinders us
+        self._threads_running: list[threading.Thread] = []
+        self._last_problem = ""
 
-    # --- asking -------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------
 
-    def upload(self, format: str, asked_by: str | None = None, each: int | None = None) -> Upload:
-        """Begin to take a data file in; use it in a `with`. It is refused where its run would be: see `submit`."""
-        self._admit(asked_by, each, *self.runs.waiting(asked_by))
-        return Upload(self._data, format, self.largest)
+    def upload(self, format: str, asked_by: str | None = None, per_key: int | None = None) -> Upload:
+        """Start an upload, for use in a `with`; it is refused where its run would be, see `submit`."""
+        self._admit(asked_by, per_key, *self.runs.waiting(asked_by))
+        return Upload(self._data, format, self.limits.upload)
 
     def submit(
         self,
@@ -101,86 +116,86 @@ class JobQueue:
         options: Mapping[str, Any],
         upload: Upload,
         asked_by: str | None = None,
-        each: int | None = None,
+        per_key: int | None = None,
     ) -> TrainingRun:
-        """Queue a run on a file that has come in whole; `each` is how many of who asks may be queued, None for any."""
+        """Queue a run on a complete upload; `per_key` limits the queued runs of `asked_by`, None for no limit."""
         name, chosen = check(task, options, upload.format)
         data = upload.finish()
         try:
-            run = self.runs.add(name, chosen, data, asked_by, upload.id, partial(self._admit, asked_by, each))
+            run = self.runs.add(name, chosen, data, asked_by, upload.id, partial(self._admit, asked_by, per_key))
         except BaseException:
             upload.path.unlink(missing_ok=True)
             raise
         self._wake.set()
         return run
 
-    def _admit(self, asked_by: str | None, each: int | None, queued: int, own: int) -> None:
-        if queued >= self._waiting:
-            raise JobQueueFull(f"{queued} runs are queued already; try again when some have ended.")
-        if each is not None and own >= each:
-            told = f"{own} runs of the key {asked_by!r} are queued already"
-            raise KeyFull(f"{told}; cancel one, or try again when one has begun.")
+    def _admit(self, asked_by: str | None, per_key: int | None, queued: int, own: int) -> None:
+        if queued >= self.limits.waiting:
+            raise JobQueueFull(f"The queue is full with {queued} runs; try again when some have ended.")
+        if per_key is not None and own >= per_key:
+            problem = f"The key {asked_by!r} has {own} queued runs, which is the limit"
+            raise KeyQueueFull(f"{problem}; cancel one, or try again when one has started.")
 
     def get(self, id: str, after: int = 0) -> TrainingRun:
-        """Give a run, with its epochs after a number."""
+        """Return a run with its epochs after a number."""
         return self.runs.get(id, after)
 
     def list(self, limit: int = 100, may: Callable[[str], bool] = lambda task: True) -> list[TrainingRun]:
-        """Give the runs, newest first, of tasks that may be seen."""
+        """Return runs, newest first, of the tasks that `may` allows."""
         return self.runs.list(limit, may=may)
 
     def numbers(self) -> dict[str, float]:
-        """Count the runs that wait and those under way."""
+        """Return the number of queued and of running runs."""
         found = self.runs.counts()
         return {f"runs_{state}": found.get(state, 0) for state in ("queued", "running")}
 
     def cancel(self, id: str) -> TrainingRun:
-        """Stop a run; one that has ended stays as it is."""
+        """Cancel a run; one that has ended does not change."""
         run = self.runs.cancel(id)
         if run.over:
-            self._clear(run)
+            self._delete_data(run)
             self.runs.forget_old()
         return run
 
-    # --- working ------------------------------------------------------------------------------------------
+    # --- training -----------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to work on what is queued."""
+        """Start to train the queued runs."""
         self.begin()
 
     async def stop(self) -> None:
-        """Stop working; a run on its way is queued again, and goes on after its last epoch."""
+        """Stop training; a run in progress is queued again, and resumes after its last epoch."""
         await asyncio.to_thread(self.close)
 
     def begin(self) -> None:
         """See `start`."""
-        if self._crew:
+        if self._threads_running:
             return
         self._closing.clear()
-        self._crew = [threading.Thread(target=self._own, name="training", daemon=True)]
-        self._crew[0].start()
+        self._threads_running = [threading.Thread(target=self._run_as_owner, name="training", daemon=True)]
+        self._threads_running[0].start()
 
     def close(self) -> None:
         """See `stop`."""
         self._closing.set()
         self._wake.set()
-        for thread in self._crew:
+        for thread in self._threads_running:
             thread.join()
-        self._crew = []
+        self._threads_running = []
 
-    def _own(self) -> None:
-        """Wait until no other server starts this bank's runs, put in order what the last one left, and work."""
+    def _run_as_owner(self) -> None:
+        """Wait until no other server trains this bank's runs, tidy up what it left, and train."""
         with self._owned() as owned:
             while owned and not self._closing.is_set():
                 try:
                     for run in self.runs.list(-1, "running"):
-                        self._broken_off(run, "the server was killed")
-                    self._sweep_litter()
+                        self._interrupted(run, "the server was killed")
+                    self.clean_up()
                     break
                 except Exception as error:
-                    self._hindered(error)
-            crew = range(self._workers if owned else 0)
-            workers = [threading.Thread(target=self._work, name="training", daemon=True) for _ in crew]
+                    self._pause(error)
+            count = range(self.limits.workers if owned else 0)
+            workers = [threading.Thread(target=self._work, name="training", daemon=True) for _ in count]
             for thread in workers:
                 thread.start()
             for thread in workers:
@@ -188,78 +203,79 @@ class JobQueue:
 
     @contextlib.contextmanager
     def _owned(self) -> Iterator[bool]:
-        """Wait until the bank's runs are ours; False where that never came."""
-        path, held = self._folder / ".owner", None
-        while held is None and not self._closing.is_set():
+        """Wait for the lock on the bank's runs; yield False if the queue is closed before."""
+        path, lock = self._folder / ".owner", None
+        while lock is None and not self._closing.is_set():
             try:
-                held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                if held is not None:
-                    os.close(held)
-                held = None
-                self._hindered(None if isinstance(error, BlockingIOError) else error)
+                if lock is not None:
+                    os.close(lock)
+                lock = None
+                self._pause(None if isinstance(error, BlockingIOError) else error)
         try:
-            yield held is not None
+            yield lock is not None
         finally:
-            if held is not None:
-                os.close(held)
+            if lock is not None:
+                os.close(lock)
 
-    def _hindered(self, error: Exception | None, run: TrainingRun | None = None) -> None:
-        """Wait a moment for what may pass, and say once what it is: None for what is no fault."""
-        said = "" if error is None else f"{type(error).__name__}: {error}"
-        if said and said != self._said:
-            log.error("hindered", exc_info=error, extra={"fields": {"run": run.id if run else None}})
-        self._said = said
-        self._closing.wait(1.0)
+    def _pause(self, error: Exception | None, run: TrainingRun | None = None) -> None:
+        """Wait a moment, and log the problem once; None for a wait that is not a problem."""
+        problem = "" if error is None else f"{type(error).__name__}: {error}"
+        if problem and problem != self._last_problem:
+            log.error("training blocked", exc_info=error, extra={"fields": {"run": run.id if run else None}})
+        self._last_problem = problem
+        self._closing.wait(RETRY)
 
     def _work(self) -> None:
-        """Do one run after the other. What hinders us (a full disk) may pass, so nothing ends this but `close`."""
+        """Train one run after the other. A problem (a full disk) may be temporary, so only `close` ends this."""
         run: TrainingRun | None = None
-        hindered = ""
+        problem = ""
         while not self._closing.is_set():
             try:
                 if run is not None:
-                    self._broken_off(run, hindered)
+                    self._interrupted(run, problem)
                     run = None
                 self._wake.clear()
                 run = self.runs.begin()
                 if run is None:
-                    self._wake.wait(1.0)  # another server of this bank may queue one
+                    self._wake.wait(RETRY)  # another server of this bank may queue one
                     continue
-                self._train(run)
-                self._clear(ended := self.runs.get(run.id))
-                # Not the failure: it may quote the data.
+                self.train(run)
+                self._delete_data(ended := self.runs.get(run.id))
+                # Not the failure, which may quote the data.
                 log.info("run", extra={"fields": {"run": run.id, "task": run.task, "state": ended.state}})
                 run = None
                 self.runs.forget_old()
-                self._said = ""
+                self._last_problem = ""
             except Exception as error:
-                hindered = f"the server was hindered ({type(error).__name__})"
-                self._hindered(error, run)
+                problem = f"the server had an error ({type(error).__name__})"
+                self._pause(error, run)
 
-    def _train(self, run: TrainingRun) -> None:
-        """Have a run done by a process, and write down what it says and how it ends."""
-        again = run.newest is not None
-        if not again:
-            run = self._remember_newest(run)
-        heard: dict[str, Any] = {"history": run.history[-1:], "notes": run.notes}
-        with trained(self._order(run, again), self._surroundings(run), self._weights) as child:
-            asked = listen(child, lambda said: self._hear(run.id, said, heard), lambda: self._wanted(run.id))
-        self._judge(run, heard, asked, child.returncode)
+    def train(self, run: TrainingRun) -> None:
+        """Train a run in a process, and record its reports and its end."""
+        resuming = run.newest is not None
+        if not resuming:
+            run = self._note_newest(run)
+        recorder = RunRecorder(self.runs, run)
+        with start_worker(self.job(run, resuming=resuming), self._environment(run), self._weights) as process:
+            reason = listen(process, recorder.record, lambda: self.stop_reason(run.id))
+        recorder.finish(reason, process.returncode)
 
-    def _wanted(self, id: str) -> str:
-        """Say whether a running run is to stop, and why."""
-        with contextlib.suppress(StorageError):  # a table that is in use for long is no reason to
+    def stop_reason(self, id: str) -> str:
+        """Return why a running run has to stop: `close`, `cancel`, or nothing."""
+        with contextlib.suppress(StorageError):  # a table that is locked for long is no reason to stop
             return "close" if self._closing.is_set() else "cancel" if self.runs.cancelling(id) else ""
         return ""
 
-    def _surroundings(self, run: TrainingRun) -> dict[str, str]:
-        # A cache of its own: tokens are texts too, and must not outlast the data they were sent in.
+    def _environment(self, run: TrainingRun) -> dict[str, str]:
+        # A cache of its own: tokens are texts too, and must not outlive the data.
         own = {cache.FOLDER: str(self._cache(run)), "TOKENIZERS_PARALLELISM": "false"}
         return {**own, "OMP_NUM_THREADS": str(self._threads)}
 
-    def _order(self, run: TrainingRun, again: bool) -> dict[str, Any]:
+    def job(self, run: TrainingRun, *, resuming: bool) -> dict[str, Any]:
+        """Return the description of a run that its worker gets."""
         return {
             "bank": str(self.bank),
             "backbone": self.backbone,
@@ -269,60 +285,22 @@ class JobQueue:
             "options": run.options,
             "device": self._device,
             "threads": self._threads,
-            "again": again,
+            "resuming": resuming,
             "newest": run.newest,
         }
 
-    def _remember_newest(self, run: TrainingRun) -> TrainingRun:
+    def _note_newest(self, run: TrainingRun) -> TrainingRun:
         versions = [0]
         with contextlib.suppress(AdapterbankError):
             versions += Bank.open(self.bank).versions(run.task)
         self.runs.update(run.id, newest=max(versions))
         return self.runs.get(run.id)
 
-    def _hear(self, id: str, message: Mapping[str, Any], heard: dict[str, Any]) -> None:
-        """Write down what a run says of itself."""
-        heard |= {name: message[name] for name in ("done", "failed") if name in message}
-        news: dict[str, Any] = {name: message[name] for name in ("progress", "kept") if name in message}
-        if "note" in message and message["note"] not in heard["notes"]:  # one that goes on says some of them again
-            heard["notes"] = news["notes"] = [*heard["notes"], message["note"]]
-        if "epoch" in message:  # a run that goes on may do an epoch again that was told of, but not kept
-            row, told = message["epoch"], heard["history"]
-            news |= {"epochs": [row]} | ({} if told and row["epoch"] <= told[-1]["epoch"] else {"attempts": 1})
-            heard["history"] = [row]
-        late = heard.pop("unwritten", {})
-        news = {**late, **news} | ({"epochs": late["epochs"] + news.get("epochs", [])} if "epochs" in late else {})
-        try:
-            self.runs.update(id, **news)
-        except StorageError:  # it may pass: the next report is written down with this one
-            heard["unwritten"] = news
+    def _interrupted(self, run: TrainingRun, why: str) -> None:
+        interrupt(self.runs, run.id, why)
+        self._delete_data(self.runs.get(run.id))
 
-    def _judge(self, run: TrainingRun, heard: Mapping[str, Any], asked: str, code: int) -> None:
-        """Decide how a run has ended, by its last word and its exit."""
-        if "done" in heard:
-            self.runs.end(run.id, "done", **heard["done"])
-        elif "failed" in heard:
-            self.runs.end(run.id, "failed", failure=heard["failed"])
-        elif asked and self.runs.cancelling(run.id):
-            self.runs.end(run.id, "cancelled")
-        elif asked == "close":
-            self.runs.put_back(run.id, counts=False)
-        else:
-            name = signal.Signals(-code).name if code < 0 else f"status {code}"
-            self._broken_off(run, f"its process ended with {name}")
-
-    def _broken_off(self, run: TrainingRun, why: str) -> None:
-        """Queue a run again that did not end by itself, unless that has happened too often."""
-        if self.runs.cancelling(run.id):
-            self.runs.end(run.id, "cancelled")
-        elif (begun := self.runs.get(run.id).attempts) < ATTEMPTS:
-            self.runs.put_back(run.id, counts=True)
-        else:
-            told = f"The run was broken off {begun} times before another epoch was done; the last time {why}."
-            self.runs.end(run.id, "failed", failure=f"{told} If memory is short, try a smaller batch or fewer rows.")
-        self._clear(self.runs.get(run.id))
-
-    # --- clearing up --------------------------------------------------------------------------------------
+    # --- cleaning up --------------------------------------------------------------------------------------
 
     def _file(self, run: TrainingRun) -> Path:
         return self._data / f"{run.id}.{run.data['format']}"
@@ -330,10 +308,10 @@ class JobQueue:
     def _cache(self, run: TrainingRun) -> Path:
         return self._data / f"{run.id}.tokens"
 
-    def _clear(self, run: TrainingRun) -> None:
-        """Remove what an ended run no longer needs: its data, and the state that it would go on from.
+    def _delete_data(self, run: TrainingRun) -> None:
+        """Delete what an ended run no longer needs: its data, and the state that it would resume from.
 
-        What cannot be removed now is when the next server starts; no run waits for that.
+        What cannot be deleted now is deleted when the next server starts; no run waits for that.
         """
         paths = [self._file(run), self._cache(run), *([self.bank / "runs" / run.kept] if run.kept else [])]
         for path in paths if run.over else []:
@@ -342,14 +320,14 @@ class JobQueue:
             except (OSError, AdapterbankError) as error:
                 log.error("not removed", extra={"fields": {"run": run.id, "problem": type(error).__name__}})
 
-    def _sweep_litter(self) -> None:
-        """Remove what a killed server left: of runs that had just ended, and files whose run was never written down."""
+    def clean_up(self) -> None:
+        """Delete what a killed server left: data of ended runs, and old files that belong to no run."""
         runs = self.runs.list(-1)
         for run in runs:
-            self._clear(run)
-        known = {path.name for run in runs if not run.over for path in (self._file(run), self._cache(run))}
+            self._delete_data(run)
+        needed = {path.name for run in runs if not run.over for path in (self._file(run), self._cache(run))}
         limit = time.time() - _STALE
         for path in self._data.iterdir():
             with contextlib.suppress(FileNotFoundError):
-                if path.name not in known and path.stat().st_mtime < limit:
+                if path.name not in needed and path.stat().st_mtime < limit:
                     files.discard(path)

@@ -1,7 +1,7 @@
-"""The table of training runs, in SQLite: what was asked for, where it stands, what came of it. Starts no process.
+"""The table of training runs, in SQLite: what was requested, the state, the result. Starts no process.
 
-Any number of processes may read and write it. Every call opens the file for itself, so that threads share nothing. A
-run's finished epochs have a table of their own, so that the ten-thousandth costs no more to write down than the first.
+Any number of processes may read and write it. Every call opens the file, so that threads share nothing. Finished epochs
+have a table of their own, so that writing the ten-thousandth costs no more than the first.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from adapterbank.errors import InputError, StorageError
 from adapterbank.storage import files
 
 ENDED = ("done", "failed", "cancelled")
-"""The states that a run stays in; before them it is queued or running."""
+"""The final states of a run; before them it is queued or running."""
 KEPT = 1000
-"""So many ended runs are remembered, the newest."""
+"""Number of ended runs that are kept, the newest."""
 _VERSION = 2
+# The names of columns, such as `told` for the JSON of an epoch, are part of the file format.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -59,7 +60,7 @@ _NO_PROGRESS = {"epoch": 0, "epochs": 0, "step": 0, "steps": 0, "loss": None, "r
 
 
 class UnknownRun(InputError):
-    """There is no run of that name. Others are not listed: not everyone may see them."""
+    """There is no run with that id. Others are not listed: not every key may see them."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,9 @@ class TrainingRun:
     """queued, running, done, failed or cancelled."""
     options: dict[str, Any]
     data: dict[str, Any]
-    """The file that was sent: `format`, `bytes`, `sha256`."""
+    """The uploaded file: `format`, `bytes`, `sha256`."""
     asked_by: str | None
-    """The name of the key, where there are keys."""
+    """The name of the key, on a server with keys."""
     created: str
     started: str | None
     ended: str | None
@@ -84,26 +85,26 @@ class TrainingRun:
     """A row for each finished epoch: `epoch`, `loss`, `score`, `seconds`."""
     notes: list[str]
     version: int | None
-    """What a run that is done has put into the bank."""
+    """The version that a finished run added to the bank."""
     metrics: dict[str, Any] | None
     failure: str | None
     attempts: int
-    """How often it was begun since its last new epoch; more than once where a process was killed."""
+    """How often it was started since its last new epoch; more than once if a process was killed."""
     cancelling: int
     kept: str | None
-    """The folder, below the bank's runs, of what it needs to go on."""
+    """The folder, below the bank's runs, of the state that it resumes from."""
     newest: int | None
-    """The task's newest version when the run was first begun; 0 for none."""
+    """The task's newest version when the run was first started; 0 for none."""
     changes: int
     """How often this row was written."""
 
     @property
     def over(self) -> bool:
-        """Whether it stays as it is."""
+        """Whether it has ended."""
         return self.state in ENDED
 
     def to_json(self) -> dict[str, Any]:
-        """Give what may be shown."""
+        """Return the fields that clients may see."""
         shown = ("id", "task", "state", "options", "data", "created", "started", "ended", "progress", "history")
         found = {name: getattr(self, name) for name in (*shown, "notes")}
         found["progress"] = self.progress or {**_NO_PROGRESS, "epochs": self.options.get("epochs") or 0}
@@ -120,14 +121,14 @@ class RunStore:
     """The table in one file."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file; made if it is not there."""
+        """Open the file, or create it."""
         self.path = path
         files.make_folder(path.parent)
         with self._open() as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             if version not in (0, 1, _VERSION):
                 raise StorageError(
-                    f"{path} has format {version}, and this version reads {_VERSION}; update adapterbank."
+                    f"{path} has format {version}, but this release reads up to {_VERSION}; update adapterbank."
                 )
             db.execute("PRAGMA journal_mode = WAL")
             db.executescript(_SCHEMA)
@@ -144,7 +145,7 @@ class RunStore:
         id: str = "",
         admit: Callable[[int, int], None] = lambda queued, own: None,
     ) -> TrainingRun:
-        """Queue a run; `admit` hears how many are queued, in all and by who asks, and may raise."""
+        """Queue a run; `admit` is called with the number of queued runs, in total and of this key, and may raise."""
         row = (id or new_id(), task, json.dumps(options), json.dumps(data), asked_by, files.now())
         with self._open("IMMEDIATE") as db:
             admit(*_waiting(db, asked_by))
@@ -152,25 +153,25 @@ class RunStore:
         return self.get(row[0])
 
     def waiting(self, asked_by: str | None) -> tuple[int, int]:
-        """Count the runs that are queued, in all and by one key."""
+        """Return the number of queued runs, in total and of one key."""
         with self._open() as db:
             return _waiting(db, asked_by)
 
     def counts(self) -> dict[str, int]:
-        """Count the runs in each state; who asks is not kept waiting by a table that is held."""
-        with self._open(patience=0.5) as db:
+        """Return the number of runs in each state; does not wait long for a locked table."""
+        with self._open(timeout=0.5) as db:
             return dict(db.execute("SELECT state, count(*) FROM runs GROUP BY state").fetchall())
 
     def get(self, id: str, after: int = 0) -> TrainingRun:
-        """Give a run, with its epochs after a number."""
+        """Return a run with its epochs after a number."""
         with self._open("DEFERRED") as db:
             row = db.execute(f"SELECT {_COLUMNS} FROM runs WHERE id = ?", (id,)).fetchone()
             if row is None:
-                raise UnknownRun(f"There is no run {id!r}; see the list of runs.")
+                raise UnknownRun(f"There is no run {id!r}; see GET /v1/runs.")
             return _run(db, row, after)
 
     def cancelling(self, id: str) -> bool:
-        """Whether somebody wants a run to stop; asked often, so no more is read."""
+        """Whether a run is to be cancelled; called often, so it reads nothing else."""
         with self._open() as db:
             row = db.execute("SELECT cancelling FROM runs WHERE id = ?", (id,)).fetchone()
         return bool(row and row[0])
@@ -178,7 +179,7 @@ class RunStore:
     def list(
         self, limit: int = 100, state: str | None = None, may: Callable[[str], bool] = lambda task: True
     ) -> list[TrainingRun]:
-        """Give runs, newest first, of tasks that may be seen."""
+        """Return runs, newest first, of the tasks that `may` allows."""
         where, values = ("state = ?", [state]) if state else ("1", [])
         with self._open("DEFERRED") as db:
             tasks = [task for (task,) in db.execute("SELECT DISTINCT task FROM runs") if may(task)]
@@ -189,7 +190,7 @@ class RunStore:
             return [_run(db, row) for row in rows]
 
     def begin(self) -> TrainingRun | None:
-        """Take the oldest queued run: it is running now, and nobody else gets it."""
+        """Take the oldest queued run and mark it as running, so that no other worker takes it."""
         with self._open("IMMEDIATE") as db:
             rows = db.execute(
                 "UPDATE runs SET state = 'running', started = coalesce(started, ?), attempts = attempts + 1,"
@@ -200,20 +201,20 @@ class RunStore:
             return _run(db, rows[0]) if rows else None
 
     def update(self, id: str, **values: Any) -> None:
-        """Write down how a running run stands.
+        """Update a running run.
 
-        `epochs` are rows of finished epochs, which come after those that are there; one that is done again takes the
-        place of its like and all after it. `history` are the rows of all epochs, in the place of those that are there.
+        `epochs` are rows of finished epochs to append; a repeated epoch replaces the old one and all after it.
+        `history` are the rows of all epochs, which replace the present ones.
         """
         if values:
             self._set(id, "running", values)
 
     def end(self, id: str, state: str, **values: Any) -> bool:
-        """Let a run end in a state; False where it is not running any more."""
+        """End a run in a state; return False if it is no longer running."""
         return self._set(id, "running", {"state": state, "ended": files.now(), **values})
 
     def put_back(self, id: str, *, counts: bool) -> None:
-        """Queue a running run again, at its old place; `counts` says whether that was an attempt."""
+        """Queue a running run again in its old place; `counts` says whether it used up an attempt."""
         with self._open() as db:
             db.execute(
                 "UPDATE runs SET state = 'queued', attempts = attempts - ?, changes = changes + 1"
@@ -222,7 +223,7 @@ class RunStore:
             )
 
     def cancel(self, id: str) -> TrainingRun:
-        """End a queued run, or ask that a running one be stopped; one that has ended stays as it is."""
+        """Cancel a queued run, or request that a running one stops; one that has ended does not change."""
         with self._open() as db:
             db.execute(
                 "UPDATE runs SET state = 'cancelled', ended = ?, cancelling = 1, changes = changes + 1"
@@ -233,7 +234,7 @@ class RunStore:
         return self.get(id)
 
     def forget_old(self) -> None:
-        """Drop the ended runs beyond those that are remembered."""
+        """Delete the ended runs beyond those that are kept."""
         ended = f"SELECT number FROM runs WHERE state IN {ENDED} ORDER BY number DESC LIMIT -1 OFFSET {KEPT}"
         with self._open("IMMEDIATE") as db:
             db.execute(f"DELETE FROM runs WHERE number IN ({ended})")
@@ -255,10 +256,10 @@ class RunStore:
             return len(found) == 1
 
     @contextlib.contextmanager
-    def _open(self, kind: str = "", patience: float = 30.0) -> Iterator[sqlite3.Connection]:
-        """Open the file; what is done within is one transaction of a kind, where one is named."""
+    def _open(self, kind: str = "", timeout: float = 30.0) -> Iterator[sqlite3.Connection]:
+        """Open the file; with a `kind` the block is one transaction of that kind."""
         try:
-            with contextlib.closing(sqlite3.connect(self.path, timeout=patience, isolation_level=None)) as db:
+            with contextlib.closing(sqlite3.connect(self.path, timeout=timeout, isolation_level=None)) as db:
                 db.execute("PRAGMA synchronous = NORMAL")
                 if kind:
                     db.execute(f"BEGIN {kind}")
@@ -266,22 +267,22 @@ class RunStore:
                 if kind:
                     db.execute("COMMIT")
         except sqlite3.Error as error:
-            remedy = "see that its disk has space and can be written, or move the file away to begin anew"
+            remedy = "check that the disk has space and is writable, or move the file away to start with an empty table"
             raise StorageError(f"The table of runs {self.path} cannot be used ({error}); {remedy}.") from error
 
 
 def new_id() -> str:
-    """Give a name for a run that nobody can guess."""
+    """Return an id for a run that cannot be guessed."""
     return secrets.token_hex(8)
 
 
 def _run(db: sqlite3.Connection, row: tuple[Any, ...], after: int = 0) -> TrainingRun:
     values = dict(zip(_NAMES, row, strict=True))
-    told = db.execute(
+    rows = db.execute(
         "SELECT told FROM epochs WHERE run = ? AND epoch > ? ORDER BY epoch", (values["number"], after)
     ).fetchall()
     found = {name: json.loads(value) if name in _JSON else value for name, value in values.items()}
-    return TrainingRun(**found, history=[json.loads(one) for (one,) in told])
+    return TrainingRun(**found, history=[json.loads(epoch) for (epoch,) in rows])
 
 
 def _add_epochs(db: sqlite3.Connection, number: int, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -297,7 +298,7 @@ def _waiting(db: sqlite3.Connection, asked_by: str | None) -> tuple[int, int]:
 
 
 def _update_format(db: sqlite3.Connection) -> None:
-    """Bring a table up to date in which each run had all its epochs in one column."""
+    """Convert a table of format 1, in which each run had all its epochs in one column."""
     if db.execute("PRAGMA user_version").fetchone()[0] == 1:
         for number, history in db.execute("SELECT number, history FROM runs").fetchall():
             _add_epochs(db, number, json.loads(history))

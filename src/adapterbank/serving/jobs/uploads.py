@@ -1,4 +1,4 @@
-"""A data file on its way in: streamed to disk under a limit, hashed, whole or not there. Knows no runs and no HTTP."""
+"""An upload of a data file: streamed to disk under a limit, hashed, complete or absent. Knows no runs and no HTTP."""
 
 from __future__ import annotations
 
@@ -22,49 +22,51 @@ class TooLarge(InputError):
 def check_size(size: int, limit: int) -> None:
     """Refuse a file that is too large."""
     if size > limit:
-        raise TooLarge(f"The data file is larger than {limit} bytes; send fewer rows, or Parquet.")
+        raise TooLarge(f"The data file is larger than {limit} bytes; send fewer rows, or use Parquet.")
 
 
 class Upload:
-    """A data file on its way in: written part by part, and gone unless it was submitted."""
+    """A data file that is written part by part, and deleted unless it is submitted."""
 
     def __init__(self, folder: Path, ending: str, limit: int) -> None:
         self.format, self.id, self.size = ending, new_id(), 0
         self.path = folder / f"{self.id}.{ending}"
         self._limit, self._hash = limit, hashlib.sha256()
         self._part = folder / f"{files.TEMPORARY}{self.id}"
-        with files.refusals_explained(self._part):
-            self._file = open(self._part, "xb")  # noqa: SIM115 (closed by `finish` or on leaving)
+        with files.storage_errors(self._part):
+            self.file = open(self._part, "xb")  # noqa: SIM115 (closed by `finish` or on exit)
 
     def __enter__(self) -> Upload:
-        """Begin."""
+        """Start the upload."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave nothing of a file that was not submitted."""
+        """Delete a file that was not submitted."""
         try:
-            with files.refusals_explained(self._part):
-                self._file.close()  # which writes what is still to be written, and the disk may be full
+            with files.storage_errors(self._part):
+                self.file.close()  # writes what is buffered, for which the disk may be full
         finally:
             self._part.unlink(missing_ok=True)
 
     def write(self, part: bytes) -> None:
-        """Add bytes; refused as soon as they are too many."""
+        """Add bytes; refuse as soon as they are too many."""
         self.size += len(part)
         check_size(self.size, self._limit)
         self._hash.update(part)
-        with files.refusals_explained(self._part):
-            self._file.write(part)
+        with files.storage_errors(self._part):
+            self.file.write(part)
 
     def finish(self) -> dict[str, Any]:
-        """Close the file, give it its name, and say what it is."""
+        """Close the file, give it its final name, and return its format, size and hash."""
         if not self.size:
-            raise InputError("The request has no body; send the data file as it is: curl --data-binary @reviews.csv …")
-        with files.refusals_explained(self._part):
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            raise InputError(
+                "The request has no body; send the data file as the body: curl --data-binary @reviews.csv …"
+            )
+        with files.storage_errors(self._part):
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self.file.close()
             os.replace(self._part, self.path)
         return {"format": self.format, "bytes": self.size, "sha256": self._hash.hexdigest()}

@@ -1,7 +1,7 @@
-"""The process of one training run: told what to do on standard input, tells how it goes on standard output, in JSON.
+"""The process of one training run: reads its job from standard input and reports on standard output, in JSON lines.
 
-It gives way to serving: it has a lower priority, fewer threads, maps the encoder that the server has in memory, and is
-the first to go when memory runs out. It ends when the server does, whose end closes its standard input.
+It yields to serving: it has a lower priority, fewer threads, maps the encoder that the server has in memory, and is the
+first to be killed when memory runs out. It ends with the server, whose end closes its standard input.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from adapterbank.storage import files
 from adapterbank.storage.bank import Bank
 from adapterbank.training import run_state
 from adapterbank.training.builder import ResolvedRun, RunBuilder
+from adapterbank.training.callbacks import Callbacks
+from adapterbank.training.dataset import DatasetReader, canonical
 from adapterbank.training.job import Progress
 from adapterbank.training.run import run
 
@@ -33,62 +35,63 @@ if TYPE_CHECKING:
     from adapterbank.encoder.backbone import Backbone
 
 NICENESS = 10
-"""Beside a busy server, a tenth of what it would get alone."""
+"""Next to a busy server, a worker gets a tenth of the CPU time that it would get alone."""
 STOPPED, ORPHANED = 130, 3
-"""Exit statuses: politely stopped; the server is gone."""
-_BETWEEN = 0.2
+"""Exit statuses: stopped on request; the server has ended."""
+_REPORT = 0.2
 """Seconds between two reports of steps."""
 
-Say = Callable[[Mapping[str, Any]], None]
+Send = Callable[[Mapping[str, Any]], None]
 
 
 def main() -> int:
-    """Read the order, then train; every end is told, but that by a kill."""
+    """Read the job and train; every end is reported, except by a kill."""
     signal.signal(signal.SIGTERM, _stop)
-    say = _line_writer()
+    send = _line_writer()
     line = sys.stdin.buffer.readline()
     if not line:
         return ORPHANED
-    order = json.loads(line)
-    threading.Thread(target=_end_with_the_server, daemon=True).start()
-    _give_way()
+    job = json.loads(line)
+    threading.Thread(target=_exit_with_the_server, daemon=True).start()
+    _lower_priority()
     try:
-        with _alone(Path(order["file"])):
-            say({"done": teach(order, say)})
+        with _exclusively(Path(job["file"])):
+            send({"done": train(job, send)})
     except KeyboardInterrupt:
         return STOPPED
     except AdapterbankError as error:
-        say({"failed": _shown(" ".join(str(error).split()), order)})
+        send({"failed": without_paths(" ".join(str(error).split()), job)})
     except MemoryError:
-        say({"failed": "There is not enough memory for this run; try a smaller batch, or fewer rows."})
+        send({"failed": "There is not enough memory for this run; try a smaller batch or fewer rows."})
     except Exception as error:
-        # Where, but not what: the text of a stray error may quote the data, and this goes into the server's table.
+        # The place, but not the message: it may quote the data, and this is stored in the server's table.
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}"
-        say({"failed": f"The run broke on an error that is not the data's fault ({where}); please report it."})
+        send({"failed": f"The run failed because of a bug in adapterbank ({where}); please report it."})
     return 0
 
 
-def teach(order: Mapping[str, Any], say: Say) -> dict[str, Any]:
-    """Train what was ordered, or go on with it; gives the version, its metrics and the learning curve."""
-    backbone = _backbone(order)
-    config = configs.parse({**order["options"], "task": order["task"], "train": order["file"], **order["device"],
+def train(job: Mapping[str, Any], send: Send) -> dict[str, Any]:
+    """Train a job, or resume it; return the version, its metrics and the history of its epochs."""
+    backbone = _backbone(job)
+    config = configs.parse({**job["options"], "task": job["task"], "train": job["file"], **job["device"],
                             "backbone": backbone.name})  # fmt: skip
-    bank = Bank.open(order["bank"], backbone.reference)
-    resolved = RunBuilder(backbone).look(config)
-    say({"kept": resolved.hash})
-    again = order["again"]
-    if again and (made := _made_already(bank, resolved, order["newest"])):
+    bank = Bank.open(job["bank"], backbone.reference)
+    reader = DatasetReader()  # the data is read once
+    resolved = RunBuilder(backbone, reader=reader).resolve(canonical(config))
+    send({"kept": resolved.hash})
+    resuming = job["resuming"]
+    if resuming and (made := _finished_before(bank, resolved, job["newest"])):
         return made
     result = run(
         config,
         backbone,
         bank.path,
-        watch=_watcher(say),
-        note=lambda text: say({"note": _shown(text, order)}),
-        resuming=again and _can_go_on(bank.runs_path / resolved.hash),
+        reader=reader,
+        callbacks=Callbacks(watch=_watcher(send), note=lambda text: send({"note": without_paths(text, job)})),
+        resuming=resuming and _can_resume(bank.runs_path / resolved.hash),
     )
-    assert result.package is not None  # methods without one are refused before a run is queued
+    assert result.package is not None  # methods without a package are refused before a run is queued
     rows = [{"epoch": i, **row} for i, row in enumerate(result.record["history"], 1)]
     return {**_ending(result.package.manifest.version, result.package.manifest.metrics), "history": rows}
 
@@ -97,19 +100,19 @@ def _ending(version: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {"version": version, "metrics": dict(metrics)}
 
 
-def _backbone(order: Mapping[str, Any]) -> Backbone:
+def _backbone(job: Mapping[str, Any]) -> Backbone:
     import torch
 
     from adapterbank.encoder import backbone as checkpoint
     from adapterbank.encoder import shared_memory
 
-    torch.set_num_threads(order["threads"])
-    name, weights = order["backbone"], order["weights"]
+    torch.set_num_threads(job["threads"])
+    name, weights = job["backbone"], job["weights"]
     return checkpoint.load(name) if weights is None else shared_memory.attach(name, weights)
 
 
-def _made_already(bank: Bank, resolved: ResolvedRun, newest: int) -> dict[str, Any] | None:
-    """Find what this very run put into the bank before it was killed, so that nothing is put there twice."""
+def _finished_before(bank: Bank, resolved: ResolvedRun, newest: int) -> dict[str, Any] | None:
+    """Return the version that this very run added to the bank before it was killed, so that none is added twice."""
     config = resolved.config
     with contextlib.suppress(AdapterbankError):
         for version in bank.versions(config.task):
@@ -123,8 +126,8 @@ def _made_already(bank: Bank, resolved: ResolvedRun, newest: int) -> dict[str, A
     return None
 
 
-def _can_go_on(folder: Path) -> bool:
-    """Whether there is a finished epoch to go on after; one that cannot be read is as good as none."""
+def _can_resume(folder: Path) -> bool:
+    """Whether there is a finished epoch to resume from; a state that cannot be read is deleted."""
     try:
         return run_state.load(folder) is not None
     except InputError:
@@ -132,14 +135,14 @@ def _can_go_on(folder: Path) -> bool:
         return False
 
 
-def _watcher(say: Say) -> Callable[[Progress], None]:
-    """Tell of every epoch, and of steps now and then."""
-    told, began = 0.0, time.monotonic()
+def _watcher(send: Send) -> Callable[[Progress], None]:
+    """Return a callback that reports every epoch, and steps from time to time."""
+    reported, began = 0.0, time.monotonic()
 
     def watch(progress: Progress) -> None:
-        nonlocal told, began
+        nonlocal reported, began
         now = time.monotonic()
-        loss = progress.loss if math.isfinite(progress.loss) else None  # JSON has no other word for it
+        loss = progress.loss if math.isfinite(progress.loss) else None  # JSON has no other number
         shown = {
             "epoch": progress.epoch,
             "epochs": progress.epochs,
@@ -150,53 +153,53 @@ def _watcher(say: Say) -> Callable[[Progress], None]:
         }
         if progress.score is not None:
             row = {"epoch": progress.epoch, "loss": loss, "score": progress.score, "seconds": now - began}
-            say({"progress": shown, "epoch": row})
-            told, began = now, now
-        elif now - told >= _BETWEEN:
-            say({"progress": shown})
-            told = now
+            send({"progress": shown, "epoch": row})
+            reported, began = now, now
+        elif now - reported >= _REPORT:
+            send({"progress": shown})
+            reported = now
 
     return watch
 
 
-def _shown(text: str, order: Mapping[str, Any]) -> str:
-    """Call files what the sender of the data would: where they lie here is nobody's business."""
-    file, bank = order["file"], order["bank"]
-    told = text.replace(file, "the data file").replace(Path(file).name, "the data file").replace(f"{bank}/", "")
-    return told[:1].upper() + told[1:]
+def without_paths(text: str, job: Mapping[str, Any]) -> str:
+    """Return a message without paths of the server, which clients must not learn."""
+    file, bank = job["file"], job["bank"]
+    shown = text.replace(file, "the data file").replace(Path(file).name, "the data file").replace(f"{bank}/", "")
+    return shown[:1].upper() + shown[1:]
 
 
-def _line_writer() -> Say:
-    """Give standard output to the reports alone; whatever else is printed goes to standard error."""
+def _line_writer() -> Send:
+    """Reserve standard output for the reports; anything else that is printed goes to standard error."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def say(message: Mapping[str, Any]) -> None:
+    def send(message: Mapping[str, Any]) -> None:
         out.write(json.dumps(message) + "\n")
         out.flush()
 
-    return say
+    return send
 
 
-def _end_with_the_server() -> None:
+def _exit_with_the_server() -> None:
     while os.read(0, 4096):
         pass
-    os._exit(ORPHANED)  # at once, as a kill would: the bank and the run's state bear that
+    os._exit(ORPHANED)  # at once, like a kill: the bank and the run's state survive that
 
 
-def _give_way() -> None:
+def _lower_priority() -> None:
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
-    with contextlib.suppress(OSError):  # where the system lets one say so
+    with contextlib.suppress(OSError):  # only where the system has this file
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 @contextlib.contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    """Wait until no other process has this run: one whose server was killed may need a moment to end."""
+def _exclusively(file: Path) -> Iterator[None]:
+    """Wait until no other process trains this run: one whose server was killed may need a moment to end."""
     try:
         descriptor = os.open(file, os.O_RDONLY)
-    except OSError:  # reading the data will say so better
+    except OSError:  # reading the data reports it better
         yield
         return
     try:

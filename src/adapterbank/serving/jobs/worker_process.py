@@ -1,4 +1,4 @@
-"""The process of one training run as the server sees it: started, listened to, stopped. Knows no table and no bank."""
+"""The process of one training run as the server sees it: started, listened to, stopped. Knows no table, no bank."""
 
 from __future__ import annotations
 
@@ -12,66 +12,69 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-_GRACE = 10.0
-"""Seconds that a run has to stop when asked; then it is killed."""
-_LOOK = 0.2
-"""Seconds between two looks at whether a run is to be stopped."""
+GRACE = 10.0
+"""Seconds that a worker has to stop when asked; then it is killed."""
+_POLL = 0.2
+"""Seconds between two checks whether a run has to stop."""
 
-Child = subprocess.Popen[bytes]
+Process = subprocess.Popen[bytes]
 
 
 @contextlib.contextmanager
-def trained(order: Mapping[str, Any], surroundings: Mapping[str, str], weights: int | None) -> Iterator[Child]:
-    """Have an order done by a process (`trainee`), to which `weights` is open; it does not outlast the `with`."""
+def start_worker(job: Mapping[str, Any], environment: Mapping[str, str], weights: int | None) -> Iterator[Process]:
+    """Start a process that does a job (`worker`); it inherits `weights`, and is killed when the `with` ends."""
     with subprocess.Popen(
         [sys.executable, "-P", "-m", "adapterbank.serving.jobs.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, **surroundings},
+        env={**os.environ, **environment},
         pass_fds=() if weights is None else (weights,),
         start_new_session=True,  # Ctrl-C in a terminal is for the server, which stops its runs itself
-    ) as child:
+    ) as process:
         try:
-            assert child.stdin is not None
+            assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):
-                child.stdin.write(json.dumps(order).encode() + b"\n")
-                child.stdin.flush()
-            yield child
+                process.stdin.write(json.dumps(job).encode() + b"\n")
+                process.stdin.flush()
+            yield process
         finally:
-            child.kill()  # nothing, if it has ended
+            process.kill()  # no effect if it has ended
 
 
-def listen(child: Child, hear: Callable[[Mapping[str, Any]], None], wanted: Callable[[], str]) -> str:
-    """Hear all that a process says until it has ended; `wanted` is asked for a reason to stop it, which is given."""
-    assert child.stdout is not None
-    asked, deadline, rest = "", 0.0, b""
+def listen(process: Process, on_message: Callable[[Mapping[str, Any]], None], stop_reason: Callable[[], str]) -> str:
+    """Pass on the messages of a process until it has ended; return why it was asked to stop, or nothing.
+
+    `stop_reason` is called repeatedly; the process is stopped as soon as it returns a reason.
+    """
+    assert process.stdout is not None
+    reason, deadline, rest = "", 0.0, b""
     with selectors.DefaultSelector() as ready:
-        ready.register(child.stdout, selectors.EVENT_READ)
+        ready.register(process.stdout, selectors.EVENT_READ)
         while True:
-            ended = child.poll() is not None
-            if ready.select(_LOOK):
-                part = os.read(child.stdout.fileno(), 1 << 16)
+            ended = process.poll() is not None
+            if ready.select(_POLL):
+                part = os.read(process.stdout.fileno(), 1 << 16)
                 if not part:
                     with contextlib.suppress(subprocess.TimeoutExpired):
-                        child.wait(_GRACE)
-                    return asked
+                        process.wait(GRACE)
+                    return reason
                 *lines, rest = (rest + part).split(b"\n")
                 for line in lines:
-                    hear(_message(line))
-            elif ended:  # though what it has started may still hold the other end
-                return asked
-            if not asked:
-                asked, deadline = wanted(), time.monotonic() + _GRACE
-                if asked:
-                    child.terminate()
+                    on_message(_message(line))
+            elif ended:  # though a process that it started may still hold the other end
+                return reason
+            if not reason:
+                reason, deadline = stop_reason(), time.monotonic() + GRACE
+                if reason:
+                    process.terminate()
             elif time.monotonic() > deadline:
-                child.kill()
+                process.kill()
 
 
 def _message(line: bytes) -> dict[str, Any]:
-    """Read what a run says; what a library prints before the run has the pipe for itself says nothing."""
+    """Parse a report; what a library prints before the worker takes over the pipe is an empty report."""
     with contextlib.suppress(ValueError):
-        said = json.loads(line)
-        return said if isinstance(said, dict) else {}
+        message = json.loads(line)
+        return message if isinstance(message, dict) else {}
     return {}

@@ -1,4 +1,4 @@
-"""What is asked of tasks as such: looked up, listed, told of, removed, rolled back. Knows no rows and no HTTP."""
+"""Looks up, lists, shows, removes and rolls back tasks. Knows no rows and no HTTP."""
 
 from __future__ import annotations
 
@@ -12,60 +12,60 @@ from adapterbank.serving.service import task_info
 from adapterbank.serving.service.bank_mirror import Mirror
 from adapterbank.serving.service.protocol import Refusal
 from adapterbank.serving.service.registry import ServedTask, TaskRegistry
-from adapterbank.serving.service.requests import as_refusals, shown
+from adapterbank.serving.service.requests import with_refusals, without_paths
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import parse_ref
 
 
 class TaskAdmin:
-    """The tasks of a bank, for who asks; what cannot be done is a `Refusal`."""
+    """The tasks of a bank, for clients; raises `Refusal`."""
 
-    def __init__(self, bank: Bank, engine: Engine, shelf: TaskRegistry, mirror: Mirror | None) -> None:
-        """Take a bank and where its tasks are served from; one that is a `mirror` is not changed."""
-        self.bank, self.engine, self.shelf, self.mirror = bank, engine, shelf, mirror
+    def __init__(self, bank: Bank, engine: Engine, registry: TaskRegistry, mirror: Mirror | None) -> None:
+        """Take a bank, its engine and its registry; a bank that is a `mirror` is read-only."""
+        self.bank, self.engine, self.registry, self.mirror = bank, engine, registry, mirror
 
     async def find(self, ref: str) -> ServedTask:
-        """Give what answers for a task now, loaded if need be."""
+        """Return the task of a name, loading it if necessary."""
         try:
-            found = self.shelf.find(ref)
+            found = self.registry.find(ref)
         except InputError as error:
             raise Refusal("unknown_task", str(error)) from error
         if found is not None:
             return found
-        if not self.shelf.ready:
-            raise Refusal("not_ready", "The bank's tasks are still being loaded; try again soon.", retry_after=1)
-        held: ServedTask = await asyncio.to_thread(as_refusals, lambda: self.shelf.fetch(ref), self.bank.path)
-        return held
+        if not self.registry.ready:
+            raise Refusal("not_ready", "The server is loading the bank's tasks; try again soon.", retry_after=1)
+        served: ServedTask = await asyncio.to_thread(with_refusals, lambda: self.registry.fetch(ref), self.bank.path)
+        return served
 
     async def tasks(self) -> dict[str, Any]:
-        """See `terms.Service`."""
+        """See `protocol.Service`."""
         return await asyncio.to_thread(self._tasks)
 
     async def task(self, ref: str) -> dict[str, Any]:
-        """See `terms.Service`."""
-        held = await self.find(ref)
-        manifest = held.package.manifest
-        resident = held.known.slot is not None
-        told: dict[str, Any] = await asyncio.to_thread(
-            as_refusals, lambda: task_info.details(self.bank, manifest, resident=resident), self.bank.path
+        """See `protocol.Service`."""
+        served = await self.find(ref)
+        manifest = served.package.manifest
+        resident = served.handle.slot is not None
+        details: dict[str, Any] = await asyncio.to_thread(
+            with_refusals, lambda: task_info.details(self.bank, manifest, resident=resident), self.bank.path
         )
-        return told
+        return details
 
     async def remove(self, ref: str) -> None:
-        """See `terms.Service`."""
+        """See `protocol.Service`."""
         await asyncio.to_thread(self._change, ref, lambda: self.bank.remove(ref))
 
     async def rollback(self, ref: str) -> int:
-        """See `terms.Service`."""
+        """See `protocol.Service`."""
         return int(await asyncio.to_thread(self._change, ref, lambda: self._roll_back(ref)))
 
-    def _change(self, ref: str, act: Callable[[], Any]) -> Any:
-        """Change a task of the bank, and serve it as it is now."""
+    def _change(self, ref: str, action: Callable[[], Any]) -> Any:
+        """Change a task of the bank and serve its new state."""
         if self.mirror:
             raise Refusal("conflict", self.mirror.refusal)
-        found = as_refusals(act, self.bank.path)
-        self.shelf.look_at(parse_ref(ref)[0])
-        return found
+        result = with_refusals(action, self.bank.path)
+        self.registry.refresh(parse_ref(ref)[0])
+        return result
 
     def _roll_back(self, ref: str) -> int:
         name, version = parse_ref(ref)
@@ -80,14 +80,14 @@ class TaskAdmin:
             raise Refusal("conflict", str(error)) from error
 
     def _tasks(self) -> dict[str, Any]:
-        held = self.shelf.held()
-        backbone, problems = self.engine.backbone, sorted(self.shelf.problems.copy().items())
+        served = self.registry.tasks().values()
+        backbone, problems = self.engine.backbone, sorted(self.registry.problems.copy().items())
         return {
             "backbone": {
-                "name": task_info.called(backbone.name),
+                "name": task_info.public_name(backbone.name),
                 "sha256": backbone.sha256,
                 "parameters": backbone.parameters,
             },
-            "tasks": [task_info.summary(h.package.manifest, resident=h.known.slot is not None) for h in held.values()],
-            "problems": [{"task": name, "message": shown(why, self.bank.path)} for name, why in problems],
+            "tasks": [task_info.summary(t.package.manifest, resident=t.handle.slot is not None) for t in served],
+            "problems": [{"task": name, "message": without_paths(why, self.bank.path)} for name, why in problems],
         }

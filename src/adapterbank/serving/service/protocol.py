@@ -1,4 +1,4 @@
-"""What the app and the service say to each other: plain values. Knows no HTTP library and no engine."""
+"""The interface between the app and the service: plain values. Knows no HTTP library and no engine."""
 
 from __future__ import annotations
 
@@ -30,17 +30,16 @@ CODES = {
     "damaged": 503,
     "not_ready": 503,
 }
-"""Every code an answer may carry, with its status. A code never changes its meaning."""
-
-
+"""Every error code, with its HTTP status. A code never changes its meaning."""
 REQUEST: ContextVar[str] = ContextVar("request", default="")
-"""The id of the request that is being answered, for the log."""
-FAILED = "The request failed on the server; its log says more."
-"""What is told of a failure that nobody foresaw."""
+"""The id of the current request, for the log."""
+FAILED = "The request failed on the server; the server's log has the reason."
+"""The message of an unexpected error."""
+STOPPING = "The server is stopping; try again soon."
 
 
 class Refusal(Exception):
-    """A request that gets an error for an answer."""
+    """Raised to answer a request with an error."""
 
     def __init__(self, code: str, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -48,7 +47,7 @@ class Refusal(Exception):
 
     @property
     def status(self) -> int:
-        """The HTTP status of its code."""
+        """The HTTP status of the code."""
         return CODES[self.code]
 
     @property
@@ -59,23 +58,23 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may ask for."""
+    """What one request may contain."""
 
     body: int = 4 << 20
-    """Bytes of a request's body; data files have a limit of their own."""
+    """Bytes of the body; data files have a limit of their own."""
     texts: int = 256
-    """Texts, or rows, of one request."""
+    """Texts or rows."""
     characters: int = 100_000
     """Characters of one text."""
     runs: int = 10
-    """Training runs of one key that may wait; an admin's are not counted."""
+    """Training runs of one key that may be queued; runs of an admin are not limited."""
     best: int = 100
     """Best answers of a span task."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Rows of one task within a request."""
+    """Rows for one task."""
 
     task: str
     texts: list[str]
@@ -85,7 +84,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a task says of the rows of an `Ask`."""
+    """The predictions for the rows of an `Ask`."""
 
     task: str
     version: int
@@ -93,53 +92,53 @@ class Reply:
 
 
 class Service(Protocol):
-    """What the app needs of a service; tests have one of thirty lines."""
+    """What the app needs from a service; the tests have one of thirty lines."""
 
     @property
     def ready(self) -> bool:
-        """Whether the bank's tasks have been loaded."""
+        """Whether the bank's tasks are loaded."""
 
     async def predict(self, asks: Sequence[Ask]) -> list[Reply]:
-        """Answer; cancelled, it leaves the queue. Raises `Refusal`."""
+        """Return predictions; cancelling it removes its rows from the queue. Raises `Refusal`."""
 
     async def tasks(self) -> dict[str, Any]:
-        """Give what GET /v1/tasks answers."""
+        """Return the response of GET /v1/tasks."""
 
     async def task(self, ref: str) -> dict[str, Any]:
-        """Give what GET /v1/tasks/{task} answers."""
+        """Return the response of GET /v1/tasks/{task}."""
 
     async def remove(self, ref: str) -> None:
         """Remove a task, or a version, from the bank."""
 
     async def rollback(self, ref: str) -> int:
-        """Serve the version before this one, or the one named; gives its number."""
+        """Serve the previous version, or the one named; return its number."""
 
     def numbers(self) -> Mapping[str, float]:
-        """Give what can be counted; must not wait."""
+        """Return the service's counters and gauges without waiting."""
 
-    def on_batch(self, hear: Callable[[int, int, float, float], None]) -> None:
-        """Call `hear` with rows, tokens, fill (0 … 1) and seconds after each batch."""
+    def on_batch(self, callback: Callable[[int, int, float, float], None]) -> None:
+        """Call `callback` with rows, tokens, fill (0 … 1) and seconds after each batch."""
 
     async def start(self) -> None:
-        """Begin: load the bank's tasks, follow it."""
+        """Load the bank's tasks and follow its changes."""
 
     async def stop(self) -> None:
-        """Answer what is queued, then end."""
+        """Answer what is queued, then stop."""
 
 
-class Key(Protocol):
-    """Who asks."""
+class AccessKey(Protocol):
+    """What the app needs from a key; `http.auth.Key` is one."""
 
     @property
     def name(self) -> str:
-        """What it is called in the log."""
+        """The name of the key in the log."""
 
     def allows(self, scope: str, task: str | None) -> bool:
-        """Whether this key may do that."""
+        """Whether the key has this scope for this task."""
 
 
-class Keys(Protocol):
-    """The keys of a server."""
+class KeyStore(Protocol):
+    """What the app needs from the keys of a server; `http.auth.Keys` is one."""
 
     def check(self, secret: str) -> Any:
-        """Give the `Key` of a secret, or None."""
+        """Return the `AccessKey` of a secret, or None."""

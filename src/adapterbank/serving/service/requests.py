@@ -1,4 +1,4 @@
-"""An ask on its way through the service: what it waits for and weighs, what is told when it fails. No threads."""
+"""A request on its way through the service: its size, its result, and its error if it fails. Starts no threads."""
 
 from __future__ import annotations
 
@@ -13,100 +13,101 @@ import numpy as np
 
 from adapterbank.errors import AdapterbankError, BankError, InputError, PackageDamaged, StorageError
 from adapterbank.inference.engine import Prepared
+from adapterbank.kinds.table import KINDS
 from adapterbank.serving.service.protocol import FAILED, REQUEST, Ask, Refusal
 from adapterbank.serving.service.registry import ServedTask
-from adapterbank.serving.service.scheduler import Full
+from adapterbank.serving.service.scheduler import QueueFull
 
 log = logging.getLogger("adapterbank.serving")
 
 _CHARACTERS = 3
-"""A token's characters, guessed low: what waits is rather thought more than less."""
+"""Characters per token, a low estimate, so that the queue is rather over- than underestimated."""
 
 
 @dataclass(eq=False)
 class PendingRequest:
-    """An ask on its way."""
+    """An `Ask` that waits for its predictions."""
 
     ask: Ask
-    held: ServedTask
+    served: ServedTask
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[list[dict[str, Any]]]
     prepared: Prepared | None = None
-    given: dict[int, list[np.ndarray]] = field(default_factory=dict)
-    """The outputs that have come, by the first row of each part."""
+    outputs: dict[int, list[np.ndarray]] = field(default_factory=dict)
+    """The outputs so far, by the first row of each part."""
     request: str = field(default_factory=REQUEST.get)
-    """What the log calls the request that it belongs to."""
+    """The id of its HTTP request, for the log."""
 
 
-def as_refusals(act: Callable[[], Any], bank: Path) -> Any:
-    """Do what may fail for want of a task of a bank."""
+def with_refusals(action: Callable[[], Any], bank: Path) -> Any:
+    """Run an action on a task of the bank, and turn its errors into refusals."""
     try:
-        return act()
+        return action()
     except PackageDamaged as error:
-        raise Refusal("damaged", shown(error, bank)) from error
+        raise Refusal("damaged", without_paths(error, bank)) from error
     except BankError as error:
-        raise Refusal("unknown_version", shown(error, bank)) from error
-    except InputError as error:  # a name that is none of the bank's, or could be none
-        raise Refusal("unknown_task", shown(error, bank)) from error
+        raise Refusal("unknown_version", without_paths(error, bank)) from error
+    except InputError as error:  # an unknown or an invalid name
+        raise Refusal("unknown_task", without_paths(error, bank)) from error
     except StorageError as error:
-        raise Refusal("conflict", shown(error, bank)) from error
+        raise Refusal("conflict", without_paths(error, bank)) from error
 
 
-def shown(message: object, bank: Path) -> str:
-    """Give a message with its files named from the bank on: where that lies is nobody's business who asks."""
+def without_paths(message: object, bank: Path) -> str:
+    """Return a message with paths relative to the bank; clients must not learn where the bank is."""
     text = str(message).replace(f"adapterbank tasks --bank {bank}", "GET /v1/tasks").replace(f"{bank}/", "")
     return text.replace(str(bank), "the bank") if bank.is_absolute() else text
 
 
-def settle(done: list[tuple[PendingRequest, Any]]) -> None:
-    """Give answers, or refusals, to who waits for them; in their own loop."""
-    for job, found in done:
-        if job.future.done():
+def resolve(done: list[tuple[PendingRequest, Any]]) -> None:
+    """Set the results or errors of requests; runs in their event loop."""
+    for pending, result in done:
+        if pending.future.done():
             continue
-        if isinstance(found, Exception):
-            job.future.set_exception(found)
+        if isinstance(result, Exception):
+            pending.future.set_exception(result)
         else:
-            job.future.set_result(found)
+            pending.future.set_result(result)
 
 
-def check(job: PendingRequest) -> None:
-    """A task reads one text a row, or two."""
-    columns = job.held.known.about.task.text
-    if (job.ask.pairs is None) == (len(columns) == 2):
-        what = f"two texts a row ({' and '.join(columns)}); give pairs too" if len(columns) == 2 else "one text a row"
-        remedy = "" if len(columns) == 2 else "; give no pairs"
-        raise Refusal("bad_request", f"{job.held.package.ref} reads {what}{remedy}.")
+def check_pairs(pending: PendingRequest) -> None:
+    """Refuse rows with one text for a task that reads two, and the reverse."""
+    columns = pending.served.handle.about.task.text
+    if (pending.ask.pairs is None) == (len(columns) == 2):
+        pair = f"two texts per row ({' and '.join(columns)}); give pairs too"
+        what = pair if len(columns) == 2 else "one text per row; give no pairs"
+        raise Refusal("bad_request", f"{pending.served.package.ref} reads {what}.")
 
 
-def guess(job: PendingRequest) -> int:
-    """Guess at an ask's tokens without tokenising it."""
-    held = job.held.known.about
-    longest = held.max_length if held.task.kind != "span" else 1 << 30
-    lengths = [len(text) for text in job.ask.texts]
-    if job.ask.pairs is not None:
-        lengths = [a + len(b) for a, b in zip(lengths, job.ask.pairs, strict=True)]
+def estimate_tokens(pending: PendingRequest) -> int:
+    """Estimate the tokens of a request without tokenising it."""
+    about = pending.served.handle.about
+    longest = 1 << 30 if KINDS[about.task.kind].windows else about.max_length
+    lengths = [len(text) for text in pending.ask.texts]
+    if pending.ask.pairs is not None:
+        lengths = [a + len(b) for a, b in zip(lengths, pending.ask.pairs, strict=True)]
     return sum(min(longest, 3 + length // _CHARACTERS) for length in lengths)
 
 
-def refusal(error: Exception, job: PendingRequest, bank: Path) -> Exception:
-    """Say what a failure is to who asked."""
+def to_refusal(error: Exception, pending: PendingRequest, bank: Path) -> Exception:
+    """Return the refusal that reports an error to the client."""
     if isinstance(error, Refusal):
         return error
-    if isinstance(error, Full):
-        return Refusal("overloaded", f"Too much is waiting: {error}", retry_after=error.retry_after)
+    if isinstance(error, QueueFull):
+        return Refusal("overloaded", f"The server is busy: {error}", retry_after=error.retry_after)
     if isinstance(error, InputError):
-        return Refusal("bad_request", shown(error, bank))
-    if isinstance(error, AdapterbankError):  # its slot was not in memory, and cannot be loaded
-        if job.held.known.gone or _is_gone(job.held.package.path):
-            return Refusal("unknown_task", "The task was removed while the request waited; see GET /v1/tasks.")
-        return Refusal("damaged", shown(error, bank))
-    # Of which the log shows kind and place, not the message: it may quote a text.
-    log.error("failed", exc_info=error, extra={"fields": {"request_id": job.request}})
+        return Refusal("bad_request", without_paths(error, bank))
+    if isinstance(error, AdapterbankError):  # its slot was not in memory and cannot be loaded
+        if pending.served.handle.removed or _is_gone(pending.served.package.path):
+            return Refusal("unknown_task", "The task was removed while the request was queued; see GET /v1/tasks.")
+        return Refusal("damaged", without_paths(error, bank))
+    # The log gets the type and the place, not the message, which may quote a text.
+    log.error("failed", exc_info=error, extra={"fields": {"request_id": pending.request}})
     return Refusal("internal", FAILED)
 
 
 def _is_gone(path: Path) -> bool:
     try:
         return not path.exists()
-    except OSError:  # it is there, and cannot be read
+    except OSError:  # it exists, but cannot be read
         return False

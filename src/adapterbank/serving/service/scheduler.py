@@ -1,12 +1,12 @@
-"""Which rows go through the encoder next: a queue bounded in tokens, fair between tasks. Knows no tasks, threads, HTTP.
+"""Chooses the rows of the next batch: a queue bounded in tokens, fair between tasks. Knows no tasks, threads or HTTP.
 
-A request's rows of one task are a `Parcel`. It is counted from the moment it comes, by a guess at its tokens, and may
-be taken once its rows are tokenised and their true sizes known. Batches are taken by deficit round robin (Shreedhar and
-Varghese 1995): each task in turn may send its share of the batch, so a task that floods the queue delays another's row
-by no more than the batches under way. A task may hold as many tokens as are still free (the dynamic threshold of
-Choudhury and Hahne 1998): one task alone gets half of the queue, and there is room left for the next.
+The rows of one request for one task are a `RowGroup`. It counts from its arrival, with an estimate of its tokens, and
+can be taken once its rows are tokenised and their true sizes known. Batches are taken by deficit round robin (Shreedhar
+and Varghese 1995): each task in turn may send its share of the batch, so a task that floods the queue delays a row of
+another by no more than the batches in progress. A task may queue as many tokens as are still free (the dynamic
+threshold of Choudhury and Hahne 1998): one task alone gets half of the queue, and there is space left for the next.
 
-Times are seconds of any clock that the caller likes. Nothing here locks: the caller does.
+Times are seconds of any clock the caller chooses. Nothing here locks; the caller does.
 """
 
 from __future__ import annotations
@@ -19,70 +19,70 @@ from itertools import islice
 from typing import Any
 
 LONGEST_WAIT = 60
-"""Seconds after which a refused caller is asked to come again, at most."""
+"""The longest pause, in seconds, that a refused caller is asked for."""
 _MEMORY = 0.8
-"""How much of the measured pace is kept when a new batch is measured."""
+"""The weight of the earlier measurements when a new batch is measured."""
 
 
-class Full(Exception):
-    """The queue takes no more; `retry_after` is a guess at the seconds until it does."""
+class QueueFull(Exception):
+    """The queue has no space; `retry_after` is an estimate of the seconds until it has."""
 
     def __init__(self, why: str, retry_after: int) -> None:
-        super().__init__(f"{why}; come again in {retry_after} s.")
+        super().__init__(f"{why}; try again in {retry_after} s.")
         self.retry_after = retry_after
 
 
 @dataclass(eq=False)
-class Parcel:
-    """Rows of one task that came together."""
+class RowGroup:
+    """Rows of one task from one request."""
 
     task: Hashable
     value: Any
-    """What the owner keeps with it."""
+    """The owner's data."""
     counted: int
-    """Tokens that it counts for: a guess at first."""
-    since: float = 0.0
-    """When it came."""
+    """Tokens that it counts for; an estimate at first."""
+    arrived: float = 0.0
+    """When it arrived."""
     sizes: Sequence[int] = ()
     """Tokens of each row, once they are known."""
     taken: int = 0
-    """How many rows have been taken, in their order."""
-    inside: bool = False
-    """Whether it has come, and has not been cancelled."""
+    """Number of rows that have been taken, in order."""
+    queued: bool = False
+    """Whether it is queued: it has entered and was not cancelled."""
     first: bool = False
-    """Whether it came into an empty queue, which takes any."""
+    """Whether it entered an empty queue, which accepts any size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of a parcel that follow each other, taken for a batch."""
+    """Consecutive rows of a group, taken for a batch."""
 
-    parcel: Parcel
+    group: RowGroup
     start: int
     stop: int
     tokens: int
 
     def __len__(self) -> int:
-        """Count the rows."""
+        """Return the number of rows."""
         return self.stop - self.start
 
 
 @dataclass(eq=False)
-class _Line:
-    """The parcels of one task that are ready, and how many tokens it may still send in this turn."""
+class _TaskQueue:
+    """The groups of one task that are ready, and the tokens it may still send in this turn."""
 
-    parcels: deque[Parcel] = field(default_factory=deque)
+    groups: deque[RowGroup] = field(default_factory=deque)
     credit: int = 0
 
 
 class Scheduler:
-    """Parcels in, batches out."""
+    """Takes groups of rows and returns batches."""
 
     def __init__(self, *, budget: int, bound: int, wait: float, lanes: int = 1) -> None:
-        """Give batches of at most `budget` tokens, hold at most `bound`, let no ready row wait longer than `wait`.
+        """Limit a batch to `budget` tokens, the queue to `bound` tokens, and the wait of a ready row to `wait` seconds.
 
-        Waiting is for company: a batch that is full, or whose oldest row has waited that long, is due. `lanes` is how
-        many batches are computed at once, which tells how fast the queue drains.
+        Rows wait so that others can join their batch: a batch is due when it is full or its oldest row has waited that
+        long. `lanes` is the number of batches computed at once, from which the time to drain the queue follows.
         """
         if budget < 1 or bound < 1 or wait < 0 or lanes < 1:
             raise ValueError(
@@ -90,147 +90,153 @@ class Scheduler:
             )
         self.budget, self.bound, self.wait, self.lanes = budget, bound, wait, lanes
         self.waiting = 0
-        """Tokens that are counted."""
+        """Tokens in the queue."""
         self.ready = 0
-        """Tokens that could be taken."""
+        """Tokens of rows that can be taken."""
         self.pace = 0.0
-        """Tokens a second that a lane has computed lately; 0 before the first batch."""
-        self._counts: dict[Hashable, int] = {}
-        self._lines: OrderedDict[Hashable, _Line] = OrderedDict()  # whose turn it is stands first
+        """Recent tokens per second of one lane; 0 before the first batch."""
+        self.counts: dict[Hashable, int] = {}
+        """Tokens in the queue by task."""
+        self._queues: OrderedDict[Hashable, _TaskQueue] = OrderedDict()  # the first has the next turn
 
-    def enter(self, parcels: Sequence[Parcel], now: float) -> None:
-        """Count the parcels of a request in, all or none: else raise `Full`. An empty queue takes any."""
+    def enter(self, groups: Sequence[RowGroup], now: float) -> None:
+        """Queue the groups of a request, all or none; raise `QueueFull`. An empty queue accepts any size."""
         first = not self.waiting
         if not first:
-            self._check(parcels)
-        for parcel in parcels:
-            parcel.since, parcel.inside, parcel.first = now, True, first
-            self._count(parcel.task, parcel.counted)
+            self._check(groups)
+        for group in groups:
+            group.arrived, group.queued, group.first = now, True, first
+            self._count(group.task, group.counted)
 
-    def make_ready(self, parcel: Parcel, sizes: Sequence[int]) -> None:
-        """Let a parcel be taken, now that its rows' sizes are known; `Full` when there is no room for them."""
-        if not parcel.inside:
+    def make_ready(self, group: RowGroup, sizes: Sequence[int]) -> None:
+        """Make a group available now that the sizes of its rows are known; raise `QueueFull` if they do not fit."""
+        if not group.queued:
             return
-        self._count(parcel.task, -parcel.counted)
-        total, parcel.counted = sum(sizes), 0
-        if self.waiting and self.waiting + total > self.bound and not parcel.first:
-            parcel.inside = False
+        self._count(group.task, -group.counted)
+        total, group.counted = sum(sizes), 0
+        if self.waiting and self.waiting + total > self.bound and not group.first:
+            group.queued = False
             raise self._full()
-        parcel.sizes, parcel.counted = sizes, total
-        self._count(parcel.task, total)
+        group.sizes, group.counted = sizes, total
+        self._count(group.task, total)
         if sizes:
             self.ready += total
-            self._lines.setdefault(parcel.task, _Line()).parcels.append(parcel)
+            self._queues.setdefault(group.task, _TaskQueue()).groups.append(group)
 
-    def cancel(self, parcel: Parcel) -> None:
-        """Take a parcel out, if it is in; rows that are in a batch already are nobody's business any more."""
-        if not parcel.inside:
+    def cancel(self, group: RowGroup) -> None:
+        """Remove a group if it is queued; rows that are already in a batch are not affected."""
+        if not group.queued:
             return
-        parcel.inside = False
-        self._count(parcel.task, -parcel.counted)
-        line = self._lines.get(parcel.task)
-        if line and parcel in line.parcels:
-            line.parcels.remove(parcel)
-            self.ready -= parcel.counted
-            if not line.parcels:
-                del self._lines[parcel.task]
-        parcel.counted = 0
+        group.queued = False
+        self._count(group.task, -group.counted)
+        queue = self._queues.get(group.task)
+        if queue and group in queue.groups:
+            queue.groups.remove(group)
+            self.ready -= group.counted
+            if not queue.groups:
+                del self._queues[group.task]
+        group.counted = 0
+
+    @property
+    def tasks(self) -> list[Hashable]:
+        """The tasks that have rows to take, in the order of their turns."""
+        return list(self._queues)
 
     @property
     def full(self) -> bool:
-        """Whether a batch would be full."""
+        """Whether there are enough rows for a full batch."""
         return self.ready >= self.budget
 
     def due_in(self, now: float) -> float | None:
-        """Give the seconds until a batch should be taken: 0 for now, None when no row is ready."""
-        if not self._lines:
+        """Return the seconds until a batch is due: 0 for now, None if no row is ready."""
+        if not self._queues:
             return None
         if self.full:
             return 0.0
-        oldest = min(line.parcels[0].since for line in self._lines.values())
+        oldest = min(queue.groups[0].arrived for queue in self._queues.values())
         return max(0.0, oldest + self.wait - now)
 
     def take(self) -> list[Part]:
-        """Give the next batch, whether it is due or not."""
+        """Return the next batch, whether it is due or not."""
         batch: list[Part] = []
-        room, passed = self.budget, 0
-        while self._lines:
-            task, line = next(iter(self._lines.items()))
-            share = max(1, self.budget // len(self._lines))
-            if passed >= len(self._lines):
+        space, passed = self.budget, 0
+        while self._queues:
+            task, queue = next(iter(self._queues.items()))
+            share = max(1, self.budget // len(self._queues))
+            if passed >= len(self._queues):
                 self._skip_turns(share)
                 passed = 0
-            if line.credit <= 0:
-                line.credit += share
-            passed = passed + 1 if line.credit <= 0 else 0
-            while line.parcels and line.credit > 0:
-                part = self._part(line.parcels[0], line.credit, room, whole=not batch)
+            if queue.credit <= 0:
+                queue.credit += share
+            passed = passed + 1 if queue.credit <= 0 else 0
+            while queue.groups and queue.credit > 0:
+                part = self._part(queue.groups[0], queue.credit, space, at_least_one=not batch)
                 if not part:
-                    return batch  # it is this task's turn still: the next batch begins with it
+                    return batch  # it is still this task's turn: the next batch begins with it
                 batch.append(part)
-                room -= part.tokens
-                line.credit -= part.tokens
+                space -= part.tokens
+                queue.credit -= part.tokens
                 self._sent(part)
-                if part.stop == len(part.parcel.sizes):
-                    line.parcels.popleft()
-            if not line.parcels:
-                del self._lines[task]
+                if part.stop == len(part.group.sizes):
+                    queue.groups.popleft()
+            if not queue.groups:
+                del self._queues[task]
             else:
-                self._lines.move_to_end(task)
-            if room <= 0:
+                self._queues.move_to_end(task)
+            if space <= 0:
                 break
         return batch
 
     def _skip_turns(self, share: int) -> None:
-        """Give all tasks at once what they get in turns in which none of them may send."""
-        turns = min(-line.credit // share for line in self._lines.values())
-        for line in self._lines.values():
-            line.credit += max(0, turns) * share
+        """Credit all tasks at once for the turns in which none of them could send."""
+        turns = min(-queue.credit // share for queue in self._queues.values())
+        for queue in self._queues.values():
+            queue.credit += max(0, turns) * share
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """Learn how fast batches are computed."""
+        """Record how fast a batch was computed."""
         if seconds > 0:
             pace = tokens / seconds
             self.pace = _MEMORY * self.pace + (1 - _MEMORY) * pace if self.pace else pace
 
-    def _check(self, parcels: Sequence[Parcel]) -> None:
+    def _check(self, groups: Sequence[RowGroup]) -> None:
         free = self.bound - self.waiting
         wanted: Counter[Hashable] = Counter()
-        for parcel in parcels:
-            wanted[parcel.task] += parcel.counted
+        for group in groups:
+            wanted[group.task] += group.counted
         if wanted.total() > free:
             raise self._full()
         for task, tokens in wanted.items():
-            if (own := self._counts.get(task, 0)) and own + tokens > free:
+            if (own := self.counts.get(task, 0)) and own + tokens > free:
                 raise self._full(own)
 
-    def _full(self, own: int = 0) -> Full:
-        """Give the refusal; `own` is what a task holds where that is why."""
+    def _full(self, own: int = 0) -> QueueFull:
+        """Return the error; `own` is the tokens of one task if those are the reason."""
         seconds = self.waiting / (self.pace * self.lanes) if self.pace else 1.0
-        why = f"{self.waiting} tokens wait in a queue of {self.bound}"
+        why = f"{self.waiting} of {self.bound} tokens in the queue are taken"
         if own:
-            why += f", {own} of them this task's, which may hold as many as are free"
-        return Full(why, min(LONGEST_WAIT, max(1, math.ceil(seconds))))
+            why += f", {own} of them by this task, which may take as many as are free"
+        return QueueFull(why, min(LONGEST_WAIT, max(1, math.ceil(seconds))))
 
     def _count(self, task: Hashable, tokens: int) -> None:
         self.waiting += tokens
-        self._counts[task] = self._counts.get(task, 0) + tokens
-        if not self._counts[task]:
-            del self._counts[task]
+        self.counts[task] = self.counts.get(task, 0) + tokens
+        if not self.counts[task]:
+            del self.counts[task]
 
     @staticmethod
-    def _part(parcel: Parcel, credit: int, room: int, *, whole: bool) -> Part:
-        """Cut off as many of a parcel's next rows as there is credit and room for; where none fits, one if `whole`."""
-        stop, tokens = parcel.taken, 0
-        for size in islice(parcel.sizes, parcel.taken, None):
-            if tokens >= credit or (tokens + size > room and (tokens or not whole)):
+    def _part(group: RowGroup, credit: int, space: int, *, at_least_one: bool) -> Part:
+        """Take as many of a group's next rows as credit and space allow; if none fits, one if `at_least_one`."""
+        stop, tokens = group.taken, 0
+        for size in islice(group.sizes, group.taken, None):
+            if tokens >= credit or (tokens + size > space and (tokens or not at_least_one)):
                 break
             stop, tokens = stop + 1, tokens + size
-        return Part(parcel, parcel.taken, stop, tokens)
+        return Part(group, group.taken, stop, tokens)
 
     def _sent(self, part: Part) -> None:
-        parcel = part.parcel
-        parcel.taken = part.stop
-        parcel.counted -= part.tokens
+        group = part.group
+        group.taken = part.stop
+        group.counted -= part.tokens
         self.ready -= part.tokens
-        self._count(parcel.task, -part.tokens)
+        self._count(group.task, -part.tokens)

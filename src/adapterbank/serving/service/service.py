@@ -1,14 +1,14 @@
-"""The service: batching, desk, shelf and engine put together. Knows no HTTP.
+"""The service: scheduler, registry, admin and engine put together. Knows no HTTP.
 
-    event loop          requests come; their tasks are looked up, their parcels counted
-    thread, one         texts that came meanwhile are tokenised, about as many at a time as make a batch
-    thread, one         slots that are not in memory are loaded; only then do their rows become ready
-    threads, lanes      take batches of rows of all tasks, have them computed and turn the outputs into answers: one
-                        for a GPU, one for each core of a CPU
+    event loop          requests arrive; their tasks are looked up, their rows queued
+    one thread          tokenises the texts that have arrived, about one batch at a time
+    one thread          loads slots that are not in memory; only then are their rows ready
+    threads (lanes)     take batches of rows of all tasks, have them computed and turn the outputs into predictions:
+                        one for a GPU, one per core of a CPU
 
-So texts of the next batch are tokenised while the device computes this one. A GPU works by itself: its lane launches
-the next batch before it answers the last. More threads than these would not help: they all want Python's interpreter,
-and each time that one has to wait for it costs more than what it does.
+So the texts of the next batch are tokenised while the device computes this one. A GPU works asynchronously: its lane
+launches the next batch before it answers the last. More threads would not help: they all need Python's interpreter
+lock, and each wait for it costs more than the work they would do.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from adapterbank.inference.slot_cache import TaskHandle
 from adapterbank.runtime import use_one_thread
 from adapterbank.serving.service.admin import TaskAdmin
 from adapterbank.serving.service.bank_mirror import Mirror
-from adapterbank.serving.service.protocol import FAILED, Ask, Refusal, Reply
+from adapterbank.serving.service.protocol import FAILED, STOPPING, Ask, Refusal, Reply
 from adapterbank.serving.service.registry import TaskRegistry
-from adapterbank.serving.service.requests import PendingRequest, check, guess, refusal, settle
-from adapterbank.serving.service.scheduler import Full, Parcel, Part, Scheduler
+from adapterbank.serving.service.requests import PendingRequest, check_pairs, estimate_tokens, resolve, to_refusal
+from adapterbank.serving.service.scheduler import Part, QueueFull, RowGroup, Scheduler
 from adapterbank.storage.bank import Bank
 from adapterbank.tasks.spec import Examples
 
 log = logging.getLogger("adapterbank.serving")
 
 WAIT = 0.004
-"""Seconds that a row waits for company: a fraction of what a batch takes."""
-_TURN = 0.001
-"""Seconds after which a thread lets another run, instead of Python's 5 ms: a lane gives the interpreter away with all
-that it asks of the device, and has to wait to get it back."""
+"""Seconds that a row waits for others to join its batch: a fraction of the time of a batch."""
+_SWITCH_INTERVAL = 0.001
+"""Python's switch interval in seconds, instead of 5 ms: a lane releases the interpreter lock with every call to the
+device, and has to wait to get it back."""
 _CORE_TOKENS = 1024
-"""Tokens of a batch that one core computes: larger ones are no cheaper by the token, and others wait longer."""
+"""Tokens of a batch on one core: larger batches are no cheaper per token, and other rows wait longer."""
 _GPU_TOKENS = 4096
-"""The same for a GPU, which has several before it: 256 rows of 16 tokens."""
+"""The same for a GPU, which has several batches queued: 256 rows of 16 tokens."""
 
 
 class BankService:
-    """A bank that answers."""
+    """Answers requests for the tasks of a bank."""
 
     def __init__(
         self,
@@ -70,215 +70,222 @@ class BankService:
     ) -> None:
         """Serve the tasks of a bank with an engine.
 
-        `queue` is how many tokens may wait, sixteen times what the engine takes at once without it. `lanes` is how many
-        batches are computed at once: on a CPU one for each core, each with one thread, as threads that share a small
-        batch spend much of their time waiting for each other. A bank that is a `mirror` is followed, and not changed.
+        Args:
+            bank: The bank.
+            engine: Computes the predictions.
+            queue: How many tokens may wait; by default sixteen times what the engine takes at once.
+            wait: Seconds that a row waits for others to join its batch.
+            lanes: How many batches are computed at once. On a CPU the default is one per core, each with one thread,
+                because threads that share a small batch spend much of their time waiting for each other.
+            mirror: The mirror that the bank is a copy of, if it is one; it is followed, and the bank is read-only.
         """
         self.bank, self.engine, self.mirror = bank, engine, mirror
-        self.shelf = TaskRegistry(bank, engine)
-        self._desk = TaskAdmin(bank, engine, self.shelf, mirror)
+        self.registry = TaskRegistry(bank, engine)
+        self._admin = TaskAdmin(bank, engine, self.registry, mirror)
         self.lanes = lanes or engine.lanes
         most = _GPU_TOKENS if engine.ahead else _CORE_TOKENS if self.lanes > 1 else engine.tokens_at_once
         bound = queue or 16 * engine.tokens_at_once
-        self.batching = Scheduler(budget=min(engine.tokens_at_once, most), bound=bound, wait=wait, lanes=self.lanes)
-        self._turn = threading.Condition()
-        self._fresh: deque[Parcel] = deque()
+        self.scheduler = Scheduler(budget=min(engine.tokens_at_once, most), bound=bound, wait=wait, lanes=self.lanes)
+        self._condition = threading.Condition()
+        self.arrived: deque[RowGroup] = deque()
+        """Groups that are not tokenised yet."""
         self._texts = ThreadPoolExecutor(1, thread_name_prefix="texts")
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="slots")
         self._threads: list[threading.Thread] = []
-        self._hears: list[Callable[[int, int, float, float], None]] = []
+        self._callbacks: list[Callable[[int, int, float, float], None]] = []
         self._counts = {"batches": 0, "rows": 0, "tokens": 0}
         self._open = True
-        self._turns = sys.getswitchinterval()
+        self._switch_interval = sys.getswitchinterval()
 
-    # --- the face ---------------------------------------------------------------------------------------
+    # --- the interface ----------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
-        """See `terms.Service`."""
-        return self.shelf.ready and self._open
+        """See `protocol.Service`."""
+        return self.registry.ready and self._open
 
     @property
     def alive(self) -> bool:
-        """Whether it computes, or would if it was asked."""
+        """Whether the service is running and all its threads are alive."""
         return self._open and all(thread.is_alive() for thread in self._threads)
 
     async def start(self) -> None:
-        """See `terms.Service`."""
+        """See `protocol.Service`."""
         if not self._open:
-            raise RuntimeError("a service that has stopped stays so; make another")
+            raise RuntimeError("a service cannot be started again; create another one")
         if self._threads:
             return
-        sys.setswitchinterval(min(_TURN, self._turns))
+        sys.setswitchinterval(min(_SWITCH_INTERVAL, self._switch_interval))
         for i in range(self.lanes):
             self._threads.append(threading.Thread(target=self._compute_all, name=f"compute {i}", daemon=True))
             self._threads[i].start()
         if self.mirror:
             self.mirror.follow()
-        self.shelf.follow()
+        self.registry.follow()
 
     async def stop(self) -> None:
-        """See `terms.Service`."""
-        with self._turn:
+        """See `protocol.Service`."""
+        with self._condition:
             self._open = False
-            self._turn.notify_all()
+            self._condition.notify_all()
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
-        await asyncio.to_thread(self.shelf.stop)
+        await asyncio.to_thread(self.registry.stop)
         if self.mirror:
             await asyncio.to_thread(self.mirror.close)
         for pool in (self._loader, self._texts):
             await asyncio.to_thread(pool.shutdown)
-        sys.setswitchinterval(self._turns)
+        sys.setswitchinterval(self._switch_interval)
 
     async def predict(self, asks: Sequence[Ask]) -> list[Reply]:
-        """See `terms.Service`."""
+        """See `protocol.Service`."""
         loop = asyncio.get_running_loop()
-        held = [await self._desk.find(ask.task) for ask in asks]
-        jobs = [PendingRequest(ask, one, loop, loop.create_future()) for ask, one in zip(asks, held, strict=True)]
-        for job in jobs:
-            check(job)
-        parcels = [Parcel(job.held.key, job, guess(job)) for job in jobs]
-        self._enter(parcels)
+        tasks = [await self._admin.find(ask.task) for ask in asks]
+        requests = [
+            PendingRequest(ask, task, loop, loop.create_future()) for ask, task in zip(asks, tasks, strict=True)
+        ]
+        for pending in requests:
+            check_pairs(pending)
+        groups = [RowGroup(pending.served.key, pending, estimate_tokens(pending)) for pending in requests]
+        self._enter(groups)
         try:
-            found = await asyncio.gather(*(job.future for job in jobs))
+            found = await asyncio.gather(*(pending.future for pending in requests))
         except BaseException:
-            self._cancel(parcels)
-            for job in jobs:  # what nobody will ask for must not be complained of
-                job.future.cancel()
-                _ = job.future.done() and not job.future.cancelled() and job.future.exception()
+            self._cancel(groups)
+            for pending in requests:  # asyncio must not warn of exceptions that are never retrieved
+                pending.future.cancel()
+                _ = pending.future.done() and not pending.future.cancelled() and pending.future.exception()
             raise
-        manifests = [job.held.package.manifest for job in jobs]
+        manifests = [pending.served.package.manifest for pending in requests]
         return [Reply(m.name, m.version, mine) for m, mine in zip(manifests, found, strict=True)]
 
     async def tasks(self) -> dict[str, Any]:
-        """See `terms.Service`."""
-        return await self._desk.tasks()
+        """See `protocol.Service`."""
+        return await self._admin.tasks()
 
     async def task(self, ref: str) -> dict[str, Any]:
-        """See `terms.Service`."""
-        return await self._desk.task(ref)
+        """See `protocol.Service`."""
+        return await self._admin.task(ref)
 
     async def remove(self, ref: str) -> None:
-        """See `terms.Service`."""
-        await self._desk.remove(ref)
+        """See `protocol.Service`."""
+        await self._admin.remove(ref)
 
     async def rollback(self, ref: str) -> int:
-        """See `terms.Service`."""
-        return await self._desk.rollback(ref)
+        """See `protocol.Service`."""
+        return await self._admin.rollback(ref)
 
     def numbers(self) -> Mapping[str, float]:
-        """See `terms.Service`."""
+        """See `protocol.Service`."""
         slots = self.engine.slots
         return {
             **self._counts,
-            "queue_tokens": self.batching.waiting,
-            "tasks": self.shelf.count,
-            "problems": len(self.shelf.problems),
+            "queue_tokens": self.scheduler.waiting,
+            "tasks": self.registry.count,
+            "problems": len(self.registry.problems),
             "resident": len(self.engine.stacks),
             "evictions": slots.evictions,
             "loads": slots.loads,
         }
 
-    def on_batch(self, hear: Callable[[int, int, float, float], None]) -> None:
-        """See `terms.Service`."""
-        self._hears.append(hear)
+    def on_batch(self, callback: Callable[[int, int, float, float], None]) -> None:
+        """See `protocol.Service`."""
+        self._callbacks.append(callback)
 
-    # --- the way of a request ---------------------------------------------------------------------------
+    # --- the path of a request --------------------------------------------------------------------------
 
-    def _enter(self, parcels: list[Parcel]) -> None:
-        """Count all parcels of a request in, or none."""
-        with self._turn:
+    def _enter(self, groups: list[RowGroup]) -> None:
+        """Queue all groups of a request, or none."""
+        with self._condition:
             if not self._open:
-                raise Refusal("not_ready", "The server is stopping; ask another, or again soon.", retry_after=1)
+                raise Refusal("not_ready", STOPPING, retry_after=1)
             try:
-                self.batching.enter(parcels, time.monotonic())
-            except Full as full:
-                raise Refusal("overloaded", f"Too much is waiting: {full}", retry_after=full.retry_after) from full
-            idle = not self._fresh
-            self._fresh.extend(parcels)
+                self.scheduler.enter(groups, time.monotonic())
+            except QueueFull as error:
+                raise Refusal("overloaded", f"The server is busy: {error}", retry_after=error.retry_after) from error
+            idle = not self.arrived
+            self.arrived.extend(groups)
         if idle:
             self._texts.submit(self._prepare_all)
 
-    def _cancel(self, parcels: list[Parcel]) -> None:
-        with self._turn:
-            for parcel in parcels:
-                self.batching.cancel(parcel)
-                self.engine.slots.leave(parcel.value.held.known)
-            self._turn.notify_all()
+    def _cancel(self, groups: list[RowGroup]) -> None:
+        with self._condition:
+            for group in groups:
+                self.scheduler.cancel(group)
+                self.engine.slots.leave(group.value.served.handle)
+            self._condition.notify_all()
 
     def _prepare_all(self) -> None:
-        """Tokenise what has come."""
-        while fresh := self._take_fresh():
-            jobs = [parcel.value for parcel in fresh]
-            requests = [(job.held.known, Examples(job.ask.texts, job.ask.pairs)) for job in jobs]
+        """Tokenise what has arrived."""
+        while arrived := self._take_arrived():
+            asks = [(group.value.served.handle, group.value.ask) for group in arrived]
+            texts = [(handle, Examples(ask.texts, ask.pairs)) for handle, ask in asks]
             prepared: list[Prepared | Exception]
             try:
-                prepared = list(self.engine.tokenise(requests))
-            except BaseException:  # one of them is at fault: each by itself
-                prepared = [self._tokenise_one(*one) for one in requests]
-            self._make_ready(list(zip(fresh, prepared, strict=True)))
+                prepared = list(self.engine.tokenise(texts))
+            except BaseException:  # one of them is at fault: tokenise each alone
+                prepared = [self._tokenise_one(*one) for one in texts]
+            self._make_ready(list(zip(arrived, prepared, strict=True)))
 
-    def _take_fresh(self) -> list[Parcel]:
-        """Give what is to be tokenised next: about a batch, so that it can be computed while the rest is tokenised."""
-        fresh: list[Parcel] = []
+    def _take_arrived(self) -> list[RowGroup]:
+        """Return what to tokenise next: about one batch, so that it can be computed while the rest is tokenised."""
+        arrived: list[RowGroup] = []
         tokens = 0
-        with self._turn:
-            while self._fresh and tokens < self.batching.budget:
-                parcel = self._fresh.popleft()
-                if parcel.inside:
-                    fresh.append(parcel)
-                    tokens += parcel.counted
-            if not fresh:
-                self._turn.notify_all()  # who waits for an end may have waited for these
-        return fresh
+        with self._condition:
+            while self.arrived and tokens < self.scheduler.budget:
+                group = self.arrived.popleft()
+                if group.queued:
+                    arrived.append(group)
+                    tokens += group.counted
+            if not arrived:
+                self._condition.notify_all()  # a lane that waits for the end may have waited for these
+        return arrived
 
-    def _make_ready(self, parcels: list[tuple[Parcel, Prepared | Exception]]) -> None:
-        """Let parcels be computed, or say why not; those whose slot is not in memory once it is."""
+    def _make_ready(self, groups: list[tuple[RowGroup, Prepared | Exception]]) -> None:
+        """Make groups ready, or refuse them; a group whose slot is not in memory becomes ready once it is loaded."""
         done: list[PendingRequest] = []
         failed: list[tuple[PendingRequest, Exception]] = []
-        with self._turn:
-            for parcel, found in parcels:
-                job: PendingRequest = parcel.value
+        with self._condition:
+            for group, found in groups:
+                pending: PendingRequest = group.value
                 try:
                     if isinstance(found, Exception):
                         raise found
-                    if job.prepared is None and self.engine.slots.wants_loading(job.held.known):
-                        self._loader.submit(self._load, parcel, found)
+                    if pending.prepared is None and self.engine.slots.wants_loading(pending.served.handle):
+                        self._loader.submit(self._load, group, found)
                     else:
-                        self.batching.make_ready(parcel, [len(row) for row in found.rows.tokens])
-                        done += [] if found.rows.tokens else [job]  # nothing was asked
-                    job.prepared = found
+                        self.scheduler.make_ready(group, [len(row) for row in found.rows.tokens])
+                        done += [] if found.rows.tokens else [pending]  # a request without rows
+                    pending.prepared = found
                 except Exception as error:
-                    self.batching.cancel(parcel)
-                    failed.append((job, error))
-            self._turn.notify_all()
-        self._answer(
-            [(job, []) for job in done] + [(job, refusal(error, job, self.bank.path)) for job, error in failed]
-        )
+                    self.scheduler.cancel(group)
+                    failed.append((pending, error))
+            self._condition.notify_all()
+        refused = [(pending, to_refusal(error, pending, self.bank.path)) for pending, error in failed]
+        self._answer([*((pending, []) for pending in done), *refused])
 
-    def _load(self, parcel: Parcel, prepared: Prepared) -> None:
-        """Load a slot before its rows are computed, so that rows of other tasks do not wait for it."""
+    def _load(self, group: RowGroup, prepared: Prepared) -> None:
+        """Load a slot before its rows are ready, so that rows of other tasks do not wait for it."""
         found: Prepared | Exception = prepared
         try:
-            if parcel.inside:
-                self.engine.slots.load_ahead(parcel.value.held.known)
+            if group.queued:
+                self.engine.slots.load_ahead(group.value.served.handle)
         except Exception as error:
             found = error
-        self._make_ready([(parcel, found)])
-        if not parcel.inside:  # cancelled meanwhile
-            self.engine.slots.leave(parcel.value.held.known)
+        self._make_ready([(group, found)])
+        if not group.queued:  # cancelled meanwhile
+            self.engine.slots.leave(group.value.served.handle)
 
-    def _tokenise_one(self, known: TaskHandle, examples: Examples) -> Prepared | Exception:
+    def _tokenise_one(self, handle: TaskHandle, examples: Examples) -> Prepared | Exception:
         try:
-            return self.engine.tokenise([(known, examples)])[0]
+            return self.engine.tokenise([(handle, examples)])[0]
         except Exception as error:
             return error
-        except BaseException as error:  # so a panic of the tokenizer, which is no reason to tokenise nothing more
+        except BaseException as error:  # such as a panic of the tokenizer, which must not end this thread
             return RuntimeError(type(error).__name__)
 
     def _compute_all(self) -> None:
-        """Compute batch after batch until the service stops and nothing is left."""
+        """Compute batches until the service stops and nothing is left."""
         if self.lanes > 1:
             use_one_thread()
         launched: deque[tuple[list[Part], float, Wait]] = deque()
@@ -288,95 +295,95 @@ class BankService:
                 launched.append((batch, time.monotonic(), self._launch(batch)))
             if not batch or len(launched) > self.engine.ahead:
                 done, began, wait = launched.popleft()
-                given = self._land(done, wait)
+                outputs = self._land(done, wait)
                 began, landed = max(began, landed), time.monotonic()
                 self._count(done, landed - began)
-                self._answer_all(done, given)
+                self._answer_all(done, outputs)
 
     def _count(self, batch: list[Part], seconds: float) -> None:
         rows, tokens = sum(map(len, batch)), sum(part.tokens for part in batch)
-        with self._turn:
+        with self._condition:
             self._counts["batches"] += 1
             self._counts["rows"] += rows
             self._counts["tokens"] += tokens
-            self.batching.computed(tokens, seconds)
-        for hear in self._hears:
+            self.scheduler.computed(tokens, seconds)
+        for callback in self._callbacks:
             try:
-                hear(rows, tokens, min(1.0, tokens / self.batching.budget), seconds)
-            except Exception as error:  # who listens must not end the service
+                callback(rows, tokens, min(1.0, tokens / self.scheduler.budget), seconds)
+            except Exception as error:  # a callback must not end the service
                 log.error("failed", exc_info=error)
 
     def _next(self, launched: int) -> list[Part]:
-        """Wait for the next batch; none while some are launched, or when the service has stopped and all is answered.
+        """Wait for the next batch; return none if some are launched, or if the service has stopped and all is answered.
 
-        A device that has enough to do is not given a batch that could still grow.
+        A busy device does not get a batch that could still grow.
         """
-        with self._turn:
+        with self._condition:
             while True:
-                due = self.batching.due_in(time.monotonic())
-                if due is not None and (due <= 0 or not self._open) and (launched < 2 or self.batching.full):
-                    return self.batching.take()
-                if launched or (due is None and not self._open and not self._fresh and not self.batching.waiting):
+                due = self.scheduler.due_in(time.monotonic())
+                if due is not None and (due <= 0 or not self._open) and (launched < 2 or self.scheduler.full):
+                    return self.scheduler.take()
+                if launched or (due is None and not self._open and not self.arrived and not self.scheduler.waiting):
                     return []
-                self._turn.wait(due)
+                self._condition.wait(due)
 
     def _launch(self, batch: list[Part]) -> Wait:
-        """Have a batch computed; what is given waits for the outputs, or tells why there are none."""
+        """Launch a batch; return a function that waits for the outputs or raises."""
         tokens: list[Tokens] = []
         tasks: list[TaskHandle | None] = []
         for part in batch:
-            prepared = part.parcel.value.prepared
+            prepared = part.group.value.prepared
             tokens += prepared.rows.tokens[part.start : part.stop]
-            tasks += [prepared.known] * len(part)
+            tasks += [prepared.handle] * len(part)
         try:
             return self.engine.launch(tokens, tasks)
         except Exception as error:
             return partial(_fail, error)
 
     def _land(self, batch: list[Part], wait: Wait) -> list[list[np.ndarray] | Exception]:
-        """Wait for a batch; gives the outputs of each part, or why there are none."""
+        """Wait for a batch; return the outputs of each part, or the error."""
         try:
-            given = iter(wait())
-            return [list(islice(given, len(part))) for part in batch]
-        except Exception as error:  # one of them is at fault: each by itself
+            outputs = iter(wait())
+            return [list(islice(outputs, len(part))) for part in batch]
+        except Exception as error:  # one of them is at fault: compute each alone
             return [error] if len(batch) == 1 else [self._land([part], self._launch([part]))[0] for part in batch]
 
-    def _answer_all(self, batch: list[Part], given: list[list[np.ndarray] | Exception]) -> None:
+    def _answer_all(self, batch: list[Part], outputs: list[list[np.ndarray] | Exception]) -> None:
         try:
-            self._finish(batch, given)
-        except Exception as error:  # a lane must not end for it, nor anybody wait for ever
+            self._finish(batch, outputs)
+        except Exception as error:  # the lane must go on, and no request may wait for ever
             log.error("failed", exc_info=error)
-            self._answer([(part.parcel.value, Refusal("internal", FAILED)) for part in batch])
+            self._answer([(part.group.value, Refusal("internal", FAILED)) for part in batch])
 
-    def _finish(self, batch: list[Part], given: list[list[np.ndarray] | Exception]) -> None:
-        """Turn outputs into answers, of those asks that have them all."""
+    def _finish(self, batch: list[Part], outputs: list[list[np.ndarray] | Exception]) -> None:
+        """Turn outputs into predictions for the requests that are complete."""
         done: list[tuple[PendingRequest, Any]] = []
-        for part, outs in zip(batch, given, strict=True):
-            job: PendingRequest = part.parcel.value
+        for part, outs in zip(batch, outputs, strict=True):
+            pending: PendingRequest = part.group.value
             if isinstance(outs, Exception):
-                done.append((job, refusal(outs, job, self.bank.path)))
+                done.append((pending, to_refusal(outs, pending, self.bank.path)))
                 continue
-            job.given[part.start] = outs
-            if sum(map(len, list(job.given.values()))) == len(part.parcel.sizes):  # another lane may add to it
-                done.append((job, self._told(job)))
+            pending.outputs[part.start] = outs
+            if sum(map(len, list(pending.outputs.values()))) == len(part.group.sizes):  # another lane may add outputs
+                done.append((pending, self._predictions(pending)))
         self._answer(done)
 
-    def _told(self, job: PendingRequest) -> Any:
-        assert job.prepared is not None
+    def _predictions(self, pending: PendingRequest) -> Any:
+        assert pending.prepared is not None
         try:
-            given = [out for _, outs in sorted(job.given.items()) for out in outs]
-            return self.engine.tell(job.prepared, given, job.ask.best)
+            outputs = [out for _, outs in sorted(pending.outputs.items()) for out in outs]
+            return self.engine.finish_json(pending.prepared, outputs, pending.ask.best)
         except Exception as error:
-            return refusal(error, job, self.bank.path)
+            return to_refusal(error, pending, self.bank.path)
 
     def _answer(self, done: list[tuple[PendingRequest, Any]]) -> None:
-        """Hand answers to who waits for them, all of one loop in one go."""
+        """Pass results to their requests, all of one event loop at once."""
         loops: dict[asyncio.AbstractEventLoop, list[tuple[PendingRequest, Any]]] = {}
-        for job, found in done:
-            loops.setdefault(job.loop, []).append((job, found))
+        for pending, found in done:
+            loops.setdefault(pending.loop, []).append((pending, found))
         for loop, mine in loops.items():
-            with contextlib.suppress(RuntimeError):  # a loop that has ended waits for nothing
-                loop.call_soon_threadsafe(settle, mine)
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(resolve, mine)
 
 
 def _fail(error: Exception) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""What is told of tasks: manifests to the JSON of /v1/tasks. Knows no engine and no routes."""
+"""Turns manifests into the JSON of /v1/tasks. Knows no engine and no routes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from adapterbank.errors import InputError
+from adapterbank.methods import stored_fields
 from adapterbank.storage import files
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import Manifest
 
 
 def summary(manifest: Manifest, *, resident: bool) -> dict[str, Any]:
-    """Tell a task in a line of a list."""
+    """Return a task's row in the list."""
     task, method = manifest.task, manifest.method
     scores: Mapping[str, Mapping[str, Any]] = manifest.metrics
-    adapter = method.get("adapter")
     return {
         "name": manifest.name,
         "version": manifest.version,
@@ -27,7 +27,7 @@ def summary(manifest: Manifest, *, resident: bool) -> dict[str, Any]:
         "score": scores.get("dev", {}).get(task["metric"]),
         "test_score": scores.get("test", {}).get(task["metric"]),
         "method": method.get("name") or method.get("method"),
-        "size": adapter["size"] if adapter else None,
+        "size": stored_fields(method).get("size"),
         "params": {key: manifest.params.get(key) for key in ("trained", "encoder", "total", "percent")},
         "bytes": manifest.bytes,
         "created": manifest.created,
@@ -36,11 +36,11 @@ def summary(manifest: Manifest, *, resident: bool) -> dict[str, Any]:
 
 
 def details(bank: Bank, manifest: Manifest, *, resident: bool) -> dict[str, Any]:
-    """Tell all of a task: its manifest, its versions, and its newest ablation."""
-    told = {key: value for key, value in manifest.to_json().items() if key != "fingerprint"}
+    """Return all about a task: its manifest, its versions and its newest ablation."""
+    fields = {key: value for key, value in manifest.to_json().items() if key != "fingerprint"}
     return {
-        **told,
-        "backbone": {**manifest.backbone, "name": called(manifest.backbone["name"])},
+        **fields,
+        "backbone": {**manifest.backbone, "name": public_name(manifest.backbone["name"])},
         "resident": resident,
         "versions": bank.versions(manifest.name),
         "default": bank.default(manifest.name),
@@ -48,13 +48,13 @@ def details(bank: Bank, manifest: Manifest, *, resident: bool) -> dict[str, Any]
     }
 
 
-def called(backbone: str) -> str:
-    """Give an encoder's name to who asks; of a folder on this machine, its last part."""
+def public_name(backbone: str) -> str:
+    """Return the name of an encoder that clients may see; for a folder on this machine, its last part."""
     return Path(backbone).name if Path(backbone).is_absolute() else backbone
 
 
 def _ablation(folder: Path, ref: str) -> Any:
-    """Give the newest ablation of a package; none where none can be read."""
+    """Return the newest ablation of a package that can be read, or None."""
     found = [path for path in folder.glob("*.json") if path.name.rpartition("-")[0] == ref]
     for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
         try:

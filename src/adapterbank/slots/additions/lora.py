@@ -1,66 +1,108 @@
-"""Low-rank parts of linear layers: initial numbers and arithmetic. Knows nothing of tasks or batches.
+"""Low-rank updates of linear layers (Hu et al. 2021, section 4.1). Knows nothing of tasks or batches.
 
-    y = x W' + b + (x A') B' alpha / r        Hu et al. 2021, section 4.1;  A [r, in], B [out, r]
+    y = x W' + b + (x A') B' alpha / r        A [r, in], B [out, r]
 
-B is zero at the start, so that a new slot gives exactly what the frozen encoder gives.
+B starts at zero, so that a new slot computes exactly what the frozen encoder computes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from adapterbank.encoder.families import EncoderConfig
-from adapterbank.methods import PROJECTIONS, Lora
+from adapterbank.methods import PROJECTIONS, Options
 
 
-def shapes(lora: Lora, config: EncoderConfig) -> dict[str, tuple[int, ...]]:
-    """Name every tensor of a slot's low-rank parts, with its shape."""
-    found: dict[str, tuple[int, ...]] = {}
-    for i in lora.layers:
-        for target in lora.targets:
-            outputs, inputs = config.layer_shapes[PROJECTIONS[target]]
-            module = f"layers.{i}.{PROJECTIONS[target]}.lora"
-            found |= {f"{module}.a": (lora.rank, inputs), f"{module}.b": (outputs, lora.rank)}
-    return found
+@dataclass(frozen=True)
+class Lora:
+    """A slot's low-rank updates: `x W' + b + (x A') B' alpha / r` at each chosen linear layer."""
 
+    name: ClassVar[str] = "lora"
+    decays: ClassVar[bool] = True
+    removable: ClassVar[bool] = False
+    in_place: ClassVar[bool] = False
 
-def initial(lora: Lora, config: EncoderConfig, generator: torch.Generator) -> dict[str, Tensor]:
-    """Give new low-rank parts: A uniform within 1 / sqrt(in) as in the public code of LoRA, B zero."""
-    found = {name: torch.zeros(shape) for name, shape in shapes(lora, config).items()}
-    for name, tensor in found.items():
-        if name.endswith(".a"):
+    rank: int = 8
+    """r, the rows of A and columns of B."""
+    alpha: float = 16.0
+    layers: tuple[int, ...] = ()
+    """The layers with updates, counted from 0."""
+    targets: tuple[str, ...] = ("query", "value")
+    """The linear layers with updates in each of those, by their names in `PROJECTIONS`."""
+
+    @classmethod
+    def from_options(cls, options: Options, layers: tuple[int, ...]) -> Lora:
+        """See `Addition`."""
+        chosen = options.targets.split(",")
+        return cls(options.rank, options.alpha, layers, tuple(name for name in PROJECTIONS if name in chosen))
+
+    @property
+    def size(self) -> int:
+        """See `Addition`."""
+        return self.rank
+
+    @property
+    def scale(self) -> float:
+        """The factor alpha / r."""
+        return self.alpha / self.rank
+
+    def problems(self) -> list[str]:
+        """See `Addition`."""
+        usable = self.rank > 0 and self.scale > 0
+        return [] if usable else [f"rank {self.rank!r} and alpha {self.alpha!r}"]
+
+    def resized(self, size: int) -> Lora:
+        """Return the same arithmetic at another rank, with the same scale."""
+        return replace(self, rank=size, alpha=self.scale * size)
+
+    def placeless(self) -> Lora:
+        """See `Addition`. Slots with different targets join different tensors, so the targets are kept."""
+        return replace(self, layers=())
+
+    def shapes(self, config: EncoderConfig) -> dict[tuple[str, str], tuple[int, ...]]:
+        """See `Addition`."""
+        shapes: dict[tuple[str, str], tuple[int, ...]] = {}
+        for i, module in ((i, PROJECTIONS[target]) for i in self.layers for target in self.targets):
+            outputs, inputs = config.layer_shapes[module]
+            shapes |= {(f"layers.{i}.{module}", "a"): (self.rank, inputs)}
+            shapes |= {(f"layers.{i}.{module}", "b"): (outputs, self.rank)}
+        return shapes
+
+    def padded(self, part: str, shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+        """See `Addition`."""
+        return (size, shape[1]) if part == "a" else (shape[0], size)
+
+    def fill(self, part: str, tensor: Tensor, sigma: float, generator: torch.Generator) -> None:
+        """Draw A uniformly within 1 / sqrt(in), as the public code of LoRA does; B stays zero."""
+        if part == "a":
             torch.nn.init.kaiming_uniform_(tensor, a=math.sqrt(5), generator=generator)
-    return found
+
+    def apply(self, y: Tensor, x: Tensor, tensors: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """See `Addition`. The rank may be padded with zeros, which stay zero through the arithmetic."""
+        a, b = _joined(tensors)
+        if a.dim() == 3:
+            return torch.baddbmm(y, torch.bmm(x, a.transpose(1, 2)), b.transpose(1, 2), alpha=self.scale)
+        flat_y, flat_x = (t.reshape(-1, t.shape[-1]) for t in (y, x))
+        return torch.addmm(flat_y, F.linear(flat_x, a), b.t(), alpha=self.scale).view(y.shape)
 
 
-def apply(y: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """Give `y + scale (x A') B'` for `[n, in]` and `[n, out]`, or for each part of `[parts, n, in]`, A and B stacked.
+ADDITION = Lora
 
-    The rank may be filled up with zeros, which stay zero through the arithmetic.
+
+def _joined(tensors: Sequence[Mapping[str, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Join A and B of linear layers that read the same input and whose outputs are side by side.
+
+    With the blocks of B on a diagonal, two small products serve all of them; layers without an update get zeros.
     """
-    if a.dim() == 2:
-        return torch.addmm(y, F.linear(x, a), b.t(), alpha=scale)
-    return torch.baddbmm(y, torch.bmm(x, a.transpose(1, 2)), b.transpose(1, 2), alpha=scale)
-
-
-def joined(tensors: Mapping[str, Tensor], modules: Sequence[str]) -> tuple[Tensor, Tensor] | None:
-    """Give A and B of linear layers that read the same and stand side by side, as one; None where nobody has any.
-
-    With B's blocks on a diagonal two small products do for all of them; those without a part of their own get zeros.
-    """
-    held = [module for module in modules if f"{module}.lora.a" in tensors]
-    if not held:
-        return None
-    a, b = ([tensors[f"{module}.lora.{leaf}"] for module in held] for leaf in ("a", "b"))
-    if len(modules) == 1:
-        return a[0], b[0]
-    rows = [
-        [part if other == module else torch.zeros_like(part) for other, part in zip(held, b, strict=True)]
-        for module in modules
-    ]
-    return torch.cat(a, -2), torch.cat([torch.cat(row, -1) for row in rows], -2)
+    if len(tensors) == 1:
+        return tensors[0]["a"], tensors[0]["b"]
+    updated = [site for site in tensors if site]
+    rows = [[other["b"] if other is site else torch.zeros_like(other["b"]) for other in updated] for site in tensors]
+    return torch.cat([site["a"] for site in updated], -2), torch.cat([torch.cat(row, -1) for row in rows], -2)

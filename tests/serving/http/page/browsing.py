@@ -1,43 +1,44 @@
-"""What tests of the page share: a patient browser, forms that are filled in, and what was sent."""
+"""Shared by the tests of the page: the browser, forms, and the requests that were sent."""
 
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
+
+from chromium import MISSING, find_chromium
 
 pytest.importorskip("fastapi", reason="pip install 'adapterbank[serve]'")
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 
-CHROMIUM = os.environ.get("ADAPTERBANK_CHROMIUM", "/usr/bin/chromium")
+CHROMIUM = find_chromium()
 BROWSER = [
     pytest.mark.browser,
-    pytest.mark.skipif(not os.path.exists(CHROMIUM), reason=f"there is no Chromium at {CHROMIUM}"),
+    pytest.mark.skipif(CHROMIUM is None, reason=MISSING),
 ]
-"""The marks of what needs one."""
+"""The marks of tests that need a browser."""
 PATIENCE = 120_000
-"""Milliseconds after which what takes a moment has failed, however busy the machine is."""
+"""Milliseconds after which an expectation has failed; long, because the machine may be busy."""
 DRAWN = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
-"""Waits until the page has heard of what happened, and shows it."""
+"""Waits until the page has drawn what happened."""
 expect = playwright.expect
 expect.set_options(timeout=PATIENCE)
 
 
-def sent(trouble):
-    """Give the bodies that were posted, as values."""
-    return [json.loads(body) for method, _, body in trouble.asked if method == "POST"]
+def posted(faults):
+    """Return the JSON bodies that were posted."""
+    return [json.loads(body) for method, _, body in faults.requests if method == "POST"]
 
 
 def upload(page, file):
-    """Choose a file to train on."""
+    """Choose a data file."""
     page.get_by_role("link", name="Train", exact=True).click()
     page.locator("#train-file").set_input_files(str(file))
-    expect(page.get_by_label("Label column")).to_be_visible()  # it has been read
+    expect(page.get_by_label("Label column")).to_be_visible()  # after the file has been read
 
 
 def contrast(one, other):
-    """Give the ratio of two colours' lightness, as WCAG counts it."""
+    """Return the contrast ratio of two colours as WCAG defines it."""
 
     def light(colour):
         linear = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]

@@ -1,4 +1,4 @@
-"""A page in a real browser over a stand-in server, at two widths."""
+"""The page in a real browser over the real app with sample tasks and scripted runs, at two widths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def browser():
-    """Give a browser; for a module only, as it keeps an event loop that others would run into."""
+    """Start a browser; for one module only, because its event loop would disturb other tests."""
     from serving.http.page.browsing import CHROMIUM, PATIENCE, playwright
 
     with playwright.sync_playwright() as tools:
@@ -19,71 +19,81 @@ def browser():
 
 
 @pytest.fixture
-def trouble():
-    """Give what goes wrong, and what was asked."""
-    from stand_in import Trouble
+def faults():
+    """What goes wrong, and what was requested."""
+    from serving.sample_server import Faults
 
-    return Trouble()
-
-
-@pytest.fixture
-def bank():
-    """Give the tasks and the problems of the bank; tests may have their own."""
-    from stand_in import many
-
-    return many(), []
+    return Faults()
 
 
 @pytest.fixture
-def url(bank, trouble):
-    """Give the address of the stand-in."""
-    from adapterbank.serving.http.routes_page import page_router
-    from stand_in import make, served
+def service():
+    """The tasks and problems of the bank; a test may have its own."""
+    from serving.sample_server import SampleService, sample_tasks
 
-    app = make(bank[0], trouble, bank[1])
-    app.include_router(page_router())
-    with served(app) as address:
+    return SampleService(sample_tasks())
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    """The queue of training runs."""
+    from serving.sample_server import ScriptedJobs
+
+    return ScriptedJobs(tmp_path / "bank")
+
+
+@pytest.fixture
+def keys():
+    """The API keys; none unless a test has some."""
+
+
+@pytest.fixture
+def url(service, jobs, keys, faults):
+    """Serve the app; the address."""
+    from serving.sample_server import make_app, served
+
+    with served(make_app(service, faults, jobs=jobs, keys=keys)) as address:
         yield address
 
 
 @pytest.fixture
 def complaints():
-    """What the console may say, as a pattern; everything else fails the test."""
+    """Patterns of console messages that are expected; any other fails the test."""
     return []
 
 
-@pytest.fixture(params=[360, 1280], ids=["phone", "desk"])
+@pytest.fixture(params=[360, 1280], ids=["phone", "desktop"])
 def width(request):
-    """Give the width of the screen."""
+    """The width of the screen."""
     return request.param
 
 
 @pytest.fixture
 def page(browser, url, complaints, width):
-    """Give a page that fails its test when it logs an error, asks another server or is wider than its screen."""
+    """Open the page; fail if it logs an error, calls another server or is wider than the screen."""
     from serving.http.page.browsing import PATIENCE
 
     context = browser.new_context(viewport={"width": width, "height": 800})
     context.set_default_timeout(PATIENCE)
-    # What the page does every ten seconds it does when a test says so, or a slow test would see more than it asked for.
+    # The page refreshes every ten seconds; here only when a test says so, because a slow test would see more refreshes.
     context.add_init_script("window.setInterval = (work) => { window.look = work; };")
     page = context.new_page()
-    errors, asked = [], []
-    page.on("console", lambda said: errors.append(said.text) if said.type in ("error", "warning") else None)
+    errors, requested = [], []
+    page.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("request", lambda request: asked.append(request.url))
+    page.on("request", lambda request: requested.append(request.url))
     page.goto(url)
     yield page
     assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
     assert [one for one in errors if not any(re.search(known, one) for known in complaints)] == []
-    assert [one for one in asked if not one.startswith((f"{url}/", "data:"))] == []
+    assert [one for one in requested if not one.startswith((f"{url}/", "data:"))] == []
     assert page.title() != "taken"
     context.close()
 
 
 @pytest.fixture
 def reviews(tmp_path):
-    """Give a file of reviews."""
+    """A file of reviews."""
     file = tmp_path / "my reviews.csv"
     file.write_text(
         'id,"review, as written",stars\n1,"Warm, and ""funny"".",5\n2,"Dull\nand long.",1\n', encoding="utf-8"

@@ -1,4 +1,4 @@
-"""Claims about the page's tasks, in a real browser: what it lists, counts and compares, and how little it may hold."""
+"""Promise: the page shows the tasks in a real browser: the list, the totals, and banks with few or many tasks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 
 from serving.http.page.browsing import BROWSER, DRAWN, expect
-from stand_in import NASTY, many, task
+from serving.sample_server import MARKUP, SampleService, sample_tasks, task
 
 pytestmark = BROWSER
 
@@ -44,43 +44,44 @@ def test_all_tasks_together_are_compared_with_one_model_each(page):
 
 def test_labels_and_texts_are_text_whatever_they_look_like(page, url, complaints):
     complaints.append("404")
-    expect(page.locator("#tasks-list .chip", has_text=NASTY)).to_have_count(1)
+    expect(page.locator("#tasks-list .chip", has_text=MARKUP)).to_have_count(1)
     page.goto(f"{url}/#try/markup")
-    page.get_by_label("Text", exact=True).fill(NASTY)
-    page.get_by_role("button", name="Ask").click()
-    expect(page.locator(".said")).to_have_text(NASTY)
+    page.get_by_label("Text", exact=True).fill(MARKUP)
+    page.get_by_role("button", name="Predict").click()
+    expect(page.locator(".prediction")).to_have_text(MARKUP)
     page.goto(f"{url}/#task/markup")
-    expect(page.locator("#task-body .chip").first).to_have_text(NASTY)
-    page.goto(f"{url}/#task/{NASTY.replace('/', '')}")
-    expect(page.locator("#trouble")).to_contain_text("is not a task here")
+    expect(page.locator("#task-body .chip").first).to_have_text(MARKUP)
+    page.goto(f"{url}/#task/{MARKUP.replace('/', '')}")
+    expect(page.locator("#trouble")).to_contain_text("is not a task of this bank")
     assert page.locator("main img").count() == 0
 
 
-class TestTroubleInTheBank:
+class TestProblemsInTheBank:
     @pytest.fixture
-    def bank(self):
-        gone = [{**one, "gone": True} if one["name"] == "task-07" else one for one in many(10)]
-        return gone, [{"task": "broken", "message": "broken@2 is not what was written; restore it."}]
+    def service(self):
+        found = SampleService(sample_tasks(10), [{"task": "broken", "message": "broken@2 is damaged; restore it."}])
+        found.removed.add("task-07")
+        return found
 
-    def test_problems_are_told_plainly(self, page):
+    def test_problems_are_shown(self, page):
         expect(page.locator("#problems")).to_contain_text("1 task of the bank cannot be served")
-        expect(page.locator("#problems li")).to_have_text("broken: broken@2 is not what was written; restore it.")
+        expect(page.locator("#problems li")).to_have_text("broken: broken@2 is damaged; restore it.")
 
-    def test_a_task_that_is_refused_leaves_the_others_their_answers(self, page, url, complaints):
+    def test_a_refused_task_does_not_prevent_the_predictions_of_others(self, page, url, complaints):
         complaints.append("404")
         page.goto(f"{url}/#try")
         page.get_by_label("Text", exact=True).fill("A text")
-        page.get_by_role("button", name="Ask").click()
-        expect(page.locator("#try-result h2")).to_have_text("9 tasks, surest first")
-        expect(page.locator(".answer").last).to_contain_text("'task-07' is not a task here.")
+        page.get_by_role("button", name="Predict").click()
+        expect(page.locator("#try-result h2")).to_have_text("9 tasks, most confident first")
+        expect(page.locator(".answer").last).to_contain_text("'task-07' is not a task of this bank.")
 
 
 class TestAnEmptyBank:
     @pytest.fixture
-    def bank(self):
-        return [], []
+    def service(self):
+        return SampleService([])
 
-    def test_it_tells_how_to_add_a_task(self, page):
+    def test_an_empty_bank_explains_how_to_add_a_task(self, page):
         expect(page.locator("#tasks-empty")).to_contain_text("The bank has no tasks yet")
         expect(page.locator("#tasks-empty")).to_contain_text("adapterbank train --bank bank")
         for part in ("#totals", "#tasks-tools", "#tasks-list"):
@@ -88,49 +89,49 @@ class TestAnEmptyBank:
         page.get_by_role("link", name="upload a file").click()
         expect(page.get_by_role("heading", name="Train a task")).to_be_visible()
 
-    def test_who_asks_it_is_led_to_training(self, page):
+    def test_an_empty_bank_links_to_training(self, page):
         page.get_by_role("link", name="Try", exact=True).click()
         page.get_by_label("Text", exact=True).fill("A warm film.")
-        page.get_by_role("button", name="Ask").click()
-        expect(page.locator("#try-result")).to_have_text("The bank has no tasks yetTrain one, then ask it here.")
+        page.get_by_role("button", name="Predict").click()
+        expect(page.locator("#try-result")).to_have_text("The bank has no tasks yetTrain one, then try it here.")
 
 
 class TestAThousandTasks:
     @pytest.fixture
-    def bank(self):
-        return [task(f"task-{i}") for i in range(1000)], []
+    def service(self):
+        return SampleService([task(f"task-{i}") for i in range(1000)])
 
-    def test_a_part_is_drawn_and_the_rest_on_demand(self, page, trouble, url):
+    def test_a_part_is_drawn_and_the_rest_on_demand(self, page, faults, url):
         expect(page.locator("#tasks-list .task")).to_have_count(100)
         page.get_by_role("button", name="Show all 1,000").click()
         expect(page.locator("#tasks-list .task")).to_have_count(1000)
         page.goto(f"{url}/#try")
         page.get_by_label("Text", exact=True).fill("A text")
-        page.get_by_role("button", name="Ask").click()
-        expect(page.locator("#try-result h2")).to_have_text("1,000 tasks, surest first")
-        sizes = [len(json.loads(body)["rows"]) for _, path, body in trouble.asked if path == "/v1/predict"]
+        page.get_by_role("button", name="Predict").click()
+        expect(page.locator("#try-result h2")).to_have_text("1,000 tasks, most confident first")
+        sizes = [len(json.loads(body)["rows"]) for _, path, body in faults.requests if path == "/v1/predict"]
         assert sum(sizes) == 1000
         assert max(sizes) <= 64
 
 
-def test_an_error_that_comes_late_is_not_told_of_another_part(page, trouble, url, complaints):
+def test_a_late_error_is_not_shown_in_another_section(page, faults, url, complaints):
     complaints.append("404")
     expect(page.locator("#tasks-list li")).to_have_count(50)
-    trouble.held = True
+    faults.paused = True
     page.goto(f"{url}/#task/none")
     expect(page.locator("#task-title")).to_have_text("none")
     with page.expect_response("**/v1/tasks/none") as late:
         page.goto(f"{url}/#tasks")
         expect(page.locator("#view-tasks")).to_be_visible()
-        trouble.held = False
+        faults.paused = False
     late.value.finished()
     page.evaluate(DRAWN)
     expect(page.locator("#trouble")).to_be_hidden()
 
 
-def test_an_address_that_makes_no_sense_shows_the_tasks_or_says_so(page, url, complaints):
+def test_an_invalid_address_shows_the_tasks_or_an_error(page, url, complaints):
     complaints.append("404")
     page.goto(f"{url}/#nothing/here")
     expect(page.get_by_role("heading", name="Tasks")).to_be_visible()
     page.goto(f"{url}/#task/100%")
-    expect(page.locator("#trouble")).to_contain_text("is not a task here")
+    expect(page.locator("#trouble")).to_contain_text("is not a task of this bank")

@@ -1,4 +1,4 @@
-"""Claims about using the page, in a real browser: with a key, by keyboard alone, in light and dark."""
+"""Promise: the page is usable in a real browser: with a key, by keyboard alone, in light and dark."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from adapterbank.serving.http.auth import Keys
 from serving.http.page.browsing import BROWSER, DRAWN, contrast, expect, upload
-from stand_in import Trouble
 
 pytestmark = BROWSER
 
@@ -15,7 +15,7 @@ pytestmark = BROWSER
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_an_ablation_is_shown_as_a_table_with_readable_values(page, url, theme):
     page.emulate_media(color_scheme=theme)
-    page.evaluate(DRAWN)  # and draws again for it, which must not fall between the looks below
+    page.evaluate(DRAWN)  # the page draws again for it, which must happen before the checks below
     page.goto(f"{url}/#task/task-00")
     table = page.locator(".heat")
     expect(table.locator("tbody tr")).to_have_count(6)
@@ -29,20 +29,24 @@ def test_an_ablation_is_shown_as_a_table_with_readable_values(page, url, theme):
 
 class TestKeys:
     @pytest.fixture
-    def trouble(self):
-        return Trouble(key="secret")
+    def keys(self, tmp_path):
+        return Keys(tmp_path / "keys.json")
 
-    def test_a_key_is_asked_for_and_kept_for_the_tab(self, page, trouble, complaints, reviews):
+    @pytest.fixture
+    def secret(self, keys):
+        return keys.add("admin", ["admin"])
+
+    def test_the_page_prompts_for_a_key_and_keeps_it_for_the_tab(self, page, secret, complaints, reviews):
         complaints.append("401")
-        expect(page.get_by_role("dialog")).to_contain_text("This server wants a key")
+        expect(page.get_by_role("dialog")).to_contain_text("This server requires a key")
         page.get_by_label("API key").fill("wrong")
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Continue").click()
         expect(page.get_by_label("API key")).to_have_value("")
-        page.get_by_label("API key").fill("secret")
+        page.get_by_label("API key").fill(secret)
         page.keyboard.press("Enter")
         expect(page.locator("#tasks-list .task")).to_have_count(50)
         assert page.evaluate("[Object.values(sessionStorage), Object.keys(localStorage), document.cookie]") == [
-            ["secret"],
+            [secret],
             [],
             "",
         ]
@@ -54,13 +58,13 @@ class TestKeys:
         page.get_by_role("button", name="Forget the key").click()
         expect(page.get_by_role("dialog")).to_be_visible()
 
-    def test_without_one_the_servers_sentence_is_shown(self, page, complaints):
+    def test_without_a_key_the_servers_message_is_shown(self, page, complaints):
         complaints.append("401")
         page.get_by_role("button", name="Cancel").click()
-        expect(page.locator("#trouble")).to_contain_text("This server wants a key")
+        expect(page.locator("#trouble")).to_contain_text("This server requires a key")
 
 
-def test_what_is_shown_for_the_shell_sends_a_key_where_one_is_in_use(page, url):
+def test_the_curl_example_sends_a_key_if_one_is_in_use(page, url):
     page.goto(f"{url}/#task/task-00")
     expect(page.locator("#task-body pre")).to_contain_text("curl")
     expect(page.locator("#task-body pre")).not_to_contain_text("Authorization")
@@ -70,7 +74,7 @@ def test_what_is_shown_for_the_shell_sends_a_key_where_one_is_in_use(page, url):
     expect(page.locator("#task-body pre")).not_to_contain_text("abk_1")
 
 
-def test_it_is_used_by_keyboard_alone(page):
+def test_the_page_works_with_the_keyboard_alone(page):
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
     for _ in range(3):
@@ -84,7 +88,7 @@ def test_it_is_used_by_keyboard_alone(page):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_words_stand_out_from_their_ground_in_light_and_dark(page, theme):
+def test_text_has_enough_contrast_in_light_and_dark(page, theme):
     page.emulate_media(color_scheme=theme)
     names = ("paper", "card", "ink", "quiet", "accent", "on-accent", "bad", "bad-soft", "good", "track", "soft")
     script = "(names) => names.map((one) => getComputedStyle(document.body).getPropertyValue(`--${one}`).trim())"

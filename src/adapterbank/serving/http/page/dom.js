@@ -1,4 +1,4 @@
-// Elements and numbers as a reader wants them. What it is given is set as text, never as markup.
+// Creates elements and formats numbers. Values are inserted as text, never as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -47,7 +47,7 @@ export function age(stamp) {
   return "just now";
 }
 
-// A long list is shown in part, so that a thousand rows cost nothing until somebody wants them.
+// Shows the first rows of a long list, so that a thousand rows cost nothing until the reader asks for them.
 export function fill(list, rows, render, first = 100) {
   const shown = rows.slice(0, first).map(render);
   list.replaceChildren(...shown);

@@ -1,4 +1,4 @@
-// The page: which part is shown, by the address after the #. The parts are files of their own.
+// The page: shows the section that the address after the # names. Each section has a file of its own.
 
 import { find } from "./dom.js";
 import { dark } from "./pictures.js";
@@ -11,20 +11,20 @@ const EVERY = 10000;
 const VIEWS = ["tasks", "task", "try", "train", "run"];
 const PART = { task: "tasks", run: "train" };
 
-let passing = false; // whether the trouble that is shown is over once the server answers a look again
+let temporary = false; // whether the error that is shown disappears with the next successful refresh
 
 function report(error, passes = false) {
   if (error.name === "AbortError") return;
-  passing = passes;
+  temporary = passes;
   const box = find("trouble");
-  box.textContent = error instanceof Refused ? error.message : `The page has stumbled: ${error.message}`;
+  box.textContent = error instanceof Refused ? error.message : `Error on this page: ${error.message}`;
   box.hidden = false;
 }
 
 function address() {
   const [view, ...rest] = location.hash.slice(1).split("/");
   let name = rest.join("/");
-  try { name = decodeURIComponent(name); } catch { /* somebody typed a lone per cent sign */ }
+  try { name = decodeURIComponent(name); } catch { /* a single per cent sign in the address */ }
   return VIEWS.includes(view) ? [view, name] : ["tasks", ""];
 }
 
@@ -33,11 +33,11 @@ async function showTry(name) {
   try {
     await tasks.refresh();
     for (let k = 0; name && k < 6 && !tasks.tasks().some((task) => task.name === name); k += 1) {
-      await new Promise((resolve) => setTimeout(resolve, 300)); // what was trained just now is served in a moment
+      await new Promise((resolve) => setTimeout(resolve, 300)); // a task that was just trained is served a moment later
       await tasks.refresh();
     }
   } finally {
-    if (address().join("/") === `try/${name}`) trying.choose(name || undefined); // unless the reader has gone on
+    if (address().join("/") === `try/${name}`) trying.choose(name || undefined); // unless the reader has moved on
   }
 }
 
@@ -59,7 +59,7 @@ async function show() {
       if (view === "train") await train.showRuns();
     }
   } catch (error) {
-    if (here === location.hash) report(error, true); // unless the reader has gone on
+    if (here === location.hash) report(error, true); // unless the reader has moved on
   }
 }
 
@@ -69,7 +69,7 @@ async function look() {
   try {
     if (view === "train") await train.listRuns();
     else if (await tasks.refresh() && view === "try") trying.renew();
-    if (here === location.hash && passing) find("trouble").hidden = true;
+    if (here === location.hash && temporary) find("trouble").hidden = true;
   } catch (error) {
     if (here === location.hash) report(error, true);
   }
@@ -81,6 +81,6 @@ trying.start();
 train.start(report);
 addEventListener("hashchange", () => { show(); scrollTo(0, 0); find("main").focus({ preventScroll: true }); });
 document.addEventListener("visibilitychange", look);
-dark.addEventListener("change", () => { if (address()[0] === "task") show(); }); // its colours are not the style sheet's
+dark.addEventListener("change", () => { if (address()[0] === "task") show(); }); // its colours do not come from the style sheet
 setInterval(look, EVERY);
 show();

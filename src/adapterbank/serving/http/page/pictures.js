@@ -1,8 +1,8 @@
-// Pictures, drawn by hand as SVG or as a table: what all tasks cost, a run's curves, an ablation. Knows no server.
+// Figures as SVG or as a table: the parameters of all tasks, a run's curves, an ablation. Knows no server.
 
 import { bar, big, counted, draw, empty, make, percent } from "./dom.js";
 
-// One encoder and what the tasks add, against a whole model for each task; both bars on one scale.
+// One encoder with all tasks, compared with one model per task; both bars have the same scale.
 export function totals(tasks, encoder) {
   const n = tasks.length;
   const trained = tasks.reduce((sum, task) => sum + (task.params?.trained || 0), 0);
@@ -16,9 +16,9 @@ export function totals(tasks, encoder) {
       draw("rect", { class: "encoder", x: k * width, width: Math.max(width - (copies > 1 ? Math.min(2, width / 4) : 0), 0.5), height: 10 })));
   const times = apart / (encoder + trained);
   return [
-    make("figcaption", {}, times > 1.05 ? `${counted(n, "task")} in ${times.toFixed(1)}× fewer parameters` : `${counted(n, "task")} beside one encoder`),
+    make("figcaption", {}, times > 1.05 ? `${counted(n, "task")} in ${times.toFixed(1)}× fewer parameters` : `${counted(n, "task")} on one encoder`),
     make("div", { class: "totals-row" }, make("span", {}, "This bank: one encoder and all tasks"), make("b", {}, big(encoder + trained)), together),
-    make("div", { class: "totals-row" }, make("span", {}, "One model for each task"), make("b", {}, big(apart)), each),
+    make("div", { class: "totals-row" }, make("span", {}, "One model per task"), make("b", {}, big(apart)), each),
     make("p", { class: "quiet legend" }, make("span", {}, make("span", { class: "key encoder" }), `encoder, ${big(encoder)}`),
       make("span", {}, make("span", { class: "key trained" }), `added by the tasks, ${big(trained)}`)),
   ];
@@ -34,7 +34,7 @@ function ticks(low, high) {
   return { found, digits: Math.max(0, Math.min(6, -Math.floor(Math.log10(step) + 1e-9) + (String(step / power).includes(".") ? 1 : 0))) };
 }
 
-// A curve over epochs: points [x, y]; `faint` has the steps in between.
+// A curve over epochs: points [x, y]; `faint` holds the steps in between.
 export function curve(kind, title, points, { epochs, faint = [], width = 420 }) {
   const all = [...points, ...faint];
   const label = points.length ? `${title} by epoch: ${points.map(([, y]) => y.toFixed(4)).join(", ")}` : `${title}: none yet`;
@@ -47,14 +47,14 @@ export function curve(kind, title, points, { epochs, faint = [], width = 420 }) 
   const ys = all.map(([, y]) => y);
   let low = Math.min(...ys), high = Math.max(...ys);
   const room = (high - low) * 0.12 || Math.abs(high) * 0.1 || 0.1;
-  low = kind === "loss" ? Math.max(0, low - 2 * room) : low - room; // below a falling curve is its last number
+  low = kind === "loss" ? Math.max(0, low - 2 * room) : low - room; // the last value stands below a falling curve
   high += kind === "loss" ? room : 2 * room;
-  if (kind === "score" && Math.max(...ys) <= 1) high = Math.min(high, 1 + (1 - low) * 0.3); // room for a number, not for scores
+  if (kind === "score" && Math.max(...ys) <= 1) high = Math.min(high, 1 + (1 - low) * 0.3); // leaves space for the label, not for higher scores
   const x = (value) => left + (value / Math.max(1, epochs)) * (width - left - right);
   const y = (value) => top + ((high - value) / (high - low)) * (height - top - foot);
   const path = (list) => list.map(([a, b], k) => `${k ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("");
   const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
-  const marks = ticks(low, high), most = Math.max(...ys) <= 1 && kind === "score" ? 1 : Infinity; // no score is above 1, where none is
+  const marks = ticks(low, high), most = Math.max(...ys) <= 1 && kind === "score" ? 1 : Infinity; // no tick above 1 if no score is above 1
   for (const value of marks.found.filter((one) => one <= most + 1e-9)) {
     svg.append(draw("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) }),
       draw("text", { x: left - 7, y: y(value) + 4, "text-anchor": "end" }, value.toFixed(marks.digits)));
@@ -73,7 +73,7 @@ export function curve(kind, title, points, { epochs, faint = [], width = 420 }) 
   return figure;
 }
 
-// Blue for a loss, orange for a gain: told apart by all kinds of eyes, and by lightness. What is small is like the ground.
+// Blue for a loss, orange for a gain: distinguishable with colour blindness, and by lightness. Small changes look like the background.
 const SCALES = {
   light: { cold: [[247, 247, 247], [209, 229, 240], [146, 197, 222], [67, 147, 195], [33, 102, 172], [5, 48, 97]], warm: [[247, 247, 247], [254, 224, 182], [253, 184, 99], [224, 130, 20]] },
   dark: { cold: [[44, 49, 53], [29, 66, 104], [33, 102, 172], [67, 147, 195], [146, 197, 222], [224, 238, 246]], warm: [[44, 49, 53], [120, 70, 20], [200, 120, 40], [253, 184, 99]] },
@@ -112,13 +112,13 @@ export function heatmap(found) {
     make("tbody", {}, layers.map(row)));
   const steps = [-1, -0.6, -0.3, 0].map((share) => paint(make("span", {}), share));
   return make("section", { class: "card", "aria-label": "Ablation" },
-    make("h2", {}, "Without the adapters of a span of layers"),
-    make("p", { class: "quiet" }, `Change of ${metric} in per cent, of ${(found.whole?.[metric] ?? 0).toFixed(4)} with all adapters; ${counted(found.data?.rows || 0, "row")}. Down: the first layer whose adapters are removed; across: the last one.`),
+    make("h2", {}, "Score without the adapters of a range of layers"),
+    make("p", { class: "quiet" }, `Change of ${metric} in per cent, relative to ${(found.whole?.[metric] ?? 0).toFixed(4)} with all adapters, on ${counted(found.data?.rows || 0, "row")}. Rows: the first layer without adapters; columns: the last one.`),
     make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of the ablation" }, table),
     make("p", { class: "scale" }, `−${most.toFixed(1)} %`, steps, "0", paint(make("span", {}), 0.6), "better"));
 }
 
-// A prediction's probabilities, likeliest first.
+// The probabilities of a prediction, highest first.
 export function odds(probabilities) {
   const sorted = Object.entries(probabilities).sort((a, b) => b[1] - a[1]);
   const shown = sorted.slice(0, 30).flatMap(([label, share]) => [

@@ -1,10 +1,10 @@
-// The server: questions, answers and streams of events, with the key where it wants one. Knows nothing of what is shown.
+// The server: requests, responses and event streams, with a key if the server requires one. Knows nothing of the sections.
 
 import { find } from "./dom.js";
 
 const KEY = "adapterbank-key";
 const TRIES = 3;
-let asking = null; // one dialog for all that are refused together
+let asking = null; // one dialog for all requests that are refused together
 
 export class Refused extends Error {
   constructor(message, code, status) {
@@ -54,10 +54,10 @@ function askForKey(why) {
 }
 
 async function refusal(response) {
-  let told = null;
-  try { told = (await response.json()).error; } catch { /* not the server's own words */ }
-  const message = told?.message || `The server answers ${response.status} ${response.statusText}.`;
-  return new Refused(message, told?.code || "", response.status);
+  let error = null;
+  try { error = (await response.json()).error; } catch { /* not an error of adapterbank's */ }
+  const message = error?.message || `The server responded with ${response.status} ${response.statusText}.`;
+  return new Refused(message, error?.code || "", response.status);
 }
 
 const sleep = (seconds) => new Promise((resolve) => setTimeout(resolve, seconds * 1000));
@@ -70,12 +70,12 @@ async function send(path, options) {
       response = await fetch(path, { ...options, headers: headers(options.headers) });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new Refused("The server does not answer; is adapterbank serve still running?", "unreachable", 0);
+      throw new Refused("The server does not respond; is adapterbank serve still running?", "unreachable", 0);
     }
     if (response.ok) return response;
     const refused = await refusal(response);
     if (refused.status === 401) {
-      if (sent !== sessionStorage.getItem(KEY)) continue; // another question has asked for it meanwhile
+      if (sent !== sessionStorage.getItem(KEY)) continue; // another request has asked for the key meanwhile
       if (await askForKey(refused.message)) continue;
     }
     const wait = Number(response.headers.get("Retry-After"));
@@ -100,8 +100,8 @@ export async function ask(path, { method = "GET", body, file, signal } = {}) {
 
 export const at = (task) => `v1/tasks/${encodeURIComponent(task)}`;
 
-// EventSource cannot send a key, so the stream is read by hand. Ends when the server ends it.
-export async function follow(id, hear, signal) {
+// EventSource cannot send a key, so the stream is parsed here. Returns when the server ends it.
+export async function follow(id, onEvent, signal) {
   const response = await send(`v1/runs/${encodeURIComponent(id)}/events`, { method: "GET", signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -114,7 +114,7 @@ export async function follow(id, hear, signal) {
       const lines = block.split("\n");
       const data = lines.filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trim()).join("\n");
       const kind = lines.find((line) => line.startsWith("event:"))?.slice(6).trim();
-      if (data) hear(kind, JSON.parse(data));
+      if (data) onEvent(kind, JSON.parse(data));
     }
   }
 }

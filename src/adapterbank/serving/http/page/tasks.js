@@ -1,4 +1,4 @@
-// The tasks: the list with its filter, and one task with all that is known of it.
+// The tasks: the list with its filter, and the details of one task.
 
 import { age, bar, big, counted, empty, fill, find, make, score, size } from "./dom.js";
 import { heatmap, totals } from "./pictures.js";
@@ -10,7 +10,7 @@ let listing = { backbone: {}, tasks: [], problems: [] };
 let drawn = "";
 
 export const tasks = () => listing.tasks;
-export const readsPair = (task) => task.kind === "span" || (task.text || []).length === 2;
+export const readsPair = (task) => (task.text || []).length === 2;
 export const method = (task) => [task.method, task.size].filter((part) => !empty(part)).join(" ");
 
 const SORTS = {
@@ -40,8 +40,8 @@ function row(task) {
 function show() {
   const wanted = find("tasks-filter").value.trim().toLowerCase().split(/\s+/);
   const matching = listing.tasks.filter((task) => {
-    const said = [task.name, task.kind, task.metric, task.method, ...(task.labels || [])].join("\n").toLowerCase();
-    return wanted.every((word) => said.includes(word));
+    const words = [task.name, task.kind, task.metric, task.method, ...(task.labels || [])].join("\n").toLowerCase();
+    return wanted.every((word) => words.includes(word));
   }).sort(SORTS[find("tasks-sort").value]);
   const all = listing.tasks.length;
   find("tasks-count").textContent = matching.length === all ? "" : matching.length ? `${matching.length} of ${counted(all, "task")}` : "No task matches the filter.";
@@ -91,16 +91,17 @@ export async function showTask(name) {
   const found = await ask(at(name));
   if (find("task-title").textContent !== name) return; // another one is shown by now
   const spec = found.task || {}, how = found.method || {};
-  const added = how.adapter?.size ?? how.lora?.rank;
+  const additions = Object.entries(how).filter(([key, value]) => key !== "head" && value?.layers);
+  const added = additions.map(([, value]) => value.size ?? value.rank).find((size) => size !== undefined);
   const address = new URL(`${at(name)}/predict`, document.baseURI);
   const sample = JSON.stringify(spec.text?.length === 2 ? { text: "…", pair: "…" } : { text: "…" });
   find("task-body").replaceChildren(...[
-    make("p", {}, make("a", { href: `#try/${encodeURIComponent(name)}` }, "Try a text on it")),
+    make("p", {}, make("a", { href: `#try/${encodeURIComponent(name)}` }, "Try a text")),
     make("div", { class: "card" }, make("dl", { class: "facts" },
       fact("kind", spec.kind), fact("reads", (spec.text || []).join(" and ")), fact("labels", spec.labels?.length ? make("span", { class: "chips" }, spec.labels.map((label) => make("span", { class: "chip" }, label))) : null),
       fact("metric", spec.metric), fact("method", [how.name, added].filter((part) => !empty(part)).join(" ")),
       fact("parameters", found.params ? `${big(found.params.trained)} trained, ${(found.params.percent ?? 0).toFixed(2)} % of the encoder` : ""),
-      fact("size", found.bytes ? size(found.bytes) : ""), fact("made", found.created ? `${age(found.created)}, ${found.created.slice(0, 16).replace("T", " ")} UTC` : ""),
+      fact("size", found.bytes ? size(found.bytes) : ""), fact("created", found.created ? `${age(found.created)}, ${found.created.slice(0, 16).replace("T", " ")} UTC` : ""),
       fact("version", `${found.version}${(found.versions || []).length > 1 ? ` of ${found.versions.join(", ")}` : ""}`))),
     scores(found.metrics, spec.metric),
     found.ablation ? heatmap(found.ablation) : null,

@@ -1,4 +1,4 @@
-// Training: a file's columns, an upload, the runs, and one run as it goes.
+// Training: a file's columns, the upload, the list of runs, and one run in progress.
 
 import { age, bar, counted, empty, find, make, score, size } from "./dom.js";
 import { curve } from "./pictures.js";
@@ -6,9 +6,9 @@ import { ask, at, follow } from "./server.js";
 import { tasks } from "./tasks.js";
 import { columnsOf, formatOf, guess } from "./columns.js";
 
-let leave = null; // ends the following of the run that is shown
+let leave = null; // stops following the run that is shown
 let read = 0;
-let report = null; // tells the reader what went wrong
+let report = null; // shows an error
 
 const OVER = ["done", "failed", "cancelled"];
 const option = (value, text = value) => make("option", { value }, text);
@@ -40,7 +40,7 @@ function hint() {
   const file = find("train-file").files[0];
   find("train-hint").textContent = [
     file ? `${file.name}, ${size(file.size)}.` : "",
-    known ? `${name} is in the bank: this makes a new version of it.` : "",
+    known ? `${name} is in the bank; this run adds a new version.` : "",
   ].filter(Boolean).join(" ");
 }
 
@@ -82,7 +82,7 @@ export async function listRuns() {
   } catch (error) {
     if (error.code !== "not_found") throw error;
     find("train-form").hidden = true;
-    find("runs").replaceChildren(make("p", { class: "note" }, "This server does not train: it was started without that, or its bank cannot be written to."));
+    find("runs").replaceChildren(make("p", { class: "note" }, "This server does not train: training is turned off, or the bank is read-only."));
     return;
   }
   const focused = find("runs").contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
@@ -98,18 +98,18 @@ const best = (run) => (scored(run).length ? `best on dev ${score(Math.max(...sco
 
 function progressOf(run) {
   const { epoch = 0, epochs = 0, step = 0, steps = 0, rows_per_second: speed } = run.progress || {};
-  if (!steps) return make("p", { class: "quiet" }, run.state === "queued" ? "Waiting for its turn." : "Preparing the data.");
-  const words = [`epoch ${epoch} of ${epochs}`, `step ${step} of ${steps}`, speed ? `${Math.round(speed)} rows a second` : ""];
+  if (!steps) return make("p", { class: "quiet" }, run.state === "queued" ? "Waiting in the queue." : "Preparing the data.");
+  const words = [`epoch ${epoch} of ${epochs}`, `step ${step} of ${steps}`, speed ? `${Math.round(speed)} rows per second` : ""];
   return make("div", {}, bar(step / steps, `${Math.round((step / steps) * 100)} % done`), make("p", { class: "quiet" }, words.filter(Boolean).join(" · ")));
 }
 
 function ending(run) {
   if (run.state === "failed") return make("p", { class: "note bad", role: "alert" }, run.failure || "The run failed.");
-  if (run.state === "cancelled") return make("p", { class: "note" }, "The run was cancelled; the bank is as it was.");
+  if (run.state === "cancelled") return make("p", { class: "note" }, "The run was cancelled; the bank has not changed.");
   if (run.state !== "done") return null;
   const name = encodeURIComponent(run.task);
   return make("p", { class: "note", role: "status" }, `Version ${run.version ?? ""} of ${run.task} is served. `,
-    make("a", { href: `#try/${name}` }, "Try it"), " · ", make("a", { href: `#task/${name}` }, "All about it"));
+    make("a", { href: `#try/${name}` }, "Try it"), " · ", make("a", { href: `#task/${name}` }, "Details"));
 }
 
 function render(run, steps) {
@@ -139,20 +139,20 @@ export async function showRun(id, finished) {
   const mine = (leave = new AbortController()), path = `v1/runs/${encodeURIComponent(id)}`;
   find("run-title").textContent = "Run";
   find("run-body").replaceChildren();
-  let run = await ask(path), steps = [], waiting = false, asked = 0, heard = 0;
+  let run = await ask(path), steps = [], waiting = false, requested = 0, received = 0;
   const paint = () => {
     if (waiting || mine.signal.aborted) return;
-    waiting = true; // at most one drawing a frame, however fast the events come
+    waiting = true; // draw at most once per frame
     requestAnimationFrame(() => { waiting = false; if (!mine.signal.aborted) render(run, steps); });
   };
   const reload = async () => {
-    const turn = (asked += 1), found = await ask(path, { signal: mine.signal });
-    if (turn < heard) return; // what was asked later has been answered: this is how it was before
-    heard = turn;
+    const turn = (requested += 1), found = await ask(path, { signal: mine.signal });
+    if (turn < received) return; // a later request has been answered: this state is older
+    received = turn;
     run = found;
     paint();
   };
-  const hear = (kind, data) => {
+  const onEvent = (kind, data) => {
     if (kind === "state") { reload().catch(() => {}); return; }
     run = { ...run, state: "running", progress: { ...run.progress, ...data } };
     if (data.steps && !empty(data.loss) && empty(data.score)) steps.push([(data.step / data.steps) * data.epochs, data.loss]);
@@ -162,12 +162,12 @@ export async function showRun(id, finished) {
   paint();
   while (!OVER.includes(run.state) && !mine.signal.aborted) {
     try {
-      await follow(id, hear, mine.signal);
+      await follow(id, onEvent, mine.signal);
     } catch (error) {
       if (mine.signal.aborted) return;
     }
     if (mine.signal.aborted) return;
-    await reload(); // the stream has ended: either the run has, or the connection
+    await reload(); // the stream has ended: the run is over, or the connection was lost
     if (!OVER.includes(run.state)) await new Promise((resolve) => setTimeout(resolve, 1000));
   }
   if (run.state === "done" && !mine.signal.aborted) await finished();
@@ -178,8 +178,8 @@ export function stop() {
   leave = null;
 }
 
-export function start(tell) {
-  report = tell;
+export function start(show) {
+  report = show;
   find("train-file").addEventListener("change", () => chooseFile().catch(report));
   find("train-name").addEventListener("input", hint);
   find("train-form").addEventListener("submit", (event) => upload(event).catch(report));

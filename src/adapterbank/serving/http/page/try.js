@@ -1,4 +1,4 @@
-// A text and what tasks say of it: one task in full, or all at once as a sorted list.
+// Predictions for a text: one task in full, or all tasks as a sorted list.
 
 import { bar, counted, empty, fill, find, make, percent } from "./dom.js";
 import { odds } from "./pictures.js";
@@ -7,11 +7,11 @@ import { readsPair, tasks } from "./tasks.js";
 
 const AT_ONCE = 64;
 let turn = 0;
-let late = ""; // the task of the address, where it was not served when it was wanted
+let late = ""; // the task of the address, if it is not served yet
 
 const chosen = () => tasks().find((task) => task.name === find("try-task").value);
 
-// Until the tasks are known nothing can be asked, or the answer would be another task's.
+// Nothing can be sent until the tasks are known, or the prediction would be another task's.
 export function wait() {
   turn += 1;
   late = "";
@@ -45,18 +45,19 @@ function adapt() {
   find("try-pair").required = Boolean(task && readsPair(task));
   find("try-text-name").textContent = task && readsPair(task) ? first : "Text";
   find("try-pair-name").textContent = task ? second : "Second text (optional)";
-  find("try-pair-hint").textContent = task ? "" : `${counted(some, "task")} ${some === 1 ? "reads" : "read"} two texts, and ${some === 1 ? "is" : "are"} asked only if there is a second one.`;
+  find("try-pair-hint").textContent = task ? "" : `${counted(some, "task")} ${some === 1 ? "reads" : "read"} two texts and ${some === 1 ? "is" : "are"} skipped without a second one.`;
 }
 
-const said = (found) => {
+const shown = (found) => {
   if (!empty(found.label)) return found.label;
   if (found.labels) return found.labels.length ? found.labels.join(", ") : "no label";
   if (!empty(found.value)) return String(Number(found.value.toFixed(4)));
   if (!empty(found.answer)) return found.answer || "no answer";
-  return "–";
+  const rest = Object.entries(found).filter(([name]) => !["task", "version", "probabilities"].includes(name));
+  return rest.length ? rest.map(([name, value]) => `${name}: ${JSON.stringify(value)}`).join(", ") : "–";
 };
 
-function sure(found) {
+function confidence(found) {
   const p = found.probabilities;
   if (!p) return null;
   if (!empty(found.label)) return p[found.label] ?? null;
@@ -65,7 +66,7 @@ function sure(found) {
 
 function inContext(found, context) {
   if (empty(found.start) || empty(found.end) || found.end <= found.start) return null;
-  // Places count whole characters, as the server does; a string here counts halves of some.
+  // The server counts characters; a JavaScript string counts UTF-16 units.
   const letters = Array.from(context);
   return make("p", {}, letters.slice(0, found.start).join(""), make("mark", {}, letters.slice(found.start, found.end).join("")), letters.slice(found.end).join(""));
 }
@@ -74,11 +75,11 @@ async function askOne(task, text, pair) {
   const body = readsPair(task) ? { text, pair } : { text };
   const found = await ask(`${at(task.name)}/predict`, { method: "POST", body });
   const one = found.predictions[0];
-  return make("div", { class: "card" }, make("p", { class: "said" }, said(one)),
+  return make("div", { class: "card" }, make("p", { class: "prediction" }, shown(one)),
     make("p", { class: "quiet" }, `${found.task}, version ${found.version}`), inContext(one, pair), one.probabilities ? odds(one.probabilities) : null);
 }
 
-// A row that is refused takes those beside it along: halve until it stands alone, so that the rest is answered.
+// One refused row fails its whole request: split the request in halves until that row is alone, so that the others are answered.
 async function askRows(rows) {
   try {
     return (await ask("v1/predict", { method: "POST", body: { rows } })).predictions;
@@ -91,15 +92,15 @@ async function askRows(rows) {
 }
 
 function answer(found) {
-  const share = sure(found);
+  const share = confidence(found);
   return make("li", { class: "answer" },
-    make("a", { class: "who", href: `#try/${encodeURIComponent(found.task)}` }, found.task),
-    make("span", { class: "what" }, found.refused ? found.refused : make("b", {}, said(found))),
+    make("a", { class: "source", href: `#try/${encodeURIComponent(found.task)}` }, found.task),
+    make("span", { class: "what" }, found.refused ? found.refused : make("b", {}, shown(found))),
     ...(share === null ? [make("span", {}), make("span", {})] : [bar(share), make("span", { class: "number" }, percent(share))]));
 }
 
 async function askAll(text, pair, mine, tell) {
-  if (!tasks().length) return make("div", {}, make("h2", {}, "The bank has no tasks yet"), make("p", {}, make("a", { href: "#train" }, "Train one"), ", then ask it here."));
+  if (!tasks().length) return make("div", {}, make("h2", {}, "The bank has no tasks yet"), make("p", {}, make("a", { href: "#train" }, "Train one"), ", then try it here."));
   const asked = tasks().filter((task) => pair || !readsPair(task));
   const rows = asked.map((task) => (readsPair(task) ? { task: task.name, text, pair } : { task: task.name, text }));
   const found = [];
@@ -108,28 +109,28 @@ async function askAll(text, pair, mine, tell) {
     if (mine !== turn) return null;
     tell(`${found.length} of ${counted(rows.length, "task")}…`);
   }
-  found.sort((a, b) => Boolean(a.refused) - Boolean(b.refused) || (sure(b) ?? -1) - (sure(a) ?? -1) || a.task.localeCompare(b.task));
+  found.sort((a, b) => Boolean(a.refused) - Boolean(b.refused) || (confidence(b) ?? -1) - (confidence(a) ?? -1) || a.task.localeCompare(b.task));
   const list = make("ul", { class: "rows" }), left = tasks().length - asked.length;
   fill(list, found, answer);
-  return make("div", {}, make("h2", {}, `${counted(found.length, "task")}, surest first`),
-    left ? make("p", { class: "quiet" }, `${counted(left, "task")} left out: a second text is missing.`) : null, list);
+  return make("div", {}, make("h2", {}, `${counted(found.length, "task")}, most confident first`),
+    left ? make("p", { class: "quiet" }, `${counted(left, "task")} skipped, because there is no second text.`) : null, list);
 }
 
 async function go(event) {
   event.preventDefault();
-  if (find("try-go").disabled) return; // the keyboard submits all the same
+  if (find("try-go").disabled) return; // the keyboard submits even a disabled form
   const result = find("try-result"), button = find("try-go"), mine = (turn += 1);
   late = "";
   const text = find("try-text").value, pair = find("try-pair-row").hidden ? "" : find("try-pair").value;
   const tell = (words) => result.replaceChildren(make("p", { class: "quiet" }, words));
   button.disabled = true;
-  tell("Asking…");
+  tell("Predicting…");
   try {
     const task = chosen();
     const found = task ? await askOne(task, text, pair) : await askAll(text, pair, mine, tell);
     if (mine === turn && found) {
       result.replaceChildren(found);
-      find("try-said").textContent = found.querySelector(".said, h2").textContent;
+      find("try-status").textContent = found.querySelector(".prediction, h2").textContent;
     }
   } catch (error) {
     if (mine === turn) result.replaceChildren(make("p", { class: "note bad", role: "alert" }, error.message));

@@ -1,0 +1,29 @@
+"""An encoder on its device, in the type the pass computes in. Placed once, used by training and inference alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from adapterbank.encoder.backbone import Backbone
+from adapterbank.encoder.families import EncoderConfig
+from adapterbank.encoder.forward import join_projections
+
+
+@dataclass(frozen=True)
+class PlacedEncoder:
+    """A backbone's tensors on a device; the backbone's own stay untouched."""
+
+    config: EncoderConfig
+    tensors: Mapping[str, Tensor] = field(repr=False)
+    device: torch.device
+    dtype: torch.dtype
+
+
+def place(backbone: Backbone, device: torch.device, dtype: torch.dtype) -> PlacedEncoder:
+    """Copy an encoder's tensors to a device in a type, query, key and value joined."""
+    tensors = join_projections({name: tensor.to(device, dtype) for name, tensor in backbone.tensors.items()})
+    return PlacedEncoder(backbone.config, tensors, device, dtype)

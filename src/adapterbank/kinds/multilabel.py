@@ -1,0 +1,127 @@
+"""Multi-label classification: every row has any number of the task's labels, none included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from adapterbank.errors import DataError, InputError
+from adapterbank.kinds.kind import Estimator, HeadOutputs, Kind
+from adapterbank.kinds.labels import check_index, in_order, label_indices, label_name
+from adapterbank.kinds.values import is_missing, short
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from adapterbank.slots.plan import Head
+    from adapterbank.tasks.columns import Columns
+    from adapterbank.tasks.spec import Task
+    from adapterbank.tasks.tables import Table
+
+_SEPARATOR = "|"
+"""Between the labels of a row whose cell is one string."""
+
+
+def cell_labels(value: Any) -> list[str]:
+    """Return the labels of a cell: a list, or one string with `|` between the names."""
+    if isinstance(value, str):
+        parts: Iterable[Any] = value.split(_SEPARATOR)
+    else:
+        parts = value if isinstance(value, (list, tuple, set)) else (value,)
+    return [label_name(part) for part in parts if not is_missing(part)]
+
+
+def _recognizes(columns: Columns, values: Sequence[Any]) -> bool:
+    return any(isinstance(value, (list, tuple, set)) for value in values) or any(
+        isinstance(value, str) and _SEPARATOR in value for value in values
+    )
+
+
+def _infer_labels(table: Table, column: str, rows: Sequence[int]) -> tuple[str, ...]:
+    values = (table.columns[column][row] for row in rows)
+    return in_order(name for value in values if not is_missing(value) for name in cell_labels(value))
+
+
+def _read_targets(table: Table, task: Task, rows: Sequence[int]) -> tuple[list[Any], list[str]]:
+    names = [cell_labels(table.columns[task.label][row]) for row in rows]
+    for row, mine in zip(rows, names, strict=True):
+        if len(set(mine)) < len(mine):
+            raise DataError(
+                f"{table.at(row)}: {short(table.columns[task.label][row])} names a label twice; "
+                f"list the names of the labels that apply, not a 0 or 1 for each."
+            )
+    indices, notes = label_indices(table, task, rows, names)
+    return [tuple(sorted(mine)) for mine in indices], notes
+
+
+def _targets(targets: Sequence[Any], head: Head) -> Tensor:
+    import torch
+
+    wanted = torch.zeros(len(targets), head.outputs)
+    for row, labels in enumerate(targets):
+        wanted[row, list(labels)] = 1.0
+    return wanted
+
+
+def _loss(x: Tensor, targets: Tensor, head: Head, counts: Tensor) -> Tensor:
+    import torch.nn.functional as F
+
+    return F.binary_cross_entropy_with_logits(x, targets, reduction="none").mean(1)
+
+
+def _decide(given: HeadOutputs) -> list[Any]:
+    return _chosen(given.matrix > 0)
+
+
+def _chosen(flags: np.ndarray) -> list[Any]:
+    import numpy as np
+
+    return [tuple(np.flatnonzero(row).tolist()) for row in flags]
+
+
+def _predict(given: HeadOutputs, best: int) -> list[dict[str, Any]]:
+    names = given.task.labels
+    return [{"labels": tuple([names[index] for index in mine])} for mine in _decide(given)]
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    import numpy as np
+
+    return np.asarray(0.5 * (1 + np.tanh(0.5 * x)))  # this form of the sigmoid does not overflow
+
+
+def _check(value: Any, labels: int, what: str) -> frozenset[int]:
+    if not isinstance(value, (tuple, list, set, frozenset)):
+        raise InputError(f"{what} is {value!r}, not a list of label indices.")
+    return frozenset(check_index(part, labels, what) for part in value)
+
+
+def _indicators(targets: Sequence[Any], labels: int) -> np.ndarray:
+    import numpy as np
+
+    found = np.zeros((len(targets), labels), dtype=int)
+    for row, mine in enumerate(targets):
+        found[row, list(mine)] = 1
+    return found
+
+
+MULTILABEL = Kind(
+    name="multilabel",
+    metrics=("micro_f1", "macro_f1", "subset_accuracy"),
+    reported=("micro_f1", "macro_f1", "subset_accuracy"),
+    check_prediction=_check,
+    check_target=_check,
+    fewest_labels=1,
+    recognizes=_recognizes,
+    infer_labels=_infer_labels,
+    cell_labels=cell_labels,
+    blank_is_label=True,  # a CSV file has no other way to say that no label applies
+    read_targets=_read_targets,
+    targets=_targets,
+    loss=_loss,
+    decide=_decide,
+    predict=_predict,
+    probabilities=_sigmoid,
+    estimator=Estimator(per_label=True, encode=_indicators, decode=_chosen),
+)

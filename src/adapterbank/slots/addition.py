@@ -1,0 +1,87 @@
+"""Additions, which slots add to the pass: the protocol that each file in `additions/` implements, and its look-up.
+
+An addition acts at *sites* of a layer. A site is a point of the pass where a slot may change the result:
+
+    attention, feedforward              the output of a sub-layer, before the residual sum
+    attention.query … feedforward.down  the output of a linear layer
+    feedforward.inner                   the activations between the two linear layers of the feed-forward
+
+Its tensors are named `<site>.<key>.<part>`. The key is the addition's name, or `<name>-2` for a second addition of that
+name. To add a new type, write one file in `additions/` that assigns its class to `ADDITION` at the end, and name the
+file in a row of `methods.METHODS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, ClassVar, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from adapterbank.encoder.families import EncoderConfig
+from adapterbank.errors import UnknownName
+from adapterbank.methods import ADDITIONS, Options
+
+
+class Addition(Protocol):
+    """One addition of a slot, without its numbers: a frozen dataclass whose fields are JSON values."""
+
+    name: ClassVar[str]
+    """Its name in tensor names, manifests and `methods.METHODS`."""
+    decays: ClassVar[bool]
+    """Whether weight decay applies to its weights."""
+    removable: ClassVar[bool]
+    """Whether it can be left out layer by layer, as ablation and pruning do."""
+
+    @property
+    def in_place(self) -> bool:
+        """Whether `apply` also accepts tensors as `stacked.Each`, for the rows of several slots end to end."""
+
+    @property
+    def size(self) -> int:
+        """The width that the user chooses; 1 for additions without one."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers it acts in, counted from 0."""
+
+    @classmethod
+    def from_options(cls, options: Options, layers: tuple[int, ...]) -> Self:
+        """Build the addition from a user's options."""
+
+    def problems(self) -> list[str]:
+        """List the values that the arithmetic cannot use; a manifest's checksum does not exclude them."""
+
+    def resized(self, size: int) -> Self:
+        """Return the same arithmetic at another size."""
+
+    def placeless(self) -> Self:
+        """Return what two additions must share to run in one product: the arithmetic, not where it is applied."""
+
+    def shapes(self, config: EncoderConfig) -> dict[tuple[str, str], tuple[int, ...]]:
+        """Return the shape of every tensor by (site, part), in the order in which the initial values are drawn."""
+
+    def padded(self, part: str, shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+        """Return a part's shape when it is padded with zeros to another size."""
+
+    def fill(self, part: str, tensor: Tensor, sigma: float, generator: torch.Generator) -> None:
+        """Write a part's initial values into a tensor of zeros."""
+
+    def apply(self, y: Tensor, x: Tensor, tensors: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Return the new output of a site, given its output `y` and the input `x` of the module that computed `y`.
+
+        Both are `[n, width]` with one slot's tensors, or `[slots, n, width]` with stacked tensors. `y` may hold several
+        sites side by side; `tensors` has one mapping of parts for each, empty for a site without an addition.
+        """
+
+
+@cache
+def find_addition(name: str) -> type[Addition]:
+    """Return the class of an addition by its name."""
+    if name not in ADDITIONS:
+        raise UnknownName(name, "an addition", ADDITIONS)
+    addition: type[Addition] = importlib.import_module(f"adapterbank.slots.additions.{name}").ADDITION
+    return addition

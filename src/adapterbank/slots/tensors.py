@@ -1,0 +1,48 @@
+"""The tensors of a plan: their names, shapes and initial values, and a check of tensors against the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from adapterbank.encoder.families import EncoderConfig
+from adapterbank.methods import POOLINGS
+from adapterbank.slots import heads
+from adapterbank.slots.plan import Plan, trained
+
+
+def added_shapes(plan: Plan, config: EncoderConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor of a plan's additions, by its full name."""
+    return {
+        f"{site}.{key}.{part}": shape
+        for key, addition in zip(plan.keys, plan.additions, strict=True)
+        for (site, part), shape in addition.shapes(config).items()
+    }
+
+
+def shapes(plan: Plan, config: EncoderConfig, *, has_pooler: bool) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor that a slot of this plan trains and saves."""
+    frozen = config.shapes(has_pooler)
+    own = {name: frozen[name] for name in trained(frozen, plan)}
+    return heads.shapes(plan.head, config.hidden) | added_shapes(plan, config) | own
+
+
+def initial(plan: Plan, config: EncoderConfig, sigma: float, generator: torch.Generator) -> dict[str, Tensor]:
+    """Draw the initial tensors of a plan's additions, in order, then of its head; `sigma` is for adapter weights."""
+    drawn = {}
+    for name, shape in added_shapes(plan, config).items():
+        drawn[name] = torch.zeros(shape)
+        _, number, part = plan.split(name) or ("", 0, "")
+        plan.additions[number].fill(part, drawn[name], sigma, generator)
+    return drawn | heads.initial(plan.head, config.hidden, generator)
+
+
+def problems(plan: Plan, found: Mapping[str, tuple[int, ...]], config: EncoderConfig, *, has_pooler: bool) -> list[str]:
+    """List why the pass cannot run a plan with tensors of these shapes; a package's checksums do not exclude this."""
+    wrong = [] if plan.head.pooling in POOLINGS else [f"pooling {plan.head.pooling!r}"]
+    wrong += [problem for addition in plan.additions for problem in addition.problems()]
+    if not wrong and dict(found) != shapes(plan, config, has_pooler=has_pooler):
+        wrong.append("tensors that are not those of its plan")
+    return wrong

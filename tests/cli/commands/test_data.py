@@ -1,0 +1,37 @@
+"""`adapterbank data`: sizes, lengths, labels and problems of a data set."""
+
+from __future__ import annotations
+
+from small_data import reviews, shell, write
+
+
+def test_data_counts_with_the_maximum_length_of_training(data_root, checkpoint):
+    words = ["--data-root", data_root, "--backbone", checkpoint("bert")[0], "--json"]
+    assert shell("data", "squad/v2", *words).json["max_length"] == 384
+    assert shell("data", "glue/sst2", *words).json["max_length"] == 128
+
+
+def test_data_describes_a_catalog_task(data_root, checkpoint):
+    words = ["--data-root", data_root, "--backbone", checkpoint("bert")[0], "--max-length", "7"]
+    found = shell("data", "glue/sst2", *words, "--json").json
+    train = found["splits"]["train"]
+    assert (train["rows"], train["labels"]) == (24, {"negative": 12, "positive": 12})
+    assert train["tokens"]["p100"] == 7
+    assert (train["longer"], found["shared"][0]) == (0, {"of": "dev", "in": "train", "rows": 24})
+    text = shell("data", "glue/sst2", *words).out
+    assert "dev rows that also occur in train: 24" in text
+    assert "50.0 %" in text
+    assert "6 questions without an answer" in shell("data", "squad/v2", *words).out
+
+
+def test_data_describes_files_and_warns_of_a_misspelt_label(tmp_path, checkpoint):
+    train = write(tmp_path / "train.csv", [*reviews(24), ("", "positive")])
+    dev = write(tmp_path / "dev.csv", [(text, label.title()) for text, label in reviews(4)])
+    words = ["--train", train, "--dev", dev, "--backbone", checkpoint("bert")[0]]
+    found = shell("data", *words)
+    assert found.code == 0
+    assert "warning: dev has the label 'Positive' (2 rows); train spells it 'positive'." in found.out
+    assert shell("data", *words, "--json").json["splits"]["train"]["empty"] == 1
+    for odd in ([], ["glue/sst2", "--train", train], ["glue/sst2", "--text", "x"], ["glue/sst3"]):
+        refused = shell("data", *odd)
+        assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)

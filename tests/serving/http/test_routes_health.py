@@ -1,0 +1,54 @@
+"""Claims about the routes for operators: health, readiness and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from adapterbank.serving.http.app import create_app
+from serving.dummy import Dummy, ask, calling, code
+
+
+def test_it_is_alive_before_it_is_ready():
+    service = Dummy()
+    service.ready = False
+    app = create_app(service, page=False)
+    assert ask(app, "GET", "/healthz").json() == {"status": "alive"}
+    answer = ask(app, "GET", "/readyz")
+    assert code(answer) == "not_ready"
+    assert answer.headers["retry-after"] == "1"
+    service.ready = True
+    assert ask(app, "GET", "/readyz").json() == {"status": "ready"}
+
+
+@pytest.mark.parametrize(("ready", "status"), [(True, 200), (False, 503)])
+def test_health_accepts_head_requests(ready, status):
+    service = Dummy()
+    service.ready = ready
+    app = create_app(service, page=False)
+    assert [ask(app, "HEAD", path).status_code for path in ("/healthz", "/readyz")] == [200, status]
+    assert set(app.openapi()["paths"]["/healthz"]) == {"get"}
+
+
+def test_the_metrics_count_requests_batches_queue_and_slots():
+    app = create_app(Dummy(), page=False)
+
+    async def run():
+        async with calling(app) as client:
+            await client.post("/v1/tasks/length/predict", json={"text": "abc"})
+            await client.post("/v1/tasks/none/predict", json={"text": "abc"})
+            return (await client.get("/metrics")).text
+
+    found = asyncio.run(run())
+    for line in (
+        'adapterbank_requests_total{route="/v1/tasks/{task}/predict",status="200"} 1.0',
+        'adapterbank_requests_total{route="/v1/tasks/{task}/predict",status="404"} 1.0',
+        'adapterbank_request_seconds_count{route="/v1/tasks/{task}/predict"} 2.0',
+        "adapterbank_batch_fill_sum 0.5",
+        "adapterbank_queue_tokens 7.0",
+        "adapterbank_resident 2.0",
+        "adapterbank_evictions_total 1.0",
+        "adapterbank_loads_total 1.0",
+    ):
+        assert line in found
