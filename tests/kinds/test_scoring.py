@@ -84,7 +84,9 @@ def test_unknown_names_list_the_choices() -> None:
 def test_a_metric_that_does_not_fit_names_those_that_do() -> None:
     with pytest.raises(InputError, match="cannot score a regression task; choose one of: spearman, pearson"):
         check_metric("accuracy", KINDS["regression"], ())
-    with pytest.raises(InputError, match="requires exactly 2 labels, but the task has 4; choose another, such as 'accuracy'"):
+    with pytest.raises(
+        InputError, match="requires exactly 2 labels, but the task has 4; choose another, such as 'accuracy'"
+    ):
         check_metric("f1", KINDS["classification"], FOUR)
 
 

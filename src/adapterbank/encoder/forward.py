@@ -16,7 +16,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -93,9 +93,8 @@ class Frozen:
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `Slots`."""
-        if f"{name}.weight" not in self.tensors:
-            return x
-        return F.layer_norm(x, x.shape[-1:], self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"), epsilon)
+        gain = self.tensors.get(f"{name}.weight")
+        return x if gain is None else F.layer_norm(x, x.shape[-1:], gain, self.tensors.get(f"{name}.bias"), epsilon)
 
     def embed(self, ids: Tensor, name: str) -> Tensor:
         """See `Slots`."""
@@ -148,8 +147,8 @@ def forward(
     else:
         x = _embed(config, slots, batch, dropout, layer_fns)
     with torch.set_grad_enabled(torch.is_grad_enabled() and first == 0):  # position tables belong to the embeddings
-        biases = _biases(config, slots, batch, x.dtype)
-    return _run_layers(config, slots, batch, x, range(first, config.layers), biases, dropout, layer_fns)
+        inputs = _attention_inputs(config, slots, batch, x.dtype)
+    return _run_layers(config, slots, batch, x, range(first, config.layers), inputs, dropout, layer_fns)
 
 
 def hidden_below(config: EncoderConfig, slots: Slots, batch: PackedBatch | PaddedBatch, first: int) -> Tensor:
@@ -161,8 +160,8 @@ def run_layers(
     config: EncoderConfig, slots: Slots, batch: PackedBatch | PaddedBatch, x: Tensor, layers: Iterable[int]
 ) -> Tensor:
     """Run some layers in turn on the hidden states `[T, hidden]` that the first of them reads, without dropout."""
-    biases = _biases(config, slots, batch, x.dtype)
-    return _run_layers(config, slots, batch, x, layers, biases, None, LayerFns())
+    inputs = _attention_inputs(config, slots, batch, x.dtype)
+    return _run_layers(config, slots, batch, x, layers, inputs, None, LayerFns())
 
 
 def _run_layers(
@@ -171,7 +170,7 @@ def _run_layers(
     batch: PackedBatch | PaddedBatch,
     x: Tensor,
     layers: Iterable[int],
-    biases: Mapping[int, Tensor | None],
+    inputs: Mapping[int, AttentionInputs],
     dropout: Dropout | None,
     layer_fns: LayerFns,
 ) -> Tensor:
@@ -181,8 +180,9 @@ def _run_layers(
     for i in layers:
         masks = dropout.layer(i, **sizes) if dropout else None
         layer = slots.layer(f"layers.{config.groups[i]}", f"layers.{i}")
-        inputs = AttentionInputs(biases[config.attention_spans[i]], tensors(config, slots, batch, i) if tensors else ())
-        x = layer_fns.layer(config, layer, batch.grid, x, inputs, masks)
+        mine = inputs[config.attention_spans[i]]
+        mine = replace(mine, positions=tensors(config, slots, batch, i)) if tensors else mine
+        x = layer_fns.layer(config, layer, batch.grid, x, mine, masks)
         if config.final_norm and i == config.layers - 1:
             x = layer.norm(x, "final.norm", config.epsilon)
     return x
@@ -347,17 +347,17 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return first.as_strided((sum(len(part) for part in parts), *first.shape[1:]), first.stride())
 
 
-def _biases(
+def _attention_inputs(
     config: EncoderConfig, slots: Slots, batch: PackedBatch | PaddedBatch, dtype: torch.dtype
-) -> dict[int, Tensor | None]:
-    """Return what is added to the attention scores, by span: masks, and what all layers add for positions."""
+) -> dict[int, AttentionInputs]:
+    """Return, by span, what all layers of that span read alike."""
     scheme = POSITIONS[config.position_scheme]
     bias = batch.bias(dtype)
     if scheme.bias:
         bias = _sum(scheme.bias(config, slots, batch).to(dtype), bias)
     if not any(config.attention_spans):
-        return {0: bias}
-    return {span: _within(span, batch, bias, dtype) for span in set(config.attention_spans)}
+        return {0: AttentionInputs(bias)}
+    return {span: AttentionInputs(_within(span, batch, bias, dtype)) for span in set(config.attention_spans)}
 
 
 def _within(span: int, batch: PackedBatch | PaddedBatch, bias: Tensor | None, dtype: torch.dtype) -> Tensor:

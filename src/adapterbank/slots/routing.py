@@ -64,7 +64,7 @@ class Route:
         weight, bias = f"{name}.weight", f"{name}.bias"
         if bias in self._overridden and weight not in self._overridden:
             return self._linear_with_biases(x, self._stacks.frozen[weight], [bias])
-        return self._by_slot(F.linear, x, self._module(name))
+        return self._by_slot(F.linear, x, (weight, bias) if bias in self._stacks.frozen else (weight,))
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.forward.Slots`."""
@@ -78,9 +78,10 @@ class Route:
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `encoder.forward.Slots`."""
-        names = self._module(name)
-        if not names:
+        weight, bias = f"{name}.weight", f"{name}.bias"
+        if weight not in self._stacks.frozen:
             return x
+        names = (weight, bias) if bias in self._stacks.frozen else (weight,)
 
         def normalise(x: Tensor, gain: Tensor, shift: Tensor | None = None) -> Tensor:
             return F.layer_norm(x, x.shape[-1:], gain, shift, epsilon)
@@ -222,10 +223,6 @@ class Route:
         if torch.is_grad_enabled():  # as in `norm`
             return torch.cat([part + bias for part, bias in zip(y.split(self._sizes), each, strict=True)])
         return y + torch.stack(each).index_select(0, self._segments_by_token(x.device))
-
-    def _module(self, name: str) -> list[str]:
-        """Return the names of a module's tensors in the encoder: weight and bias, weight alone, or none."""
-        return [full for leaf in ("weight", "bias") if (full := f"{name}.{leaf}") in self._stacks.frozen]
 
     def _segments_by_token(self, device: torch.device) -> Tensor:
         if self._segment_of_token is None:
