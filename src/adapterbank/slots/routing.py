@@ -1,7 +1,7 @@
 """Routing: each row of a batch uses the tensors of its own slot, or the frozen ones. Knows no tasks and no losses.
 
 This is the only module that knows that a batch may hold rows of several slots. It answers the encoder's look-ups
-(`encoder.forward.Slots`). Rows are sorted by slot into *segments*. Segments share as much work as they can: frozen
+(`encoder.protocol.Slots`). Rows are sorted by slot into *segments*. Segments share as much work as they can: frozen
 tensors apply to all tokens at once, LayerNorms and biases are looked up by token, and adapters or low-rank parts of
 one shape run as one batched product over segments laid out side by side.
 """
@@ -60,14 +60,14 @@ class Route:
         return other
 
     def linear(self, x: Tensor, name: str) -> Tensor:
-        """See `encoder.forward.Slots`."""
+        """See `encoder.protocol.Slots`."""
         weight, bias = f"{name}.weight", f"{name}.bias"
         if bias in self._overridden and weight not in self._overridden:
             return self._linear_with_biases(x, self._stacks.frozen[weight], [bias])
         return self._by_slot(F.linear, x, (weight, bias) if bias in self._stacks.frozen else (weight,))
 
     def attention(self, x: Tensor, name: str) -> Tensor:
-        """See `encoder.forward.Slots`."""
+        """See `encoder.protocol.Slots`."""
         weights, biases = ([f"{name}.{part}.{leaf}" for part in PROJECTIONS] for leaf in ("weight", "bias"))
         if self._overridden.isdisjoint((*weights, *biases)):
             return Frozen(self._stacks.frozen).attention(x, name)
@@ -77,7 +77,7 @@ class Route:
         return torch.cat([self.linear(x, f"{name}.{part}") for part in PROJECTIONS], -1)
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
-        """See `encoder.forward.Slots`."""
+        """See `encoder.protocol.Slots`."""
         weight, bias = f"{name}.weight", f"{name}.bias"
         if weight not in self._stacks.frozen:
             return x
@@ -99,18 +99,18 @@ class Route:
         return self._by_slot(normalise, x, names)
 
     def embed(self, ids: Tensor, name: str) -> Tensor:
-        """See `encoder.forward.Slots`."""
+        """See `encoder.protocol.Slots`."""
         return self._by_slot(F.embedding, ids, (f"{name}.weight",))
 
     def table(self, name: str) -> Tensor:
-        """See `encoder.forward.Slots`."""
+        """See `encoder.protocol.Slots`."""
         tables = {id(tensor): tensor for slot in self._slots for tensor in [self.tensor(slot, f"{name}.weight")]}
         if len(tables) != 1:
             raise ValueError(f"the rows of one batch use different tables {name!r}")
         return next(iter(tables.values()))
 
     def add(self, y: Tensor, x: Tensor, *sites: str) -> Tensor:
-        """See `encoder.forward.Slots`; `y` may hold several sites side by side, which read the same `x`."""
+        """See `encoder.protocol.Slots`; `y` may hold several sites side by side, which read the same `x`."""
         if self._sites.isdisjoint(sites):
             return y
         acting = [slot.acting(sites) if slot else () for slot in self._slots]
@@ -120,7 +120,7 @@ class Route:
         return y
 
     def layer(self, weights: str, site: str) -> RouteLayer:
-        """See `encoder.forward.Slots`."""
+        """See `encoder.protocol.Slots`."""
         return RouteLayer(self, weights, site)
 
     def tensor(self, slot: Slot | None, name: str) -> Tensor:
@@ -248,24 +248,24 @@ class RouteLayer:
     site: str
 
     def linear(self, x: Tensor, name: str) -> Tensor:
-        """See `encoder.forward.Layer`."""
+        """See `encoder.protocol.Layer`."""
         return self.route.add(self.route.linear(x, f"{self.weights}.{name}"), x, f"{self.site}.{name}")
 
     def attention(self, x: Tensor, name: str) -> Tensor:
-        """See `encoder.forward.Layer`."""
+        """See `encoder.protocol.Layer`."""
         y = self.route.attention(x, f"{self.weights}.{name}")
         return self.route.add(y, x, *(f"{self.site}.{name}.{part}" for part in PROJECTIONS))
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
-        """See `encoder.forward.Layer`."""
+        """See `encoder.protocol.Layer`."""
         return self.route.norm(x, f"{self.weights}.{name}", epsilon)
 
     def embed(self, ids: Tensor, name: str) -> Tensor:
-        """See `encoder.forward.Layer`."""
+        """See `encoder.protocol.Layer`."""
         return self.route.embed(ids, f"{self.weights}.{name}")
 
     def add(self, y: Tensor, x: Tensor, site: str) -> Tensor:
-        """See `encoder.forward.Layer`."""
+        """See `encoder.protocol.Layer`."""
         return self.route.add(y, x, f"{self.site}.{site}")
 
 

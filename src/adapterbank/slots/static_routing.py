@@ -33,11 +33,11 @@ class StaticRouteLayer:
     slots: int = 1
 
     def linear(self, x: Tensor, name: str) -> Tensor:
-        """See `encoder.forward.Layer`."""
+        """See `encoder.protocol.Layer`."""
         return self.add(self._plain_linear(x, name), x, name)
 
     def attention(self, x: Tensor, name: str) -> Tensor:
-        """See `encoder.forward.Layer`."""
+        """See `encoder.protocol.Layer`."""
         parts = [f"{name}.{part}" for part in PROJECTIONS]
         if f"{name}.joined.weight" in self.tensors:
             y = self._plain_linear(x, f"{name}.joined")
@@ -46,13 +46,13 @@ class StaticRouteLayer:
         return self.add(y, x, *parts)
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
-        """See `encoder.forward.Layer`."""
+        """See `encoder.protocol.Layer`."""
         if f"{name}.weight" not in self.tensors:
             return x
         return apply_norm(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"), epsilon)
 
     def embed(self, ids: Tensor, name: str) -> Tensor:
-        """See `encoder.forward.Layer`."""
+        """See `encoder.protocol.Layer`."""
         table = self.tensors[f"{name}.weight"]
         if table.dim() == 2:
             return F.embedding(ids, table)
@@ -60,7 +60,7 @@ class StaticRouteLayer:
         return torch.cat([F.embedding(part, weight) for part, weight in zip(each, table, strict=True)])
 
     def add(self, y: Tensor, x: Tensor, *sites: str) -> Tensor:
-        """See `encoder.forward.Layer`; `y` may hold several sites side by side, which read the same `x`."""
+        """See `encoder.protocol.Layer`; `y` may hold several sites side by side, which read the same `x`."""
         for key, addition in self.additions:
             own = [self.added.get((site, key), {}) for site in sites]
             if any(own):
@@ -100,31 +100,31 @@ class StaticRoute:
         self._layers: dict[tuple[str, str], StaticRouteLayer] = {}
 
     def linear(self, x: Tensor, name: str) -> Tensor:
-        """See `encoder.forward.Slots`."""
+        """See `encoder.protocol.Slots`."""
         return self._whole.linear(x, name)
 
     def attention(self, x: Tensor, name: str) -> Tensor:
-        """See `encoder.forward.Slots`."""
+        """See `encoder.protocol.Slots`."""
         return self._whole.attention(x, name)
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
-        """See `encoder.forward.Slots`."""
+        """See `encoder.protocol.Slots`."""
         return self._whole.norm(x, name, epsilon)
 
     def embed(self, ids: Tensor, name: str) -> Tensor:
-        """See `encoder.forward.Slots`."""
+        """See `encoder.protocol.Slots`."""
         return self._whole.embed(ids, name)
 
     def table(self, name: str) -> Tensor:
-        """See `encoder.forward.Slots`."""
+        """See `encoder.protocol.Slots`."""
         return self._tensors[f"{name}.weight"]
 
     def add(self, y: Tensor, x: Tensor, site: str) -> Tensor:
-        """See `encoder.forward.Slots`."""
+        """See `encoder.protocol.Slots`."""
         return self._whole.add(y, x, site)
 
     def layer(self, weights: str, site: str) -> StaticRouteLayer:
-        """See `encoder.forward.Slots`."""
+        """See `encoder.protocol.Slots`."""
         if (weights, site) not in self._layers:
             self._layers[weights, site] = self._within(f"{weights}.", f"{site}.")
         return self._layers[weights, site]
