@@ -15,7 +15,7 @@ from torch import Tensor
 
 from adapterbank.encoder.backbone import Backbone, load
 from adapterbank.encoder.batch import PackedBatch, Tokens, pack
-from adapterbank.encoder.config_json import ACTIVATIONS
+from adapterbank.encoder.config_json import CHECKPOINT_ACTIVATIONS
 from adapterbank.encoder.dropout import Dropout, row_keys
 from adapterbank.encoder.forward import Frozen, forward
 from families import FAMILIES, save_random
@@ -170,7 +170,7 @@ def test_a_variant_equals_transformers(family: str, changes: dict[str, Any], len
     assert_same(hidden_states(backbone, rows), oracle(model, rows)[1:])
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", CHECKPOINT_ACTIVATIONS)
 def test_every_activation_equals_transformers(activation: str, tmp_path: Path) -> None:
     model = save_random("bert", tmp_path, hidden_act=activation, num_hidden_layers=1)
     backbone = load(str(tmp_path))

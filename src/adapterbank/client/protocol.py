@@ -23,7 +23,7 @@ from urllib.parse import quote
 from adapterbank.client.replies import ENDED, HttpReply, Listing, RunStatus, ServerEvent, TaskReply, TaskSummary, make
 from adapterbank.errors import InputError, ServiceError
 
-Params = ParamSpec("Params")
+CallParams = ParamSpec("CallParams")
 Read = TypeVar("Read")
 
 POLL = 0.5
@@ -75,23 +75,23 @@ class _Awaiting(Protocol):
     async def _run(self, steps: Steps[Read]) -> Read: ...
 
 
-class ClientMethod(Generic[Params, Read]):
+class ClientMethod(Generic[CallParams, Read]):
     """The type of a method of `Calls`: it returns its result in `Client`, and an awaitable of it in `AsyncClient`."""
 
     @overload
     def __get__(self, client: None, owner: type) -> Callable[..., Any]: ...
     @overload
-    def __get__(self, client: _Blocking, owner: type) -> Callable[Params, Read]: ...
+    def __get__(self, client: _Blocking, owner: type) -> Callable[CallParams, Read]: ...
     @overload
-    def __get__(self, client: _Awaiting, owner: type) -> Callable[Params, Coroutine[Any, Any, Read]]: ...
+    def __get__(self, client: _Awaiting, owner: type) -> Callable[CallParams, Coroutine[Any, Any, Read]]: ...
     def __get__(self, client: Any, owner: type) -> Any:
         """Only for type checkers: at run time the methods are plain functions."""
 
 
-def stepwise(describe: Callable[Concatenate[Any, Params], Steps[Read]]) -> ClientMethod[Params, Read]:
+def stepwise(describe: Callable[Concatenate[Any, CallParams], Steps[Read]]) -> ClientMethod[CallParams, Read]:
     """Make a method of a generator of steps; it keeps the signature and the docstring, with the result's type."""
 
-    def method(self: Any, *args: Params.args, **kwargs: Params.kwargs) -> Any:
+    def method(self: Any, *args: CallParams.args, **kwargs: CallParams.kwargs) -> Any:
         return self._run(describe(self, *args, **kwargs))
 
     functools.update_wrapper(method, describe)
@@ -99,13 +99,13 @@ def stepwise(describe: Callable[Concatenate[Any, Params], Steps[Read]]) -> Clien
     result = re.sub(r"^(?:Call|Steps)\[(.*)\]$", r"\1", signature.return_annotation)
     method.__annotations__ = {**describe.__annotations__, "return": result}
     method.__signature__ = signature.replace(return_annotation=result)  # type: ignore[attr-defined]
-    return cast(ClientMethod[Params, Read], method)
+    return cast(ClientMethod[CallParams, Read], method)
 
 
-def sent(describe: Callable[Concatenate[Any, Params], Call[Read]]) -> ClientMethod[Params, Read]:
+def sent(describe: Callable[Concatenate[Any, CallParams], Call[Read]]) -> ClientMethod[CallParams, Read]:
     """Make a method that carries out the call that a function describes."""
 
-    def steps(self: Any, /, *args: Params.args, **kwargs: Params.kwargs) -> Steps[Read]:
+    def steps(self: Any, /, *args: CallParams.args, **kwargs: CallParams.kwargs) -> Steps[Read]:
         return (yield from exchange(describe(self, *args, **kwargs), self.retries, self.url))
 
     functools.update_wrapper(steps, describe)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from adapterbank.encoder.protocol import Layer
 
-Block = Callable[[Layer, Tensor, Callable[[Tensor], Tensor], str, float], Tensor]
+BlockFn = Callable[[Layer, Tensor, Callable[[Tensor], Tensor], str, float], Tensor]
 """(layer, x, sub-layer, site, epsilon) -> x after the sub-layer, its LayerNorm and the residual sum."""
 
 
@@ -25,7 +25,7 @@ def _pre_norm(layer: Layer, x: Tensor, sublayer: Callable[[Tensor], Tensor], sit
     return x + layer.add(sublayer(normal), normal, site)
 
 
-BLOCKS: Mapping[str, Block] = {
+BLOCKS: Mapping[str, BlockFn] = {
     "post_norm": _post_norm,  # x = LN(x + add(f(x)))           Devlin et al. 2018
     "pre_norm": _pre_norm,  # x = x + add(f(LN(x)))             Xiong et al. 2020
 }

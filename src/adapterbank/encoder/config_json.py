@@ -9,7 +9,7 @@ from adapterbank.encoder.families import FAMILIES, EncoderConfig, Family
 from adapterbank.encoder.positions import POSITIONS
 from adapterbank.errors import BackboneError, UnknownName
 
-ACTIVATIONS = {
+CHECKPOINT_ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
@@ -50,7 +50,7 @@ def read_config(fields: Mapping[str, Any], source: str) -> EncoderConfig:
         feedforward=get("intermediate_size", kind=int),
         heads=heads,
         groups=tuple(int(i / (layers / groups)) for i in range(layers)),
-        activation=ACTIVATIONS[get("hidden_act")],
+        activation=CHECKPOINT_ACTIVATIONS[get("hidden_act")],
         epsilon=get("layer_norm_eps", 1e-12, kind=float),
         positions=get("max_position_embeddings", kind=int),
         first_position=get("pad_token_id", 1, kind=int) + 1 if scheme.after_padding else 0,
@@ -100,8 +100,8 @@ def _getter(fields: Mapping[str, Any], family: Family, source: str) -> Any:
 
 def _refuse_unknown_mathematics(fields: Mapping[str, Any], family: Family, get: Any, source: str) -> None:
     activation = get("hidden_act")
-    if str(activation) not in ACTIVATIONS:
-        raise UnknownName(str(activation), f"a supported activation ({source})", ACTIVATIONS)
+    if str(activation) not in CHECKPOINT_ACTIVATIONS:
+        raise UnknownName(str(activation), f"a supported activation ({source})", CHECKPOINT_ACTIVATIONS)
     if fields.get("is_decoder") or fields.get("add_cross_attention"):
         raise BackboneError(f"{source} is a decoder; adapterbank works with encoders.")
     for name, known in family.known_values.items():

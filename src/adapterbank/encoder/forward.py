@@ -42,7 +42,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 KERNEL_WIDTHS = (16, 32, 64, 128)
 """Widths of a head that `attention_triton` supports."""
 
-PROJECTIONS = ("query", "key", "value")
+QKV = ("query", "key", "value")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Frozen:
         """See `Slots`."""
         if f"{name}.joined.weight" in self.tensors:
             return self.linear(x, f"{name}.joined")
-        return torch.cat([self.linear(x, f"{name}.{part}") for part in PROJECTIONS], -1)
+        return torch.cat([self.linear(x, f"{name}.{part}") for part in QKV], -1)
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `Slots`."""
@@ -331,9 +331,9 @@ def join_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name in [name for name in tensors if name.endswith("attention.query.weight")]:
         prefix = name.removesuffix("query.weight")
         for leaf in [leaf for leaf in ("weight", "bias") if f"{prefix}query.{leaf}" in tensors]:
-            joined = _joined([tensors[f"{prefix}{part}.{leaf}"] for part in PROJECTIONS])
+            joined = _joined([tensors[f"{prefix}{part}.{leaf}"] for part in QKV])
             found[f"{prefix}joined.{leaf}"] = joined
-            found |= {f"{prefix}{part}.{leaf}": t for part, t in zip(PROJECTIONS, joined.chunk(3), strict=True)}
+            found |= {f"{prefix}{part}.{leaf}": t for part, t in zip(QKV, joined.chunk(3), strict=True)}
     return found
 
 

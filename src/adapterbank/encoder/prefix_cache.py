@@ -23,7 +23,7 @@ from adapterbank.encoder.batch import PackedBatch, Tokens, by_length, pack
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.forward import Frozen, hidden_below
 
-Key = tuple[str, int, torch.dtype, torch.device]
+PrefixKey = tuple[str, int, torch.dtype, torch.device]
 """What determines a prefix beside the backbone: the tokens of its rows, the layer, the type, the device."""
 
 _TOKENS_AT_ONCE = 4096
@@ -40,7 +40,7 @@ class PrefixCache:
     """Bytes that all prefixes together may take in memory."""
     disk: int = 16 << 30
     """Bytes that they may take in mapped files."""
-    _prefixes: dict[Key, Prefix] = field(default_factory=dict, repr=False)
+    _prefixes: dict[PrefixKey, Prefix] = field(default_factory=dict, repr=False)
     _seen: dict[tuple[int, int], tuple[Sequence[Tokens], Prefix]] = field(default_factory=dict, repr=False)
 
     def get(self, tokens: Sequence[Tokens], first: int) -> Prefix:

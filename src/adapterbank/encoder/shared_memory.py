@@ -19,10 +19,10 @@ from torch import Tensor
 
 from adapterbank.encoder import backbone as checkpoint
 from adapterbank.encoder.backbone import Backbone
-from adapterbank.encoder.forward import PROJECTIONS
+from adapterbank.encoder.forward import QKV
 
 _ALIGNMENT = 64
-_ORDER = {part: i for i, part in enumerate(PROJECTIONS)}
+_ORDER = {part: i for i, part in enumerate(QKV)}
 
 
 def share(backbone: Backbone) -> tuple[Backbone, int | None]:

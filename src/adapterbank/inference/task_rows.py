@@ -9,7 +9,7 @@ from typing import TypeVar
 from adapterbank.errors import InputError
 from adapterbank.tasks.spec import Examples
 
-Result = TypeVar("Result")
+RowResult = TypeVar("RowResult")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def by_task(
     return list(groups.values())
 
 
-def in_order(groups: Sequence[TaskRows], results: Iterable[Sequence[Result]]) -> list[Result]:
+def in_order(groups: Sequence[TaskRows], results: Iterable[Sequence[RowResult]]) -> list[RowResult]:
     """Return the results of all groups in the order of the rows."""
     placed = {place: result for group, own in zip(groups, results, strict=True)
               for place, result in zip(group.places, own, strict=True)}  # fmt: skip

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from adapterbank.tasks.spec import Task
     from adapterbank.tasks.tables import Table
 
-TEXTS = ("question", "context")
+SPAN_TEXTS = ("question", "context")
 ANSWERS = ("answers", "answer")
 """Usual names of the answer column."""
 NO_ANSWER = (0, 0)
@@ -49,7 +49,7 @@ def has_no_answer(value: Any) -> bool:
 
 def _recognizes(columns: Columns, values: Sequence[Any]) -> bool:
     texts, label = tuple(name.strip().lower() for name in columns.text), (columns.label or "").strip().lower()
-    return (texts == TEXTS and label in ANSWERS) or any(isinstance(value, dict) for value in values)
+    return (texts == SPAN_TEXTS and label in ANSWERS) or any(isinstance(value, dict) for value in values)
 
 
 def _read_targets(table: Table, task: Task, rows: Sequence[int]) -> tuple[list[Any], list[str]]:
@@ -324,7 +324,7 @@ SPAN = Kind(
     check_prediction=_check_prediction,
     check_target=_check_target,
     text_counts=(2,),
-    text_columns=TEXTS,
+    text_columns=SPAN_TEXTS,
     label_columns=ANSWERS,
     recognizes=_recognizes,
     read_targets=_read_targets,

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adapterbank.encoder.batch import Grid
-from adapterbank.encoder.forward import PROJECTIONS, Frozen
+from adapterbank.encoder.forward import QKV, Frozen
 from adapterbank.methods import roles
 from adapterbank.slots.addition import Addition
 from adapterbank.slots.plan import Plan
@@ -68,13 +68,13 @@ class Route:
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.protocol.Slots`."""
-        weights, biases = ([f"{name}.{part}.{leaf}" for part in PROJECTIONS] for leaf in ("weight", "bias"))
+        weights, biases = ([f"{name}.{part}.{leaf}" for part in QKV] for leaf in ("weight", "bias"))
         if self._overridden.isdisjoint((*weights, *biases)):
             return Frozen(self._stacks.frozen).attention(x, name)
         joined = self._stacks.frozen.get(f"{name}.joined.weight")
         if joined is not None and self._overridden.isdisjoint(weights):
             return self._linear_with_biases(x, joined, biases)
-        return torch.cat([self.linear(x, f"{name}.{part}") for part in PROJECTIONS], -1)
+        return torch.cat([self.linear(x, f"{name}.{part}") for part in QKV], -1)
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `encoder.protocol.Slots`."""
@@ -254,7 +254,7 @@ class RouteLayer:
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.protocol.Layer`."""
         y = self.route.attention(x, f"{self.weights}.{name}")
-        return self.route.add(y, x, *(f"{self.site}.{name}.{part}" for part in PROJECTIONS))
+        return self.route.add(y, x, *(f"{self.site}.{name}.{part}" for part in QKV))
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `encoder.protocol.Layer`."""

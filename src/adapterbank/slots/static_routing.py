@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adapterbank.encoder.forward import PROJECTIONS
+from adapterbank.encoder.forward import QKV
 from adapterbank.methods import addition_in
 from adapterbank.slots.addition import Addition
 from adapterbank.slots.plan import Plan
@@ -38,7 +38,7 @@ class StaticRouteLayer:
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.protocol.Layer`."""
-        parts = [f"{name}.{part}" for part in PROJECTIONS]
+        parts = [f"{name}.{part}" for part in QKV]
         if f"{name}.joined.weight" in self.tensors:
             y = self._plain_linear(x, f"{name}.joined")
         else:
@@ -87,7 +87,7 @@ class StaticRoute:
         # A single slot's tensors are used without their first dimension: a plain product is faster than a batch of one.
         self.own = {name: tensor.squeeze(0) if len(tensor) == 1 else tensor for name, tensor in own.items()}
         self._tensors = {**frozen, **self.own}
-        touched = {tuple(name.rsplit(".", 2)[::2]) for name in own if name.rsplit(".", 2)[-2] in PROJECTIONS}
+        touched = {tuple(name.rsplit(".", 2)[::2]) for name in own if name.rsplit(".", 2)[-2] in QKV}
         for attention, leaf in sorted(touched, reverse=True):  # weights first
             if leaf == "weight":
                 for unused in ("weight", "bias"):
@@ -144,7 +144,7 @@ class StaticRoute:
 
     def _biases(self, attention: str) -> Tensor:
         """Return the biases of query, key and value side by side, for one product with a shared weight."""
-        biases = [self._tensors[f"{attention}.{part}.bias"] for part in PROJECTIONS]
+        biases = [self._tensors[f"{attention}.{part}.bias"] for part in QKV]
         return torch.cat(torch.broadcast_tensors(*biases), -1)
 
 

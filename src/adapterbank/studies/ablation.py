@@ -36,7 +36,7 @@ from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import Package
 from adapterbank.tasks.spec import Examples
 
-Removed = tuple[int, int] | None
+RemovedSpan = tuple[int, int] | None
 """The first and last layer whose adapters are removed; None for the model as it was trained."""
 TensorLike = TypeVar("TensorLike")
 
@@ -64,7 +64,7 @@ def span_outputs(
     tokens: Sequence[Tokens],
     slots: tuple[int, int],
     watch: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[Removed, list[np.ndarray]]:
+) -> dict[RemovedSpan, list[np.ndarray]]:
     """Return each row's head outputs for the whole model and for every span.
 
     `slots` are the task's own slot and the same without adapters. `watch` is called with the number of rows that are
@@ -72,7 +72,7 @@ def span_outputs(
     """
     layers = stacks.plan(slots[0]).removable_layers
     widest = len(spans(layers)) + len(layers)
-    found: dict[Removed, list[Any]] = {span: [None] * len(tokens) for span in (None, *spans(layers))}
+    found: dict[RemovedSpan, list[Any]] = {span: [None] * len(tokens) for span in (None, *spans(layers))}
     done = 0
     with torch.inference_mode():
         for chosen in by_length(tokens, max(1, _TOKENS_AT_ONCE[stacks.device.type] // widest)):
@@ -86,7 +86,7 @@ def span_outputs(
 
 def _paths(
     config: EncoderConfig, stacks: Stacks, rows: Sequence[Tokens], slots: tuple[int, int], layers: Sequence[int]
-) -> dict[Removed, list[np.ndarray]]:
+) -> dict[RemovedSpan, list[np.ndarray]]:
     """Compute the outputs of rows on all paths, layer by layer.
 
     A path is identified by its span. While a span is open, its last layer is the layer computed last. At the next layer
@@ -94,10 +94,10 @@ def _paths(
     """
     batch, size = pack(rows, stacks.device), sum(map(len, rows))
     whole = Route(stacks, [Segment(slots[0], len(rows), size)])
-    paths: dict[Removed, Tensor] = {None: hidden_below(config, whole, batch, 0)}
+    paths: dict[RemovedSpan, Tensor] = {None: hidden_below(config, whole, batch, 0)}
     last = -1  # the layer with adapters that was computed last
     for layer in range(config.layers):
-        bare: dict[Removed, Tensor] = {}
+        bare: dict[RemovedSpan, Tensor] = {}
         if layer in layers:
             bare = {(span[0], layer): x for span, x in paths.items() if span is not None and span[1] == last}
             bare |= {(layer, layer): paths[None]}

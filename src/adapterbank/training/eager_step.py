@@ -27,7 +27,7 @@ from adapterbank.slots.stack import Stacks
 from adapterbank.training.optimizer import StackedAdam
 from adapterbank.training.step_input import StepContext, StepInput
 
-Part = list[tuple[int, np.ndarray]]
+MicroBatch = list[tuple[int, np.ndarray]]
 """A micro-batch: indices of inputs, and for each the indices of rows within its batch."""
 
 
@@ -66,7 +66,7 @@ class EagerStep:
             totals[[k for k, _ in part]] += each.detach()
         return totals
 
-    def _losses(self, stacks: Stacks, inputs: Sequence[StepInput], part: Part) -> list[Tensor]:
+    def _losses(self, stacks: Stacks, inputs: Sequence[StepInput], part: MicroBatch) -> list[Tensor]:
         """Run one part; return the loss of each row, for each input in the part."""
         rows = [(inputs[k], place) for k, places in part for place in places]
         batch = pack([run.rows.tokens[run.batch[place]] for run, place in rows], stacks.device)
@@ -100,7 +100,7 @@ class EagerStep:
             self._targets[id(run.rows)] = run.rows, targets
         return self._targets[id(run.rows)][1]
 
-    def _prefix(self, inputs: Sequence[StepInput], part: Part, batch: PackedBatch) -> Tensor | None:
+    def _prefix(self, inputs: Sequence[StepInput], part: MicroBatch, batch: PackedBatch) -> Tensor | None:
         """Return the outputs of the frozen lower layers for a part, None if there are none."""
         first, prefixes = self._context.first, self._context.prefixes
         if not first:
@@ -116,7 +116,7 @@ class EagerStep:
             outputs.append(prefixes.get(tokens, first).rows(rows, run_batch))
         return torch.cat(outputs)
 
-    def _parts(self, inputs: Sequence[StepInput]) -> Iterator[Part]:
+    def _parts(self, inputs: Sequence[StepInput]) -> Iterator[MicroBatch]:
         """Split the step's rows into parts of at most `limit` padded tokens."""
         part: list[tuple[int, list[int]]] = []
         count = longest = 0

@@ -18,7 +18,7 @@ import pytest
 from adapterbank.cli.commands import serve
 from adapterbank.errors import InputError
 from adapterbank.serving.http.auth import Keys
-from adapterbank.serving.service.bank_mirror import FOLDER
+from adapterbank.serving.service.bank_mirror import MIRROR_FOLDER
 from adapterbank.storage import cache
 from adapterbank.storage.bank import Bank
 from adapterbank.tasks.spec import Examples
@@ -127,7 +127,7 @@ def test_a_bank_behind_a_url_is_followed_and_not_written_to(start, small):
         with refused.value as answer:
             error = json.loads(answer.read())["error"]
         assert (error["code"], "change the bank at its source" in error["message"]) == ("conflict", True)
-    mirrors = [path for path in (cache.folder() / FOLDER).iterdir() if path.is_dir()]
+    mirrors = [path for path in (cache.folder() / MIRROR_FOLDER).iterdir() if path.is_dir()]
     assert [path.name.split("-")[0] for path in mirrors] == [str(process.pid)]
     process.send_signal(signal.SIGTERM)
     assert rest(process).endswith("adapterbank: stopped.\n")

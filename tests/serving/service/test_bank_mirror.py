@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapterbank.errors import BankError, InputError, PackageDamaged
-from adapterbank.serving.service.bank_mirror import FOLDER, Mirror, is_url
+from adapterbank.serving.service.bank_mirror import MIRROR_FOLDER, Mirror, is_url
 from adapterbank.serving.service.protocol import Ask, Refusal
 from adapterbank.serving.service.registry import TaskRegistry
 from adapterbank.serving.service.service import BankService
@@ -271,7 +271,7 @@ def test_a_url_without_a_bank_is_reported(tmp_path, store):
             Mirror(where)
     with pytest.raises(InputError, match=r"nonsense://x/y cannot be opened"):
         Mirror("nonsense://x/y")
-    left = cache.folder() / FOLDER
+    left = cache.folder() / MIRROR_FOLDER
     assert [path for path in left.iterdir() if path.is_dir()] == []
 
 

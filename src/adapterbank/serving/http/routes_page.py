@@ -14,7 +14,7 @@ from fastapi.responses import Response
 
 from adapterbank.serving.http.access import OPEN, access
 
-KINDS = {
+MEDIA_TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
@@ -39,7 +39,7 @@ def page_router() -> APIRouter:
     """Return the routes: `/`, and one for each file under `/page/`."""
     router = APIRouter(include_in_schema=False)
     for file in resources.files("adapterbank.serving.http").joinpath("page").iterdir():
-        kind = KINDS.get(file.name.rpartition(".")[2])
+        kind = MEDIA_TYPES.get(file.name.rpartition(".")[2])
         if kind:
             path = "/" if file.name == "index.html" else f"/page/{file.name}"
             _add(router, path, file.read_bytes(), kind)

@@ -29,7 +29,7 @@ from adapterbank.serving.jobs.run_store import TrainingRun, UnknownRun
 from adapterbank.serving.jobs.uploads import FORMATS, TooLarge, check_size
 from adapterbank.serving.service.protocol import REQUEST, Refusal
 
-Result = TypeVar("Result")
+ThreadResult = TypeVar("ThreadResult")
 
 TYPES = {
     "text/csv": "csv",
@@ -155,7 +155,7 @@ def untrained_router(reason: str) -> APIRouter:
     return router
 
 
-async def in_thread(work: Callable[..., Result], *args: Any) -> Result:
+async def in_thread(work: Callable[..., ThreadResult], *args: Any) -> ThreadResult:
     """Run in a thread what may wait for the disk; turn its errors into refusals."""
     try:
         return await asyncio.to_thread(work, *args)

@@ -31,7 +31,7 @@ from adapterbank.storage.package import is_name, is_version
 
 REFRESH = 0.5
 """Seconds between two listings."""
-FOLDER = "mirrors"
+MIRROR_FOLDER = "mirrors"
 """The folder of the mirrors in the cache."""
 _FILES = ("manifest.json", "weights.safetensors")
 _POINTERS = "task.json"
@@ -45,7 +45,7 @@ _PATIENCE = 5.0
 
 log = logging.getLogger("adapterbank.serving")
 
-Files = dict[str, str]
+RemoteFiles = dict[str, str]
 """The files of a task, such as `3/manifest.json`, with a stamp that changes with the file."""
 
 
@@ -61,8 +61,8 @@ class Mirror:
         """Fetch the files that describe the bank, and none of its tasks yet."""
         self.url, self.every = url, every
         self.fs, self._root = _open(url)
-        self._heads: Files = {}
-        self._have: dict[str, Files] = {}
+        self._heads: RemoteFiles = {}
+        self._have: dict[str, RemoteFiles] = {}
         self._missing: set[tuple[str, str]] = set()
         self._incomplete: set[tuple[str, str]] = set()
         self._stopped = threading.Event()
@@ -143,7 +143,7 @@ class Mirror:
                 return
         raise BankError(f"{self.url} is not a bank: it has no bank.json; name a bank that `adapterbank train` created.")
 
-    def _copy_heads(self, found: Files) -> None:
+    def _copy_heads(self, found: RemoteFiles) -> None:
         for name, stamp in found.items():
             if self._heads.get(name) != stamp:
                 data = self.fs.cat_file(f"{self._root}/{name}")
@@ -152,10 +152,10 @@ class Mirror:
             storage.discard(self.path / name)
         self._heads = found
 
-    def _listed(self) -> dict[str, Files]:
+    def _listed(self) -> dict[str, RemoteFiles]:
         """Return the files of each task; files whose names do not belong in a bank are ignored."""
         start = f"{self._root}/tasks/".lstrip("/")
-        found: dict[str, Files] = {}
+        found: dict[str, RemoteFiles] = {}
         for path, info in self.fs.find(f"{self._root}/tasks", detail=True).items():
             name, _, rest = path.lstrip("/").removeprefix(start).partition("/")
             version, _, file = rest.rpartition("/")
@@ -163,7 +163,7 @@ class Mirror:
                 found.setdefault(name, {})[rest] = _stamp(info)
         return found
 
-    def _confirmed(self, found: dict[str, Files]) -> dict[str, Files]:
+    def _confirmed(self, found: dict[str, RemoteFiles]) -> dict[str, RemoteFiles]:
         """Treat a file as removed only when two listings lack it: many stores omit what they cannot list."""
         missing = {
             (name, file) for name, files in self._have.items() for file in files.keys() - found.get(name, {}).keys()
@@ -175,7 +175,7 @@ class Mirror:
 
     # --- fetching -----------------------------------------------------------------------------------------
 
-    def _try(self, name: str, wanted: Files) -> Exception | None:
+    def _try(self, name: str, wanted: RemoteFiles) -> Exception | None:
         """Update one task; return its error, so that the others are updated too."""
         try:
             self._update(name, wanted)
@@ -185,7 +185,7 @@ class Mirror:
             return error
         return None
 
-    def _update(self, name: str, wanted: Files) -> None:
+    def _update(self, name: str, wanted: RemoteFiles) -> None:
         folder, have = self.path / "tasks" / name, self._have.setdefault(name, {})
         if not wanted:
             if folder.exists():
@@ -204,7 +204,7 @@ class Mirror:
                 storage.discard(folder / file)
                 del have[file]
 
-    def _update_version(self, folder: Path, wanted: Files, have: Files) -> None:
+    def _update_version(self, folder: Path, wanted: RemoteFiles, have: RemoteFiles) -> None:
         """Fetch the changed files of one version: a new version appears complete, otherwise each file is replaced."""
         changed = {file: stamp for file, stamp in wanted.items() if have.get(file) != stamp}
         if not changed:
@@ -221,7 +221,7 @@ class Mirror:
                 os.rename(temporary, final)
         have |= changed
 
-    def _point(self, folder: Path, wanted: Files, have: Files) -> bool:
+    def _point(self, folder: Path, wanted: RemoteFiles, have: RemoteFiles) -> bool:
         """Update the pointers unless they name a version that is incomplete; return whether it did."""
         stamp = wanted.get(_POINTERS)
         if stamp == have.get(_POINTERS):
@@ -258,7 +258,7 @@ def _open(url: str) -> tuple[Any, str]:
 @contextlib.contextmanager
 def _own_folder() -> Iterator[Path]:
     """Create a folder in the cache, and remove those whose processes have ended."""
-    base = cache.folder() / FOLDER
+    base = cache.folder() / MIRROR_FOLDER
     mine = base / f"{os.getpid()}-{uuid4().hex[:12]}"
     with contextlib.ExitStack() as claims:
         with storage.locked(base / ".lock"):
