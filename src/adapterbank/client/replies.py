@@ -29,7 +29,7 @@ class TaskReply:
     null_odds: float | None = None
     best: tuple[dict[str, Any], ...] | None = None
     probabilities: dict[str, float] | None = None
-    other: dict[str, Any] = field(default_factory=dict)
+    other: dict[str, Any] | None = None
     """Fields of a kind that are none of these."""
 
 
@@ -139,5 +139,7 @@ def make(cls: type[Made], value: Any) -> Made:
         raise TypeError(f"{cls.__name__} of {value!r}")
     known = {f.name for f in fields(cls)}  # type: ignore[arg-type]  # all that are made here are dataclasses
     plain = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items()}
-    rest = {"other": {k: v for k, v in plain.items() if k not in known}} if "other" in known else {}
-    return cls(**{k: v for k, v in plain.items() if k in known}, **rest)
+    rest = {k: v for k, v in plain.items() if k not in known}
+    return cls(
+        **{k: v for k, v in plain.items() if k in known}, **({"other": rest} if rest and "other" in known else {})
+    )
