@@ -214,9 +214,14 @@ def find_method(name: str) -> Method:
     return METHODS[name]
 
 
+def addition_name(key: str) -> str:
+    """Return the name of the addition that a key stands for: `adapter` for `adapter` and for `adapter-2`."""
+    return key.partition("-")[0]
+
+
 def stored_fields(method: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the additions in a manifest's `method`, such as `size`, `rank` and `layers`."""
-    stored = [value for key, value in method.items() if key.partition("-")[0] in ADDITIONS and value]
+    stored = [value for key, value in method.items() if addition_name(key) in ADDITIONS and value]
     return {name: value for fields in stored for name, value in fields.items()}
 
 
@@ -228,7 +233,7 @@ def shown_fields(method: Mapping[str, Any]) -> dict[str, Any]:
 
 def addition_in(name: str) -> str | None:
     """Return the key of the addition in a tensor's name, such as `adapter` or `adapter-2`; None without one."""
-    return next((part for part in name.split(".") if part.partition("-")[0] in ADDITIONS), None)
+    return next((part for part in name.split(".") if addition_name(part) in ADDITIONS), None)
 
 
 def roles(name: str) -> frozenset[str]:
@@ -238,7 +243,7 @@ def roles(name: str) -> frozenset[str]:
     if first in ("head", "pooler"):
         return frozenset(own | {first})
     if key := addition_in(name):
-        return frozenset(own | {key.partition("-")[0]})
+        return frozenset(own | {addition_name(key)})
     layer = LAYER.match(name)
     if ".norm." in name:
         own.add("layer_norm")

@@ -190,4 +190,5 @@ def test_a_few_steps_run_without_a_graph(bert, new_slot, monkeypatch):
 def test_the_cpu_never_uses_graphs(bert, new_slot, monkeypatch):
     monkeypatch.setattr(trainers, "STEPS_WORTH_A_GRAPH", 0)
     monkeypatch.setattr(trainers, "GraphStep", None)
-    train_jobs(bert, job_on(bert, new_slot))
+    job = job_on(bert, new_slot)
+    assert train_jobs(bert, job)[0].epoch == job.epochs

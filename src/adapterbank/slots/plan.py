@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from adapterbank.errors import ConfigError
-from adapterbank.methods import ADDITIONS, LAYER, Options, addition_in, find_method, parse_layers, roles
+from adapterbank.methods import ADDITIONS, LAYER, Options, addition_in, addition_name, find_method, parse_layers, roles
 from adapterbank.slots.addition import Addition, find_addition
 
 
@@ -97,11 +97,11 @@ class Plan:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Plan:
         """Read a plan that `to_json` wrote."""
-        stored = [key for key in value if key.partition("-")[0] in ADDITIONS and value[key] is not None]
+        stored = [key for key in value if addition_name(key) in ADDITIONS and value[key] is not None]
         keys = value.get("order", stored)
         if sorted(keys) != sorted(stored):
             raise ValueError(f"order {keys!r} does not match the additions {stored!r}")
-        additions = tuple(_from_json(key.partition("-")[0], value[key]) for key in keys)
+        additions = tuple(_from_json(addition_name(key), value[key]) for key in keys)
         plan = cls(value["name"], Head(**value["head"]), additions, frozenset(value["trains"]))
         if plan.keys != tuple(keys):
             raise ValueError(f"additions {keys!r} are not numbered from 2")
@@ -155,7 +155,7 @@ def trained(names: Iterable[str], plan: Plan) -> list[str]:
 def decays(name: str) -> bool:
     """Return whether weight decay applies to a tensor; it does not apply to LayerNorms, biases and scales."""
     key = addition_in(name)
-    if key is not None and not find_addition(key.partition("-")[0]).decays:
+    if key is not None and not find_addition(addition_name(key)).decays:
         return False
     return not roles(name) & {"bias", "layer_norm"} and ".norm." not in name
 
