@@ -121,7 +121,7 @@ class OpenBank:
         *,
         resume: bool = False,
         prune: bool = False,
-        tolerance: float = pruning.TOLERANCE,
+        tolerance: float = configs.TOLERANCE,
         **options: Any,
     ) -> Result:
         """Train a task, add it to the bank, and return its record and package.
@@ -185,7 +185,7 @@ class OpenBank:
         data: Any = None,
         *,
         split: str = "dev",
-        tolerance: float = pruning.TOLERANCE,
+        tolerance: float = configs.TOLERANCE,
         watch: Callable[[int, int], None] = lambda done, total: None,
     ) -> tuple[dict[str, Any], Result | None]:
         """Remove a task's idle adapters: those whose absence costs no more points of the metric than the tolerance.

@@ -262,6 +262,10 @@ def check(config: Config) -> list[str]:
     return mistakes + _unused_option_mistakes(config)
 
 
+TOLERANCE = 0.5
+"""Points of the metric that choosing a size, and pruning, may cost by default."""
+
+
 def check_tolerance(points: float) -> None:
     """Refuse an invalid tolerance; it is in points, hundredths of a metric."""
     if not points >= 0:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from adapterbank.config import check_tolerance
+from adapterbank.config import TOLERANCE, check_tolerance
 from adapterbank.errors import InputError
 from adapterbank.inference.audit import fingerprint
 from adapterbank.inference.engine import Engine, Resident
@@ -27,9 +27,6 @@ from adapterbank.studies.ablation import without
 from adapterbank.tasks.spec import Examples
 from adapterbank.training.dataset import Dataset
 from adapterbank.training.run import Result
-
-TOLERANCE = 0.5
-"""Points of the metric (hundredths) that the task may lose in total."""
 
 
 def find_idle(score: Callable[[tuple[int, ...]], float], layers: tuple[int, ...], tolerance: float) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from adapterbank.config import Config, check_tolerance
+from adapterbank.config import TOLERANCE, Config, check_tolerance
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.placed import place
 from adapterbank.errors import ConfigError, TrainingError
@@ -31,8 +31,6 @@ RATES = (3e-4, 1e-3, 3e-3)
 """The learning rates that are tried if none is given: around the default, where adapters are best."""
 RUNGS = 3
 """Each rung has twice the epochs of the one before and half its runs."""
-TOLERANCE = 0.5
-"""Points of the metric (hundredths) by which a smaller adapter may be worse."""
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,11 @@ import typer
 from adapterbank import config as configs
 from adapterbank.cli.console import format_size, print_json, print_message, rerun_command
 from adapterbank.cli.options import bank_defaults
-from adapterbank.config import Config
+from adapterbank.config import TOLERANCE, Config
 from adapterbank.errors import ConfigError
 from adapterbank.methods import METHODS
 from adapterbank.tasks.catalog import CATALOG
 from adapterbank.training.dataset import DatasetReader, canonical, defaults
-
-_TOLERANCE = 0.5
 
 HELP = """Train a task and put it into the bank.
 
@@ -106,7 +104,7 @@ def _requested_size(config: str | None, chosen: dict[str, Any]) -> Any:
 def _points(tolerance: str | None) -> float:
     """Parse the tolerance, in points of the metric."""
     try:
-        found = float(tolerance) if tolerance is not None else _TOLERANCE
+        found = float(tolerance) if tolerance is not None else TOLERANCE
         if 0 <= found < float("inf"):
             return found
     except ValueError:
@@ -146,7 +144,7 @@ def _print_summary(record: dict[str, Any]) -> None:
 def _options() -> list[inspect.Parameter]:
     """Return an option for every field of `Config`, and the few that are not part of a run's identity."""
     hints = typing.get_type_hints(Config)
-    tolerance = f"Points of the metric that --size auto and --prune may each cost (default: {_TOLERANCE})."
+    tolerance = f"Points of the metric that --size auto and --prune may each cost (default: {TOLERANCE})."
     return [
         _option("bank", str, "Bank folder; created if it does not exist.", "Bank", ...),
         *(_option(f.name, hints[f.name], _help(f), f.metadata["group"], None) for f in dataclasses.fields(Config)),
