@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
+from textwrap import dedent
 
 from adapterbank.kinds import table as kinds
 from adapterbank.methods import ADDITIONS
@@ -168,3 +172,33 @@ def test_every_test_file_is_named_after_a_module_or_states_its_promise() -> None
     found = sorted(TESTS.rglob("test_*.py"))
     promising = {path for path in found if (ast.get_docstring(tree(path)) or "").startswith("Promise: ")}
     assert [place(path) for path in found if path not in promising and not named_after_a_module(path)] == []
+
+
+# --- scripts inside strings
+
+
+def scripts(path: Path) -> Iterator[ast.Module]:
+    """Yield the strings of a file that are Python and import this package: no type checker reads them."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "import" in node.value:
+            with suppress(SyntaxError):
+                yield ast.parse(dedent(node.value))
+
+
+def exists(module: str, name: str) -> bool:
+    found = importlib.import_module(module)
+    return hasattr(found, name) or (hasattr(found, "__path__") and find_spec(f"{module}.{name}") is not None)
+
+
+def test_scripts_in_the_strings_of_tests_import_names_that_exist() -> None:
+    imported = {
+        (place(path), node.module, name.name)
+        for path in sorted([*TESTS.rglob("*.py"), *(ROOT / "bench").glob("*.py")])
+        for script in scripts(path)
+        for node in ast.walk(script)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "adapterbank"
+        for name in node.names
+        if node.module and name.name != "*"
+    }
+    assert imported
+    assert [one for one in sorted(imported) if not exists(*one[1:])] == []

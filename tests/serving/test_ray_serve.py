@@ -27,13 +27,13 @@ from ray import serve
 
 import adapterbank
 from adapterbank.storage import cache
-from adapterbank.serving.service.bank_mirror import FOLDER
+from adapterbank.serving.service.bank_mirror import MIRROR_FOLDER
 from adapterbank.serving.ray_serve import Scale, deployed
 from adapterbank.serving.build import ServerSettings
 
 bank, new = Path("bank").absolute(), Path("new").absolute()
 words = "the cat sat on a mat and was very good".split()
-mirrors = cache.folder() / FOLDER
+mirrors = cache.folder() / MIRROR_FOLDER
 predicted, failed, statuses, names = [], [], [], set()
 stop, leaving, calm = threading.Event(), threading.Event(), threading.Event()
 
