@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 
-from adapterbank.storage import files
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import FORMAT, Array, Manifest
 
@@ -25,19 +25,19 @@ def draft(name: str = "sst2", **changes: Any) -> Manifest:
         "format": FORMAT,
         "name": name,
         "version": 0,
-        "task": {"kind": "classification", "labels": ["négatif", "positif"]},
-        "method": {"name": "adapter", "size": 64},
+        "task": {"kind": "classification", "text": ["text"], "labels": ["négatif", "positif"], "metric": "accuracy"},
+        "method": {"name": "adapter", "adapter": {"size": 64}, "head": {"pooling": "mean"}},
         "backbone": BACKBONE,
-        "recipe": {"lr": 3e-4, "epochs": 3},
+        "recipe": {"lr": 3e-4, "epochs": 3, "max_length": 16},
         "seed": 7,
-        "data": {"sha256": "d" * 64},
+        "data": {"train": {"rows": 2, "sha256": "d" * 64}},
         "metrics": {"validation": {"accuracy": 0.91}},
-        "params": {"trained": 8, "total": 108},
+        "params": {"trained": 8, "encoder": 100, "total": 108, "percent": 8.0},
         "bytes": 0,
         "weights_sha256": "",
         "library": "0.1.0",
         "created": "",
-        "fingerprint": {"outputs": [[0.1, -0.25]]},
+        "fingerprint": {"stamp": {"torch": "2", "precision": "fp32"}, "outputs": [[0.1, -0.25]]},
     }
     return Manifest(**values | changes)
 
@@ -56,5 +56,5 @@ def contents(bank: Bank) -> dict[str, bytes]:
 
 def pointers(bank: Bank, name: str = "sst2") -> dict[str, Any]:
     """Return task.json as it is on disk."""
-    value: dict[str, Any] = files.read_json(bank.path / "tasks" / name / "task.json")
-    return value
+    value = json.loads((bank.path / "tasks" / name / "task.json").read_text())
+    return {key: value[key] for key in ("default", "previous", "last")}

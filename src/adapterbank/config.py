@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from adapterbank import methods
+from adapterbank import methods, schema
 from adapterbank.errors import ConfigError, InputError
 from adapterbank.kinds.table import KINDS
 from adapterbank.methods import METHODS, Options
@@ -175,6 +175,17 @@ class Config:
     def method_options(self) -> Options:
         """Return the options that decide what a slot adds and trains; the config must be resolved."""
         return Options(**{f.name: getattr(self, f.name) for f in fields(Options)})
+
+
+def limited(name: str, default: Any, *, low: float | None = None, high: float | None = None) -> Any:
+    """Declare a dataclass field with the range of the option `name`, so that a file may hold what a run may choose."""
+    meta = Config.__dataclass_fields__[name].metadata
+    return schema.limited(
+        default,
+        low=meta["low"] if low is None else low,
+        high=meta["high"] if high is None else high,
+        choices=meta["choices"],
+    )
 
 
 def parse(values: Mapping[str, Any]) -> Config:

@@ -30,6 +30,9 @@ PROJECTIONS: Mapping[str, str] = {
 MAX_SIZE = 4096
 """The widest adapter: above the hidden size it is not a bottleneck, and a typing error would fill the memory."""
 
+MAX_LAYERS = 1024
+"""More layers than any encoder has."""
+
 
 @dataclass(frozen=True)
 class Default:

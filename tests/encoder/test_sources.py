@@ -21,7 +21,7 @@ from adapterbank.encoder import sources
 from adapterbank.encoder.backbone import Backbone, load
 from adapterbank.encoder.sources import SOURCES, Source, at_hand, locate
 from adapterbank.errors import BackboneError
-from adapterbank.storage.files import sha256_file
+from adapterbank.storage.reading import sha256_file
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 Asked = list[tuple[str, set[str]]]

@@ -23,22 +23,22 @@ RACE = """
 import sys
 import numpy as np
 from adapterbank.storage.bank import Bank
-from adapterbank.storage.package import Manifest
+from packages import draft
 path, worker = sys.argv[1], int(sys.argv[2])
 backbone = {"name": "tiny", "sha256": "a" * 64}
 print("ready", flush=True)
 sys.stdin.readline()
 bank = Bank.open(path, backbone, create=True)
 for _ in range(4):
-    draft = Manifest(1, "sst2", 0, {}, {}, backbone, {}, worker, {}, {}, {}, 0, "", "0", "", {})
-    package = bank.put(draft, {"w": np.full(100, worker, np.float32)})
+    package = bank.put(draft(seed=worker), {"w": np.full(100, worker, np.float32)})
     print(package.manifest.version, flush=True)
 """
 
 
 def test_eight_processes_create_one_bank_and_each_put_gets_its_own_version(tmp_path: Path) -> None:
     path = tmp_path / "bank"
-    environment = os.environ | {"PYTHONPATH": str(Path(adapterbank.__file__).parents[1])}
+    paths = [Path(adapterbank.__file__).parents[1], Path(__file__).parents[1]]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
     workers = [
         subprocess.Popen(
             [sys.executable, "-c", RACE, str(path), str(worker)],

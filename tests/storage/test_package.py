@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from adapterbank.errors import BankError, InputError, PackageDamaged
-from adapterbank.storage import files
+from adapterbank.storage import files, reading
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import FORMAT, Array, check_name, parse_ref
 from packages import STRANGE_NAMES, TENSORS, contents, draft
@@ -83,7 +84,7 @@ def test_put_fills_in_size_checksum_and_date(bank: Bank) -> None:
     manifest = package.manifest
     assert manifest.version == 1
     assert manifest.bytes == weights.stat().st_size
-    assert manifest.weights_sha256 == files.sha256_file(weights)
+    assert manifest.weights_sha256 == reading.sha256_file(weights)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", manifest.created)
     given = draft(version=1, bytes=manifest.bytes, weights_sha256=manifest.weights_sha256)
     assert manifest == dataclasses.replace(given, created=manifest.created)
@@ -117,13 +118,15 @@ def test_tensors_of_a_type_that_cannot_be_stored_are_refused(bank: Bank, odd: An
 def test_a_manifest_that_is_not_json_is_refused_and_leaves_nothing(bank: Bank) -> None:
     before = contents(bank)
     with pytest.raises(InputError, match="null for a number that is nan"):
-        bank.put(draft(metrics={"loss": float("nan")}), TENSORS)
+        bank.put(draft(recipe={"max_length": 16, "lr": float("nan")}), TENSORS)
+    with pytest.raises(InputError, match=r"metrics\.dev\.loss is nan, not a finite number"):
+        bank.put(draft(metrics={"dev": {"loss": float("nan")}}), TENSORS)
     assert contents(bank) == before
 
 
 def test_tuples_and_numeric_keys_do_not_change_the_checksum(bank: Bank) -> None:
-    bank.put(draft(metrics={2: (1, 2), 10: ()}), TENSORS)
-    assert bank.get("sst2").manifest.metrics == {"2": [1, 2], "10": []}
+    bank.put(draft(recipe={"max_length": 16, 2: (1, 2), 10: ()}), TENSORS)
+    assert bank.get("sst2").manifest.recipe == {"max_length": 16, "2": [1, 2], "10": []}
 
 
 # --- damage
@@ -162,7 +165,7 @@ def test_a_file_that_is_not_a_manifest_is_detected(bank: Bank, text: str) -> Non
 
 def resealed(package_path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change a manifest and update its checksum, as another release could have written it."""
-    value = files.read_json(package_path / "manifest.json")
+    value = reading.read_json(package_path / "manifest.json")
     del value["checksum"]
     change(value)
     files.write_json(package_path / "manifest.json", value | {"checksum": files.sha256_json(value)})
@@ -191,3 +194,73 @@ def test_a_manifest_of_a_later_format_asks_for_an_upgrade(bank: Bank) -> None:
     with pytest.raises(BankError, match="upgrade adapterbank") as caught:
         bank.get("sst2")
     assert not isinstance(caught.value, PackageDamaged)
+
+
+# --- what a checksum does not exclude
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"metrics": []}, r"metrics is \[\], not a mapping"),
+        ({"metrics": {"dev": {"accuracy": "high"}}}, r"metrics\.dev\.accuracy is 'high', not a finite number"),
+        ({"params": None}, "params is None, not a mapping"),
+        ({"backbone": "x"}, "backbone is 'x', not a mapping"),
+        ({"fingerprint": None}, "fingerprint is None, not a mapping"),
+        ({"seed": True}, "seed is True, not a whole number"),
+        ({"bytes": -1}, "bytes is -1, not at least 0"),
+        ({"name": ["sst2"]}, "name is a list of 1, not text"),
+        ({"created": 5}, "created is 5, not text"),
+        ({"version": 10**30}, "version is a huge number, not a whole number"),
+    ],
+)
+def test_a_manifest_with_a_field_of_another_type_is_refused_though_its_checksum_is_right(
+    bank: Bank, changes: dict[str, Any], problem: str
+) -> None:
+    package = bank.put(draft(), TENSORS)
+    bank.put(draft("other"), TENSORS)
+    resealed(package.path, lambda value: value.update(changes))
+    packages, problems = bank.listing()
+    assert [found.manifest.name for found in packages] == ["other"]
+    assert re.search(problem, problems[0])
+    with pytest.raises(PackageDamaged, match=problem):
+        bank.get("sst2")
+
+
+def test_what_could_not_be_read_back_is_not_written(bank: Bank) -> None:
+    with pytest.raises(InputError, match="The package 'sst2' cannot be stored: metrics is None, not a mapping"):
+        bank.put(dataclasses.replace(draft(), metrics=None), TENSORS)  # type: ignore[arg-type]
+    assert bank.names() == []
+
+
+BAD_TENSORS: list[tuple[Array, str]] = [
+    (np.array([1.0, np.nan], np.float32), "holds a number that is not finite"),
+    (np.array([np.inf], np.float32), "holds a number that is not finite"),
+    (np.array([1e300]), "holds a number that is not finite"),
+    (np.array([1], np.int64), "is int64, not floating point"),
+    (np.array([True]), "is bool, not floating point"),
+]
+
+
+@pytest.mark.parametrize(("tensor", "problem"), BAD_TENSORS)
+def test_tensors_that_are_not_finite_floats_are_refused_when_they_are_put_and_when_they_are_read(
+    bank: Bank, tensor: Array, problem: str
+) -> None:
+    with pytest.raises(InputError, match=f"head.bias {problem}"):
+        bank.put(draft(), TENSORS | {"head.bias": tensor})
+    package = bank.put(draft(), TENSORS)
+    data = safetensors.numpy.save({"head.bias": tensor})
+    (package.path / "weights.safetensors").write_bytes(data)
+    resealed(package.path, lambda value: value.update(bytes=len(data), weights_sha256=files.sha256_bytes(data)))
+    with pytest.raises(PackageDamaged, match=f"head.bias {problem}"):
+        bank.get("sst2").tensors()
+
+
+def test_weights_of_another_size_are_refused_before_they_are_read(bank: Bank) -> None:
+    package = bank.put(draft(), TENSORS)
+    os.truncate(package.path / "weights.safetensors", 10 << 30)
+    with pytest.raises(PackageDamaged, match="it has 10,737,418,240 bytes instead of"):
+        package.tensors()
+    resealed(package.path, lambda value: value.update(bytes=10 << 30))
+    with pytest.raises(PackageDamaged, match="more than its method can need"):
+        bank.get("sst2").tensors(largest=1 << 20)

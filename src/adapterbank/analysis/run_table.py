@@ -232,10 +232,7 @@ def by_setting(rows: Iterable[RunRow]) -> list[list[RunRow]]:
 
 
 def _ablation(path: Path) -> dict[str, Any]:
-    found = files.read_json(path)
-    if not isinstance(found, dict) or not {"package", "layers", "whole", "spans", "backbone", "task"} <= found.keys():
-        raise ValueError("it is not an ablation")
-    return found
+    return records.read_ablation(path)
 
 
 def _reason(error: Exception, path: Path) -> str:

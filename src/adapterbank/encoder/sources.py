@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adapterbank.errors import BackboneError
-from adapterbank.storage.files import sha256_file
+from adapterbank.storage.reading import sha256_file
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ from adapterbank.kinds.table import KINDS
 from adapterbank.runtime import find_device, find_dtype
 from adapterbank.slots.plan import Plan
 from adapterbank.slots.stack import Stacks
-from adapterbank.slots.tensors import problems
+from adapterbank.slots.tensors import shapes
 from adapterbank.storage.package import RESTORE, Package
 from adapterbank.tasks.spec import Examples, Task
 
@@ -36,6 +38,11 @@ CALLS_WORTH_A_GRAPH = 32
 """Calls after which an engine on a GPU uses graphs: a few calls take less time than a compilation."""
 AHEAD = 3
 """Batches in flight on a GPU while the host tokenises: they take longer than the host takes for the next one."""
+
+_NUMBER_BYTES = 8
+"""The most bytes of one number of a tensor: float64."""
+_TENSOR_HEADER = 1024
+"""The most bytes that a weights file spends on a tensor besides its numbers."""
 
 
 @dataclass(frozen=True)
@@ -145,27 +152,26 @@ class Engine:
                 f"{package.ref} was trained on backbone {manifest.backbone['name']!r} "
                 f"({manifest.backbone['sha256'][:12]}), not on {self.backbone.name!r} ({self.backbone.sha256[:12]})."
             )
-        tensors = package.tensors()
+        max_length, stride = manifest.recipe["max_length"], max(1, manifest.recipe.get("doc_stride", STRIDE))
         try:
             task, plan = Task.from_json(manifest.task), Plan.from_json(manifest.method)
-            max_length = int(manifest.recipe["max_length"])
-            stride = max(1, int(manifest.recipe.get("doc_stride", STRIDE)))
-            self._check_plan(plan, tensors, max_length)
-        except (KeyError, TypeError, ValueError, AttributeError, InputError) as error:
-            raise PackageDamaged(f"{package.ref} does not match its manifest ({error}); {RESTORE}.") from error
-        self.put(name or package.ref, task, plan, tensors, max_length, stride, package.tensors)
+            expected = self._check_plan(task, plan, max_length)
+        except (ValueError, InputError) as error:
+            raise PackageDamaged(f"{package.ref} cannot be used ({error}); {RESTORE}.") from error
+        source = partial(_read_tensors, package, expected)
+        self.put(name or package.ref, task, plan, source(), max_length, stride, source)
         return name or package.ref
 
-    def _check_plan(self, plan: Plan, tensors: Mapping[str, np.ndarray], max_length: int) -> None:
-        """Refuse a plan that the pass cannot run, or tensors that do not match it; checksums do not exclude these."""
-        config = self.backbone.config
-        shapes = {name: tuple(array.shape) for name, array in tensors.items()}
-        wrong = [] if plan.head.kind in KINDS else [f"kind {plan.head.kind!r}"]
+    def _check_plan(self, task: Task, plan: Plan, max_length: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of a plan's tensors; refuse a plan that the pass cannot run, which no checksum excludes."""
+        config, kind = self.backbone.config, KINDS[task.kind]
+        if (plan.head.kind, plan.head.outputs) != (task.kind, kind.outputs(len(task.labels))):
+            raise ValueError(f"its head has {plan.head.outputs} outputs of kind {plan.head.kind!r}")
         if not 0 < max_length <= config.max_length:
-            wrong.append(f"max_length {max_length}")
-        wrong += problems(plan, shapes, config, has_pooler=self.backbone.has_pooler)
-        if wrong:
-            raise ValueError(", ".join(wrong))
+            raise ValueError(f"max_length is {max_length}")
+        if any(layer >= config.layers for addition in plan.additions for layer in addition.layers):
+            raise ValueError(f"it adds to layers that {self.backbone.name} does not have")
+        return shapes(plan, config, has_pooler=self.backbone.has_pooler)
 
     def remove(self, name: str) -> None:
         """Remove a task; calls that have started still complete with it."""
@@ -318,6 +324,15 @@ class Engine:
         if handle is None:
             raise UnknownName(name, "a task in this engine", list(self.residents))
         return handle
+
+
+def _read_tensors(package: Package, expected: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Read a package's tensors, no more bytes than those of its plan can take, and refuse any others."""
+    numbers = sum(map(math.prod, expected.values()))
+    tensors = package.tensors(_NUMBER_BYTES * numbers + _TENSOR_HEADER * (len(expected) + 1))
+    if {name: array.shape for name, array in tensors.items()} != expected:
+        raise PackageDamaged(f"{package.ref} has other tensors than its method; {RESTORE}.")
+    return tensors
 
 
 def _joined(parts: Sequence[Examples]) -> Examples:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from adapterbank.errors import PackageDamaged
 from adapterbank.inference.rows import Rows
 from adapterbank.kinds.kind import HeadOutputs
 from adapterbank.kinds.table import KINDS
@@ -54,9 +55,7 @@ class Prediction:
         fields: dict[str, Any] = {name: value for name, value in vars(self).items() if value is not None}
         fields |= fields.pop("other", {})
         if self.probabilities is not None:  # further digits are rounding errors and differ between machines
-            fields["probabilities"] = {
-                name: int(p * 1e6 + 0.5) / 1e6 if p == p else p for name, p in self.probabilities.items()
-            }
+            fields["probabilities"] = {name: int(p * 1e6 + 0.5) / 1e6 for name, p in self.probabilities.items()}
         if self.embedding is not None:
             fields["embedding"] = self.embedding.tolist()
         return fields
@@ -68,6 +67,17 @@ _NAMES = frozenset(one.name for one in dataclass_fields(Prediction))
 def decide(task: Task, examples: Examples, rows: Rows, outputs: Sequence[np.ndarray]) -> list[Any]:
     """Return the prediction for each example as metrics compare it."""
     return KINDS[task.kind].decide(HeadOutputs(task, examples, rows, outputs)) if outputs else []
+
+
+def check_finite(head_outputs: HeadOutputs) -> None:
+    """Refuse outputs that are nan or infinite, which finite weights can lead to if they are large."""
+    task, outputs = head_outputs.task, head_outputs.outputs
+    per_token = KINDS[task.kind].per_token
+    numbers = np.concatenate([out.ravel() for out in outputs]) if per_token else head_outputs.matrix
+    if not np.isfinite(numbers).all():
+        raise PackageDamaged(
+            f"{task.name!r} computes numbers that are not finite, so its weights are useless; train it again."
+        )
 
 
 def predict(head_outputs: HeadOutputs, best: int = 0) -> list[Prediction]:
@@ -91,6 +101,7 @@ def predict_json(head_outputs: HeadOutputs, best: int = 0) -> list[dict[str, Any
 def _fields(head_outputs: HeadOutputs, best: int, *, rounded: bool) -> list[dict[str, Any]]:
     if not head_outputs.outputs:
         return []
+    check_finite(head_outputs)
     kind, names = KINDS[head_outputs.task.kind], head_outputs.task.labels
     predictions = kind.predict(head_outputs, best)
     if kind.probabilities:

@@ -21,13 +21,22 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor
 
+from adapterbank import schema
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.errors import UnknownName
-from adapterbank.methods import ADDITIONS, Options
+from adapterbank.methods import ADDITIONS, MAX_LAYERS, Options
+
+
+def layer_numbers() -> Any:
+    """Declare the field `layers` of an addition: numbers of layers, each once."""
+    return schema.limited((), low=0, high=MAX_LAYERS - 1)
 
 
 class Addition(Protocol):
-    """One addition of a slot, without its numbers: a frozen dataclass whose fields are JSON values."""
+    """One addition of a slot, without its numbers: a frozen dataclass whose fields are JSON values.
+
+    Its fields declare their ranges (`config.limited`, `schema.limited`), by which a manifest is checked.
+    """
 
     name: ClassVar[str]
     """Its name in tensor names, manifests and `methods.METHODS`."""
@@ -51,9 +60,6 @@ class Addition(Protocol):
     @classmethod
     def from_options(cls, options: Options, layers: tuple[int, ...]) -> Self:
         """Build the addition from a user's options."""
-
-    def problems(self) -> list[str]:
-        """List the values that the arithmetic cannot use; a manifest's checksum does not exclude them."""
 
     def resized(self, size: int) -> Self:
         """Return the same arithmetic at another size."""

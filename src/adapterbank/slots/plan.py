@@ -10,11 +10,18 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
+from adapterbank import schema
+from adapterbank.config import limited
 from adapterbank.errors import ConfigError
 from adapterbank.methods import ADDITIONS, LAYER, Options, addition_in, addition_name, find_method, parse_layers, roles
 from adapterbank.slots.addition import Addition, find_addition
+
+MAX_OUTPUTS = 1_000_000
+"""The most outputs of a head."""
+MAX_ADDITIONS = 16
+"""The most additions of a plan."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +29,10 @@ class Head:
     """The shape of a slot's head: pooling, dropout, an optional hidden layer, and one linear layer."""
 
     kind: str
-    outputs: int
+    outputs: int = schema.limited(low=1, high=MAX_OUTPUTS)
     """Classes; 1 for regression; 2 (start, end) for spans."""
-    pooling: str = "mean"
-    hidden: int = 0
+    pooling: str = limited("pooling", "mean")
+    hidden: int = limited("head_hidden", 0)
     """Width of a hidden tanh layer, 0 for none."""
     shift: float = 0.0
     scale: float = 1.0
@@ -96,8 +103,12 @@ class Plan:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Plan:
-        """Read a plan that `to_json` wrote."""
+        """Read a plan that `to_json` wrote; raise `ValueError` for what it cannot have written."""
+        if problem := schema.problem(_StoredPlan, value):
+            raise ValueError(problem)
         stored = [key for key in value if addition_name(key) in ADDITIONS and value[key] is not None]
+        if len(stored) > MAX_ADDITIONS:
+            raise ValueError(f"it has {len(stored)} additions, and {MAX_ADDITIONS} at most are possible")
         keys = value.get("order", stored)
         if sorted(keys) != sorted(stored):
             raise ValueError(f"order {keys!r} does not match the additions {stored!r}")
@@ -106,6 +117,15 @@ class Plan:
         if plan.keys != tuple(keys):
             raise ValueError(f"additions {keys!r} are not numbered from 2")
         return plan
+
+
+class _StoredPlan(TypedDict):
+    """The fields of every stored plan, besides its additions."""
+
+    name: str
+    head: Head
+    trains: list[str]
+    order: NotRequired[list[str]]
 
 
 def _without(addition: Addition, layers: Collection[int]) -> Addition:
@@ -120,6 +140,8 @@ def _to_json(addition: Addition) -> dict[str, Any]:
 
 
 def _from_json(name: str, value: Mapping[str, Any]) -> Addition:
+    if problem := schema.problem(find_addition(name), value, name):
+        raise ValueError(problem)
     fields = {key: tuple(field) if isinstance(field, list) else field for key, field in value.items()}
     return find_addition(name)(**fields)
 

@@ -1,14 +1,11 @@
-"""The tensors of a plan: their names, shapes and initial values, and a check of tensors against the plan."""
+"""The tensors of a plan: their names, shapes and initial values."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from adapterbank.encoder.families import EncoderConfig
-from adapterbank.methods import POOLINGS
 from adapterbank.slots import heads
 from adapterbank.slots.plan import Plan, trained
 
@@ -37,12 +34,3 @@ def initial(plan: Plan, config: EncoderConfig, sigma: float, generator: torch.Ge
         _, number, part = plan.split(name) or ("", 0, "")
         plan.additions[number].fill(part, drawn[name], sigma, generator)
     return drawn | heads.initial(plan.head, config.hidden, generator)
-
-
-def problems(plan: Plan, found: Mapping[str, tuple[int, ...]], config: EncoderConfig, *, has_pooler: bool) -> list[str]:
-    """List why the pass cannot run a plan with tensors of these shapes; a package's checksums do not exclude this."""
-    wrong = [] if plan.head.pooling in POOLINGS else [f"pooling {plan.head.pooling!r}"]
-    wrong += [problem for addition in plan.additions for problem in addition.problems()]
-    if not wrong and dict(found) != shapes(plan, config, has_pooler=has_pooler):
-        wrong.append("tensors that are not those of its plan")
-    return wrong

@@ -1,7 +1,7 @@
 """A bank: the packages of one backbone in one folder. Knows no torch and not what the tensors mean.
 
     bank.json                   format, backbone (name, sha256), created
-    tasks/<name>/task.json      {"default": 3, "previous": [1, 2], "last": 3}
+    tasks/<name>/task.json      {"name": …, "default": 3, "previous": [1, 2], "last": 3, "checksum": …}
     tasks/<name>/<version>/     manifest.json and weights.safetensors, never changed
     records/, runs/             written by training and studies
     .lock                       held briefly, never while weights are written
@@ -15,17 +15,18 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
-from adapterbank import errors
-from adapterbank.storage import files
+from adapterbank import errors, schema
+from adapterbank.storage import files, pointers, reading
 from adapterbank.storage.package import (
     FORMAT,
     RESTORE,
     Array,
+    EncoderFields,
     Manifest,
     Package,
     check_format,
@@ -36,35 +37,16 @@ from adapterbank.storage.package import (
     parse_ref,
     read_manifest,
 )
+from adapterbank.storage.pointers import Pointers
+
+_HEAD_BEFORE = ("format", "backbone", "created")
 
 
-@dataclass(frozen=True)
-class Pointers:
-    """The version of a task that is served, the earlier defaults (oldest first), and the last number assigned."""
+class BankHead(TypedDict):
+    """The fields of a bank.json."""
 
-    default: int | None
-    previous: tuple[int, ...]
-    last: int
-
-    def moved_to(self, version: int) -> Pointers:
-        """Make `version` the default; a rollback returns to the old default."""
-        earlier = self.previous if self.default is None else (*self.previous, self.default)
-        return Pointers(version, tuple(v for v in earlier if v != version), max(self.last, version))
-
-    def rolled_back_to(self, version: int) -> Pointers:
-        """Return to an earlier default and drop those after it; otherwise the next rollback would undo this one."""
-        if version not in self.previous:
-            return self.moved_to(version)
-        return replace(self, default=version, previous=self.previous[: self.previous.index(version)])
-
-    def without(self, gone: Collection[int], left: Collection[int]) -> Pointers:
-        """Drop the versions `gone`; a dropped default is replaced by the one before it, or by the highest `left`."""
-        previous = tuple(version for version in self.previous if version not in gone)
-        if self.default not in gone:
-            return replace(self, previous=previous)
-        if previous:
-            return replace(self, default=previous[-1], previous=previous[:-1])
-        return replace(self, default=max(left, default=None), previous=())
+    format: int
+    backbone: EncoderFields
 
 
 class Removed(NamedTuple):
@@ -110,6 +92,8 @@ class Bank:
     def put(self, draft: Manifest, tensors: Mapping[str, Array]) -> Package:
         """Add a package as a new version of its task and make it the default, atomically."""
         check_name(draft.name)
+        if problem := draft.problem():
+            raise errors.InputError(f"The package {draft.name!r} cannot be stored: {problem}.")
         self._check_backbone(draft.backbone, f"the package {draft.name!r}")
         weights = pack(tensors)
         filled = replace(
@@ -167,20 +151,20 @@ class Bank:
     def set_default(self, name: str, version: int) -> None:
         """Make `version` the default; a rollback returns to the present default."""
         with self._locked():
-            pointers = self._existing(name)
+            now = self._existing(name)
             self._package(name, version)
-            self._write_pointers(name, pointers.moved_to(version))
+            self._write_pointers(name, now.moved_to(version))
 
     def rollback(self, name: str, to: int | None = None) -> int:
         """Make the previous default, or the version `to`, the default again; return its number."""
         with self._locked():
-            pointers = self._existing(name)
-            if to is None and not pointers.previous:
+            now = self._existing(name)
+            if to is None and not now.previous:
                 there = _join(self._versions(name))
                 raise errors.BankError(f"{name!r} has no earlier default; name one of its versions: {there}.")
-            version = pointers.previous[-1] if to is None else to
+            version = now.previous[-1] if to is None else to
             self._package(name, version)
-            self._write_pointers(name, pointers.rolled_back_to(version))
+            self._write_pointers(name, now.rolled_back_to(version))
         return version
 
     def remove(self, ref: str) -> None:
@@ -188,7 +172,8 @@ class Bank:
         name, version = parse_ref(ref)
         with self._locked():
             versions = self.versions(name)
-            if version is not None and version not in versions:
+            # A pointer may lead to a version that is gone: its folder was deleted, or a removal was interrupted.
+            if version is not None and version not in versions and not self._read_pointers(name).names(version):
                 raise self._no_version(name, version)
             hidden = self._hide(name, versions if version is None else [version])
         for path in hidden:
@@ -199,15 +184,27 @@ class Bank:
         folders = [self.path, self._tasks, *(self._tasks / name for name in self.folders())]
         hidden = files.leftovers(folders, older_than_seconds)
         removed = [Removed(path, files.size_of(path), "left by an interrupted write") for path in hidden]
+        for path in [] if dry_run else hidden:  # first, because what follows needs space to write
+            files.discard(path)
+        hidden = []
         with contextlib.nullcontext() if dry_run else self._locked():
             for name in self.folders():
-                unreferenced = self._unreferenced(name)
+                unreferenced = self._unreferenced(name, older_than_seconds)
                 paths = [self._tasks / name / str(version) for version in unreferenced]
                 removed += [Removed(path, files.size_of(path), "no pointer leads to it") for path in paths]
                 hidden += self._hide(name, unreferenced) if unreferenced and not dry_run else []
-        for path in [] if dry_run else hidden:
+        for path in hidden:
             files.discard(path)
         return removed
+
+    def unfinished(self) -> list[str]:
+        """Return the versions of removed tasks that an interrupted write left, which no other method lists."""
+        found = []
+        for name in self.folders():
+            with contextlib.suppress(errors.AdapterbankError):
+                if self._read_pointers(name).default is None:
+                    found += [f"{name}@{version}" for version in self._versions(name)]
+        return found
 
     def total_bytes(self) -> int:
         """Return the size on disk of all versions of all tasks, in bytes."""
@@ -222,16 +219,16 @@ class Bank:
 
     def _publish(self, filled: Manifest, temporary: Path) -> Package:
         """Rename a finished folder to the next version and make it the default; undo the rename if that fails."""
-        name, pointers = filled.name, self._read_pointers(filled.name)
-        version = 1 + max(pointers.last, *self._versions(name), 0)
+        name, now = filled.name, self._read_pointers(filled.name)
+        version = 1 + max(now.last, *self._versions(name), 0)
         files.write_json(temporary / "manifest.json", replace(filled, version=version).to_json())
         final = self._tasks / name / str(version)
         try:
             files.make_folder(final.parent)
             files.publish_folder(temporary, final)
-            self._write_pointers(name, pointers.moved_to(version))
+            self._write_pointers(name, now.moved_to(version))
         except BaseException:
-            published = (final.parent / "task.json").exists() and self._read_pointers(name).default == version
+            published = (final.parent / pointers.FILE).exists() and self._read_pointers(name).default == version
             if not published:
                 if not temporary.exists():
                     os.rename(final, temporary)
@@ -242,8 +239,9 @@ class Bank:
 
     def _package(self, name: str, version: int | None) -> Package:
         path = self._tasks / name / str(version)
-        if not path.is_dir():
-            raise self._no_version(name, version)
+        with files.storage_errors(path):
+            if not path.is_dir():
+                raise self._no_version(name, version)
         manifest = read_manifest(path)
         if (manifest.name, manifest.version) != (name, version):
             raise errors.PackageDamaged(f"{path} contains {manifest.name}@{manifest.version}; {RESTORE}.")
@@ -273,51 +271,63 @@ class Bank:
 
     def _existing(self, name: str) -> Pointers:
         """Return the pointers of a task; raise `UnknownName` if there is no such task."""
-        pointers = self._read_pointers(check_name(name))
-        if pointers.default is None:
+        found = self._read_pointers(check_name(name))
+        if found.default is None:
             near = sorted(difflib.get_close_matches(name, self.names(), n=20, cutoff=0.0))
             raise errors.UnknownName(name, "a task of this bank", near, see=f"adapterbank tasks --bank {self.path}")
-        return pointers
+        return found
 
     def _read_pointers(self, name: str) -> Pointers:
         """Read the pointers; if task.json is missing, the highest version is the default."""
-        file = self._tasks / name / "task.json"
         try:
-            value = files.read_json(file)
-            pointers = Pointers(value["default"], tuple(value["previous"]), value["last"])
-            # Only whole numbers: a string such as "../.." would be used as a path.
-            if all(type(v) is int for v in (pointers.default or 0, pointers.last, *pointers.previous)):
-                return pointers
-            raise TypeError("a version is not a whole number")
+            return pointers.read(self._tasks / name / pointers.FILE, name)
         except FileNotFoundError:
             versions = self._versions(name)
             return Pointers(max(versions, default=None), (), max(versions, default=0))
-        except (errors.InputError, KeyError, TypeError) as error:
-            remedy = "delete it, and the highest version becomes the default"
-            raise errors.PackageDamaged(f"{file} is damaged; {remedy}.") from error
 
-    def _write_pointers(self, name: str, pointers: Pointers) -> None:
-        files.write_json(self._tasks / name / "task.json", asdict(pointers))
+    def _write_pointers(self, name: str, value: Pointers) -> None:
+        pointers.write(self._tasks / name / pointers.FILE, name, value)
 
-    def _unreferenced(self, name: str) -> list[int]:
+    def _unreferenced(self, name: str, older_than_seconds: float) -> list[int]:
         """Return the old versions without a pointer; none if the pointers are missing or damaged.
 
-        Versions newer than the default are kept, because a rollback may be undone.
+        Versions newer than the default are kept, because a rollback may be undone, but for one that is newer than the
+        last: a write that was interrupted before its pointers were written left it.
         """
-        if not (self._tasks / name / "task.json").exists():
+        if not os.path.lexists(self._tasks / name / pointers.FILE):
             return []
         try:
-            pointers = self._read_pointers(name)
+            now = self._read_pointers(name)
         except errors.PackageDamaged:
             return []
-        served = pointers.default or pointers.last + 1
-        return [v for v in self._versions(name) if v < served and v not in pointers.previous[-1:]]
+        served = now.default or now.last + 1
+        versions = self._versions(name)
+        old = [v for v in versions if v < served and v not in now.previous[-1:]]
+        new = [v for v in versions if v > now.last]
+        return old + [v for v in new if files.is_old(self._tasks / name / str(v), older_than_seconds)]
 
     def _hide(self, name: str, doomed: list[int]) -> list[Path]:
-        """Remove versions from the pointers, then hide their folders; if it crashes in between, `gc` removes them."""
-        left = set(self._versions(name)) - set(doomed)
-        self._write_pointers(name, self._read_pointers(name).without(doomed, left))
-        return [files.set_aside(self._tasks / name / str(version)) for version in doomed]
+        """Remove versions from the pointers, then hide their folders; if it crashes in between, `gc` removes them.
+
+        On a full disk the pointers cannot be written, so the folders are deleted first. If it crashes in between then,
+        the pointers lead to a version that is gone, and the same removal can be repeated.
+        """
+        now = self._read_pointers(name)
+        left = now.without(doomed, set(self._versions(name)) - set(doomed))
+        try:
+            if left != now:
+                self._write_pointers(name, left)
+        except errors.StorageError as error:
+            if not files.is_full(error):
+                raise
+            for path in self._set_aside(name, doomed):
+                files.discard(path)
+            self._write_pointers(name, left)
+        return self._set_aside(name, doomed)
+
+    def _set_aside(self, name: str, versions: list[int]) -> list[Path]:
+        folders = [self._tasks / name / str(version) for version in versions]
+        return [files.set_aside(folder) for folder in folders if os.path.lexists(folder)]
 
     def _check_backbone(self, other: Mapping[str, Any], what: str) -> None:
         if other.get("sha256") != self.backbone["sha256"]:
@@ -352,7 +362,7 @@ def _create(path: Path, backbone: Mapping[str, Any] | None) -> None:
     }
     try:
         with contextlib.suppress(FileExistsError):
-            files.atomic_create(head, files.pretty_json(value))
+            files.atomic_create(head, files.pretty_json(reading.seal(value)))
     except errors.StorageError:
         if fresh:
             with contextlib.suppress(OSError):
@@ -365,14 +375,16 @@ def _read_backbone(path: Path) -> dict[str, str]:
     """Read the name and sha256 of the bank's encoder from bank.json."""
     head = path / "bank.json"
     try:
-        value = files.read_json(head)
-        found, backbone = value["format"], value["backbone"]
-        name, sha256 = backbone["name"], backbone["sha256"]
+        value = reading.read_json(head, reading.SMALL)
+        if isinstance(value, dict):
+            check_format(value.get("format"), head)
+        checked = reading.check_seal(value, before=_HEAD_BEFORE)
+        if problem := schema.problem(BankHead, checked):
+            raise ValueError(problem)
     except FileNotFoundError as error:
         missing = "is not a bank: it has no bank.json" if path.exists() else "does not exist"
         remedy = "the first training creates it, or serve with --create; see: adapterbank train --help"
         raise errors.BankError(f"{path} {missing}; {remedy}.") from error
-    except (errors.InputError, KeyError, TypeError) as error:
+    except (errors.InputError, ValueError) as error:
         raise errors.BankError(f"{head} is damaged; restore it from a copy of the bank.") from error
-    check_format(found, head)
-    return {"name": name, "sha256": sha256}
+    return {"name": checked["backbone"]["name"], "sha256": checked["backbone"]["sha256"]}

@@ -17,10 +17,12 @@ import numpy as np
 
 from adapterbank.errors import StorageError
 from adapterbank.storage import files
+from adapterbank.storage.reading import open_file
 
 FOLDER = "ADAPTERBANK_CACHE"
 """The environment variable that names the folder."""
 _ENDING = ".npz"
+_DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 def folder() -> Path:
@@ -38,9 +40,12 @@ def get(key: str) -> dict[str, np.ndarray] | None:
     """Return the arrays of a key, or None if there is no intact entry."""
     try:
         # Our own handle: np.load leaves its handle open if the archive is damaged.
-        with open(_path(key), "rb") as file, np.load(file, allow_pickle=False) as archive:
+        with open_file(_path(key)) as (file, size), np.load(file, allow_pickle=False) as archive:
+            # Entries are stored uncompressed, so that none is larger than the file, whatever the archive says.
+            if sum(entry.file_size for entry in archive.zip.infolist()) > size:
+                return None
             return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):
+    except (*_DAMAGE, StorageError):
         # RuntimeError: a flipped bit may mark the archive as encrypted, or as compressed by an unknown method.
         return None
 

@@ -1,4 +1,4 @@
-"""Atomic writes, checksums and locks on a local disk. Knows no banks, packages or records.
+"""Atomic writes, checksums and locks on a local disk; `reading` is the way back. Knows no banks, packages or records.
 
 The name of every unfinished file or folder starts with `.tmp-`, which distinguishes the leftovers of a killed process
 from finished files. An operating system error that the user can fix (disk full, no permission) becomes a `StorageError`
@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from uuid import uuid4
 
 from adapterbank.errors import InputError, StorageError
@@ -46,10 +46,15 @@ def storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        remedy = _REMEDIES.get(error.errno or 0)
-        if remedy is None:
+        if error.errno not in _REMEDIES:
             raise
-        raise StorageError(f"{path} cannot be used: {remedy}.") from error
+        raise storage_error(path, error) from error
+
+
+def storage_error(path: Path | str, error: OSError) -> StorageError:
+    """Return an operating system error as a sentence that names `path` and, for a common one, the remedy."""
+    reason = _REMEDIES.get(error.errno or 0) or (os.strerror(error.errno) if error.errno else str(error))
+    return StorageError(f"{path} cannot be used: {reason}.")
 
 
 # --- checksums and JSON -------------------------------------------------------------------------------
@@ -63,12 +68,6 @@ def now() -> str:
 def sha256_bytes(data: bytes) -> str:
     """Return the sha256 of `data` in hex."""
     return hashlib.sha256(data).hexdigest()
-
-
-def sha256_file(path: Path) -> str:
-    """Return the sha256 of a file in hex, without loading the whole file into memory."""
-    with storage_errors(path), open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def canonical_json(value: Any, parsed: bool = False) -> str:
@@ -96,16 +95,6 @@ def pretty_json(value: Any) -> bytes:
     return (_dumps(value, indent=2) + "\n").encode()
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file; raise `InputError` if it is not JSON and `FileNotFoundError` if it does not exist."""
-    with storage_errors(path), open(path, "rb") as file:
-        data = file.read()
-    try:
-        return _DECODER.decode(data.decode())
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON ({error}); restore it from a copy.") from error
-
-
 def _dumps(value: Any, **layout: Any) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, **layout)
@@ -116,14 +105,6 @@ def _dumps(value: Any, **layout: Any) -> str:
             "and null for a number that is nan or infinite."
         ) from error
     return text
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a JSON number")
-
-
-# By default Python accepts NaN and Infinity, which are not JSON and which this library never writes.
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 # --- files --------------------------------------------------------------------------------------------
@@ -274,9 +255,24 @@ def size_of(path: Path) -> int:
 
 def leftovers(folders: Iterable[Path], older_than_seconds: float) -> list[Path]:
     """Return the unfinished files and folders in `folders` that have not been written to for that long."""
-    limit = time.time() - older_than_seconds
     found = [path for folder in folders for path in sorted(folder.glob(f"{TEMPORARY}*"))]
-    return [path for path in found if max((s.st_mtime for s in _statuses(path)), default=limit) <= limit]
+    return [path for path in found if is_old(path, older_than_seconds)]
+
+
+def is_old(path: Path, seconds: float) -> bool:
+    """Return whether nothing in a file or folder was written within these last seconds, by its own times.
+
+    A time far in the future was set by a clock that was wrong, so it counts as old too; clocks of two machines may
+    differ by less than these seconds.
+    """
+    now = time.time()
+    return all(abs(now - status.st_mtime) >= seconds for status in _statuses(path))
+
+
+def is_full(error: StorageError) -> bool:
+    """Return whether a full disk or an exceeded quota is the cause of an error."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _statuses(path: Path) -> Iterator[os.stat_result]:

@@ -1,7 +1,9 @@
 """A package: one trained task as a manifest and a weights file. Knows no banks, no torch and not what tensors mean.
 
 The name of a task is also the name of a folder, and `name@3` pins a version. The manifest has a checksum over all of
-its fields, and `weights_sha256` is the checksum of the weights file: a later change is detected and refused.
+its fields, and `weights_sha256` is the checksum of the weights file: a later change is detected and refused. A checksum
+says nothing of what was written, so the fields are also checked by type and range (`schema`), and the tensors must be
+finite floating-point numbers, when they are put and when they are read.
 """
 
 from __future__ import annotations
@@ -10,15 +12,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from adapterbank import errors
-from adapterbank.storage import files
+from adapterbank import errors, schema
+from adapterbank.methods import ADDITIONS, addition_name
+from adapterbank.storage import files, reading
 from adapterbank.tasks.catalog import bank_name
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -28,6 +31,7 @@ FORMAT = 1
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
+LAST_VERSION = 999_999_999
 RESTORE = "restore it from a copy of the bank, or remove this version and train it again"
 """The remedy for a damaged package, as the end of a sentence."""
 
@@ -62,6 +66,85 @@ def parse_ref(ref: str) -> tuple[str, int | None]:
     return name, int(version) if at else None
 
 
+Count: TypeAlias = Annotated[int, {"low": 0}]
+
+
+class TaskFields(TypedDict):
+    """What lists show of a task; `tasks.spec.Task` checks the rest when a package is loaded."""
+
+    kind: str
+    text: list[str]
+    labels: list[str]
+    metric: str
+
+
+class HeadFields(TypedDict):
+    """What lists show of a head."""
+
+    pooling: str
+
+
+class MethodFields(TypedDict):
+    """What lists show of a method; `slots.plan.Plan` checks the rest when a package is loaded."""
+
+    name: str
+    head: Annotated[dict[str, Any], HeadFields]
+
+
+class EncoderFields(TypedDict):
+    """The identity of an encoder."""
+
+    name: str
+    sha256: str
+
+
+class PrunedFields(TypedDict):
+    """What pruning removed, and what it cost. The version before it is under the key `from`."""
+
+    removed: list[int]
+    metric: str
+    before: float
+    after: float
+
+
+class RecipeFields(TypedDict):
+    """The part of a recipe that prediction depends on."""
+
+    max_length: Count
+    doc_stride: NotRequired[Count]
+    pruned: NotRequired[Annotated[dict[str, Any], PrunedFields] | None]
+
+
+class SplitFields(TypedDict):
+    """One split of the data."""
+
+    rows: Count
+    sha256: str
+
+
+class ParamFields(TypedDict):
+    """Numbers of parameters."""
+
+    trained: Count
+    encoder: Annotated[int, {"low": 1}]
+    total: Count
+    percent: float
+
+
+class StampFields(TypedDict):
+    """The machine that made a result; `runtime.stamp` has more fields."""
+
+    torch: str
+    precision: str
+
+
+class FingerprintFields(TypedDict):
+    """Outputs on the probe texts, rows of numbers or of rows of them."""
+
+    stamp: Annotated[dict[str, Any], StampFields]
+    outputs: list[list[float]] | list[list[list[float]]]
+
+
 @dataclass(frozen=True)
 class Manifest:
     """Everything about a package except its tensors. A draft lacks the fields that `Bank.put` fills in."""
@@ -70,25 +153,25 @@ class Manifest:
     """Version of this format."""
     name: str
     """The task's name in the bank."""
-    version: int
+    version: Count
     """1, 2, 3, …; 0 in a draft."""
-    task: dict[str, Any]
+    task: Annotated[dict[str, Any], TaskFields]
     """Kind, text columns, label names in order, metric."""
-    method: dict[str, Any]
+    method: Annotated[dict[str, Any], MethodFields]
     """The method's name and its options."""
-    backbone: dict[str, Any]
+    backbone: Annotated[dict[str, Any], EncoderFields]
     """Name and sha256 of the encoder it was trained on."""
-    recipe: dict[str, Any]
+    recipe: Annotated[dict[str, Any], RecipeFields]
     """Optimiser, schedule, batch size, epochs."""
     seed: int
     """Seed of the run."""
-    data: dict[str, Any]
+    data: Annotated[dict[str, Any], dict[str, SplitFields]]
     """Fingerprint of the data."""
-    metrics: dict[str, Any]
+    metrics: dict[str, dict[str, float]]
     """Metric per split."""
-    params: dict[str, Any]
-    """Numbers of parameters: trained, total."""
-    bytes: int
+    params: Annotated[dict[str, Any], ParamFields]
+    """Numbers of parameters: trained, encoder, total, and the share that is trained in per cent."""
+    bytes: Count
     """Size of the weights file; 0 in a draft."""
     weights_sha256: str
     """Sha256 of the weights file; empty in a draft."""
@@ -96,13 +179,24 @@ class Manifest:
     """Version of this library."""
     created: str
     """When it was added to the bank, ISO 8601 in UTC."""
-    fingerprint: dict[str, Any]
+    fingerprint: Annotated[dict[str, Any], FingerprintFields]
     """Outputs on fixed probe texts, which prove later that they are unchanged."""
+
+    def problem(self) -> str | None:
+        """Return what is wrong with the fields, as a part of a sentence, or None."""
+        value = {field.name: getattr(self, field.name) for field in fields(self)}
+        return schema.problem(Manifest, value) or next(
+            (
+                f"method.{key[:100]} is not a mapping"
+                for key, item in self.method.items()
+                if addition_name(key) in ADDITIONS and not isinstance(item, dict | None)
+            ),
+            None,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as it is written, with a checksum over all other fields."""
-        value = {field.name: getattr(self, field.name) for field in fields(self)}
-        return value | {"checksum": files.sha256_json(value)}
+        return reading.seal({field.name: getattr(self, field.name) for field in fields(self)})
 
     @classmethod
     def from_json(cls, value: Any, path: Path) -> Manifest:
@@ -110,13 +204,17 @@ class Manifest:
         if not isinstance(value, dict):
             raise errors.PackageDamaged(f"{path} is not a manifest; {RESTORE}.")
         check_format(value.get("format"), path)
-        rest = {key: item for key, item in value.items() if key != "checksum"}
-        if value.get("checksum") != files.sha256_json(rest, parsed=True):
-            raise errors.PackageDamaged(f"{path} was changed after it was written; {RESTORE}.")
+        try:
+            rest = reading.check_seal(value)
+        except ValueError as error:
+            raise errors.PackageDamaged(f"{path} {error}; {RESTORE}.") from error
         names = [field.name for field in fields(cls)]
         if missing := [name for name in names if name not in rest]:
             raise errors.PackageDamaged(f"{path} lacks {', '.join(missing)}; {RESTORE}.")
-        return cls(**{name: rest[name] for name in names})
+        manifest = cls(**{name: rest[name] for name in names})
+        if problem := manifest.problem():
+            raise errors.PackageDamaged(f"{path} cannot be used: {problem}; {RESTORE}.")
+        return manifest
 
 
 @dataclass(frozen=True)
@@ -131,21 +229,37 @@ class Package:
         """The name with the version, such as `sst2@3`."""
         return f"{self.manifest.name}@{self.manifest.version}"
 
-    def tensors(self) -> dict[str, Array]:
-        """Read the tensors; the file is read once, so the bytes that are checked are the bytes that are used."""
-        file = self.path / "weights.safetensors"
+    def tensors(self, largest: int | None = None) -> dict[str, Array]:
+        """Read the tensors; the file is read once, so the bytes that are checked are the bytes that are used.
+
+        A caller that knows what the tensors should be names the `largest` size in bytes that makes sense.
+        """
+        file, size = self.path / "weights.safetensors", self.manifest.bytes
+        if largest is not None and size > largest:
+            raise errors.PackageDamaged(f"{file} has {size:,} bytes, more than its method can need; {RESTORE}.")
         try:
-            with files.storage_errors(file):
-                data = file.read_bytes()
+            data = self._read(file, size)
         except FileNotFoundError as error:
             raise errors.PackageDamaged(f"{file} is missing; {RESTORE}.") from error
-        if files.sha256_bytes(data) != self.manifest.weights_sha256:
+        if len(data) != size or files.sha256_bytes(data) != self.manifest.weights_sha256:
             raise errors.PackageDamaged(f"{file} has been changed: its sha256 differs; {RESTORE}.")
         try:
             # Sorted, because safetensors returns them in any order, and slots with the same order share memory.
-            return dict(sorted(safetensors.numpy.load(data).items()))
+            tensors = dict(sorted(safetensors.numpy.load(data).items()))
         except Exception as error:  # the checksum is right, so it was written like this; safetensors raises many types
             raise errors.PackageDamaged(f"{file} contains no tensors ({error}); {RESTORE}.") from error
+        if problem := tensor_problem(tensors):
+            raise errors.PackageDamaged(f"{file} cannot be used: {problem}; {RESTORE}.")
+        return tensors
+
+    @staticmethod
+    def _read(file: Path, size: int) -> bytes:
+        """Read the weights, unless their size alone shows that they have changed."""
+        with reading.open_file(file) as (opened, found):
+            if found != size:
+                changed = f"it has {found:,} bytes instead of {size:,}"
+                raise errors.PackageDamaged(f"{file} has been changed: {changed}; {RESTORE}.")
+            return opened.read(size)
 
     def verify(self) -> list[str]:
         """Check the files and return a sentence for each problem; empty if there is none."""
@@ -162,7 +276,7 @@ def read_manifest(path: Path) -> Manifest:
     """Read and check the manifest of the package folder `path`."""
     file = path / "manifest.json"
     try:
-        return Manifest.from_json(files.read_json(file), file)
+        return Manifest.from_json(reading.read_json(file), file)
     except FileNotFoundError as error:
         raise errors.PackageDamaged(f"{file} is missing; {RESTORE}.") from error
     except errors.InputError as error:
@@ -186,9 +300,21 @@ def pack(tensors: Mapping[str, Array]) -> bytes:
     """Return tensors as safetensors bytes, which do not depend on the order of the mapping."""
     # safetensors copies raw memory, so a transposed view would be read back in the wrong order.
     dense = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
-    if odd := [name for name, tensor in dense.items() if tensor.dtype.kind not in "fiub"]:
-        raise errors.InputError(f"These tensors have a type that cannot be stored; use float32: {', '.join(odd)}.")
+    if problem := tensor_problem(dense):
+        raise errors.InputError(f"The tensors cannot be stored: {problem}.")
     try:
         return safetensors.numpy.save(dense)
     except SafetensorError as error:
         raise errors.InputError(f"The tensors cannot be saved: {error}.") from error
+
+
+def tensor_problem(tensors: Mapping[str, Array]) -> str | None:
+    """Return why tensors cannot be a slot's, as a part of a sentence: each must be finite as float32."""
+    for name, tensor in tensors.items():
+        if tensor.dtype.kind != "f":
+            return f"{name[:100]} is {tensor.dtype}, not floating point"
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(tensor.astype(np.float32, copy=False)).all()
+        if not finite:
+            return f"{name[:100]} holds a number that is not finite"
+    return None

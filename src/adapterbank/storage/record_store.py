@@ -11,7 +11,6 @@ which also finds the records of other machines.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
@@ -20,7 +19,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from adapterbank.errors import DataError, InputError, StorageError
-from adapterbank.storage import files, records
+from adapterbank.storage import files, reading, records
 
 _ATOMIC_PUT = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "memory"}
 """Protocols of stores in which an object appears complete or not at all."""
@@ -168,8 +167,7 @@ class RemoteStore:
         return found
 
     def _read(self, name: str) -> Record:
-        record: Record = json.loads(self._fs.cat_file(f"{self._root}/{name}"))
-        return record
+        return records.decode(self._fs.cat_file(f"{self._root}/{name}", end=reading.LARGE + 1))
 
     def drop(self, hash: str) -> None:
         """See `RecordStore`."""

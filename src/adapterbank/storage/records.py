@@ -2,7 +2,8 @@
 
 A record is named after the hash of its config, so a run that has a record need not be run again. There is one way to
 name and encode a record, and two ways to store it: `write` always stores it and numbers repeated runs of one config
-(`<hash>.2.json`), `add` stores it only if its config has no record yet. Neither replaces a file.
+(`<hash>.2.json`), `add` stores it only if its config has no record yet. Neither replaces a file. A record of format 1
+is sealed with a checksum; one without a format is older, and has none.
 """
 
 from __future__ import annotations
@@ -12,10 +13,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from adapterbank.errors import DataError, InputError
-from adapterbank.storage import files
+from adapterbank.errors import DataError, InputError, StorageError
+from adapterbank.storage import files, reading
 
+FORMAT = 1
 _HASH = re.compile(r"[0-9a-f]{16}")
+_ABLATION = (
+    *("package", "weights_sha256", "task", "backbone", "size", "layers", "data", "metric", "whole", "spans"),
+    *("stamp", "seconds", "created"),
+)
+"""The fields of an ablation."""
 _REMEDY = "restore the file from a copy, or move it elsewhere and run its config again"
 
 
@@ -29,7 +36,7 @@ def encode(record: Mapping[str, Any]) -> tuple[str, bytes]:
     config = record.get("config")
     if not isinstance(config, Mapping):
         raise InputError("A record needs the whole 'config' as a mapping; without it the run cannot be repeated.")
-    return config_hash(config), files.pretty_json(record)
+    return config_hash(config), files.pretty_json(reading.seal({"format": FORMAT, **record}))
 
 
 def write(folder: Path, record: Mapping[str, Any]) -> Path:
@@ -60,13 +67,27 @@ def _create(path: Path, data: bytes) -> bool:
 def read(path: Path) -> dict[str, Any]:
     """Read one record."""
     try:
-        record = files.read_json(path)
+        return decode(reading.read_file(path, reading.LARGE))
     except FileNotFoundError as error:
         raise DataError(f"There is no record {path}; list its folder to see which records exist.") from error
-    except InputError as error:
-        raise DataError(f"The record {path} is not JSON; {_REMEDY}.") from error
-    if not isinstance(record, dict) or not isinstance(record.get("config"), dict):
-        raise DataError(f"{path} is not a record: it has no 'config'; {_REMEDY}.")
+    except (StorageError, ValueError) as error:
+        what = str(error) if isinstance(error, StorageError) else f"The record {path} {error}"
+        raise DataError(f"{what.removesuffix('.')}; {_REMEDY}.") from error
+
+
+def decode(data: bytes) -> dict[str, Any]:
+    """Return the record in the bytes of its file; raise `ValueError` with what is wrong with them."""
+    try:
+        value = reading.parse_json(data)
+    except ValueError as error:
+        raise ValueError(f"is not JSON ({error})") from error
+    if not isinstance(value, dict) or not isinstance(value.get("config"), dict):
+        raise ValueError("is not a record: it has no 'config'")
+    if "format" not in value and reading.CHECKSUM not in value:
+        return value
+    record = reading.check_seal(value)
+    if record.pop("format", None) != FORMAT:
+        raise ValueError(f"has another format than {FORMAT}; upgrade adapterbank")
     return record
 
 
@@ -88,6 +109,19 @@ def find(folder: Path, hash: str) -> Path | None:
         raise InputError(f"{hash!r} is not the hash of a config, which has 16 digits from 0-9 a-f.")
     path = folder / f"{hash}.json"
     return path if path.exists() else None
+
+
+def write_ablation(path: Path, found: Mapping[str, Any]) -> None:
+    """Store an ablation, or replace the one of the same package and rows."""
+    files.write_json(path, reading.seal(found))
+
+
+def read_ablation(path: Path) -> dict[str, Any]:
+    """Read an ablation; raise `InputError` or `StorageError` if the file is none, or was changed."""
+    found = reading.read_checked(path, before=_ABLATION)
+    if missing := [name for name in _ABLATION if name not in found]:
+        raise InputError(f"{path} is not an ablation: it has no {missing[0]!r}.")
+    return found
 
 
 def is_record(name: str) -> bool:

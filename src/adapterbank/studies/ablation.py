@@ -31,7 +31,7 @@ from adapterbank.slots import heads
 from adapterbank.slots.plan import Plan
 from adapterbank.slots.routing import Route, Segment
 from adapterbank.slots.stack import Stacks
-from adapterbank.storage import files
+from adapterbank.storage import files, records
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import Package
 from adapterbank.tasks.spec import Examples
@@ -172,5 +172,5 @@ def save(bank: Bank, found: Mapping[str, Any]) -> Path:
     """Store an ablation beside the records and return its path; one on other rows has its own file."""
     path = bank.records_path / "ablations" / f"{found['package']}-{found['data']['sha256'][:8]}.json"
     files.make_folder(path.parent)
-    files.write_json(path, dict(found))
+    records.write_ablation(path, found)
     return path

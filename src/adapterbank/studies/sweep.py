@@ -7,6 +7,7 @@ batches have the same lengths, and one call of the training loop trains all of t
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -286,7 +287,7 @@ def _beaten(run: PreparedRun, score: float, bank: Bank) -> bool:
         return False
     metric = default.task["metric"]
     same = default.data.get("dev") == run.resolved.data.about()["dev"] and metric == run.resolved.data.task.metric
-    return same and float(default.metrics["dev"][metric]) >= score
+    return same and default.metrics.get("dev", {}).get(metric, -math.inf) >= score
 
 
 def _end(run: PreparedRun, outcome: RunOutcome, context: SweepContext, states: SavedStates) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from adapterbank import schema
 from adapterbank.errors import InputError
 from adapterbank.kinds.kind import Kind
 from adapterbank.kinds.scoring import check_metric
@@ -47,7 +49,7 @@ class Task:
                 f"Task {self.name!r} is {self.kind}, which needs {kind.fewest_labels} labels or more; "
                 f"it has {list(self.labels)}."
             )
-        repeated = sorted(name for name in set(self.labels) if self.labels.count(name) > 1)
+        repeated = sorted(name for name, count in Counter(self.labels).items() if count > 1)
         if repeated:
             raise InputError(f"Task {self.name!r} names the label {repeated[0]!r} twice; name each label once.")
 
@@ -58,16 +60,9 @@ class Task:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Task:
         """Return the task that `to_json` wrote; other keys are ignored."""
-        missing = [f.name for f in fields(cls) if f.name not in data and f.default is MISSING]
-        if missing:
-            raise InputError(f"A stored task lacks {', '.join(missing)}; it has: {', '.join(data)}.")
+        if problem := schema.problem(cls, data):
+            raise InputError(f"A stored task cannot be used: {problem}.")
         known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
-        threshold = known.get("threshold")
-        if threshold is not None and (isinstance(threshold, bool) or not isinstance(threshold, (int, float))):
-            raise InputError(f"A stored task has the threshold {threshold!r}, which must be a number.")
-        for name in ("text", "labels"):
-            if not isinstance(known[name], (list, tuple)):
-                raise InputError(f"A stored task has {name} {known[name]!r}, which must be a list of names.")
         return cls(**{**known, "text": tuple(known["text"]), "labels": tuple(known["labels"])})
 
 

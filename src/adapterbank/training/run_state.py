@@ -16,8 +16,13 @@ from safetensors import SafetensorError
 
 from adapterbank import __version__
 from adapterbank.errors import AdapterbankError, InputError
-from adapterbank.storage import files
+from adapterbank.storage import files, reading
 from adapterbank.training.job import RunState
+
+_LARGEST_STATE = 64 << 20
+"""The most bytes of a state.json, which has a line for each epoch."""
+_BEFORE = ("library", "sha256", "epoch", "step", "best_epoch", "history")
+"""The fields of a state.json before it had a checksum."""
 
 
 @contextlib.contextmanager
@@ -39,7 +44,8 @@ def save(folder: Path, state: RunState) -> None:
     data = safetensors.torch.save(flat)
     files.atomic_write(folder / name, data)
     about = {"library": __version__, "sha256": files.sha256_bytes(data), "epoch": state.epoch, "step": state.step}
-    files.write_json(folder / "state.json", {**about, "best_epoch": state.best_epoch, "history": state.history})
+    about |= {"best_epoch": state.best_epoch, "history": state.history}
+    files.write_json(folder / "state.json", reading.seal({**about, "bytes": len(data)}))
     for old in folder.glob("epoch-*.safetensors"):
         if old.name != name:
             old.unlink(missing_ok=True)
@@ -47,13 +53,13 @@ def save(folder: Path, state: RunState) -> None:
 
 def load(folder: Path) -> RunState | None:
     """Return the last saved state, or None if there is none."""
-    if not (folder / "state.json").is_file():
+    if not os.path.lexists(folder / "state.json"):
         return None
     try:
-        about = files.read_json(folder / "state.json")
-        data = (folder / f"epoch-{about['epoch']:d}.safetensors").read_bytes()
+        about = reading.read_checked(folder / "state.json", _LARGEST_STATE, before=_BEFORE)
         if about["library"] != __version__:
             raise InputError(f"adapterbank {about['library']} wrote it, this is {__version__}")
+        data = _read_weights(folder / f"epoch-{about['epoch']:d}.safetensors", about.get("bytes"))
         if files.sha256_bytes(data) != about["sha256"]:
             raise InputError("the checksum of the weights does not match")
         flat = safetensors.torch.load(data)
@@ -64,6 +70,14 @@ def load(folder: Path) -> RunState | None:
         part, name = key.split("/", 1)
         state.tensors.setdefault(part, {})[name] = tensor
     return state
+
+
+def _read_weights(path: Path, size: int | None) -> bytes:
+    """Read the weights of a state, unless their size alone shows that they have changed; older states have no size."""
+    with reading.open_file(path) as (file, found):
+        if size is not None and found != size:
+            raise InputError(f"{path.name} has {found:,} bytes instead of {size:,}")
+        return file.read(found)
 
 
 def forget(folder: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_change_by_another_process_is_seen_at_the_next_check(keys):
 def test_a_check_reads_the_file_only_when_it_has_changed(keys, monkeypatch):
     secret = keys.add("a", ["predict"])
     keys.check(secret)
-    monkeypatch.setattr("adapterbank.storage.files.read_json", lambda path: pytest.fail("read again"))
+    monkeypatch.setattr("adapterbank.storage.reading.read_checked", lambda path: pytest.fail("read again"))
     assert keys.check(secret)
 
 

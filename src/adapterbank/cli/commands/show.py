@@ -57,7 +57,7 @@ def _pruned(found: dict[str, Any] | None) -> dict[str, str]:
         return {}
     layers = ", ".join(map(str, found["removed"]))
     scores = f"{found['metric']} {found['before']:.4f} before, {found['after']:.4f} after"
-    return {"pruned": f"{found['from']} without the adapters of layers {layers}: {scores}"}
+    return {"pruned": f"{found.get('from', 'an earlier version')} without the adapters of layers {layers}: {scores}"}
 
 
 def _plain(value: Any) -> str:

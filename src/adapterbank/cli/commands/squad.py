@@ -96,7 +96,7 @@ def _scored(
     predictions: str, null_odds: str | None, data: str, split: str, root: str | None, version: str | None
 ) -> dict[str, Any]:
     from adapterbank.benchmarks import squad
-    from adapterbank.storage.files import read_json
+    from adapterbank.storage.reading import read_json
     from adapterbank.training.dataset import scored_table
 
     table = scored_table(data, data, split, root)

@@ -10,7 +10,10 @@ from adapterbank.methods import shown_fields
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import Manifest
 
+HEADER = ["task", "version", "kind", "dev", "metric", "method", "trained", "size", "created"]
 HELP = """List the tasks of a bank with their scores and sizes.
+
+A task that cannot be read is named on standard error; the others are listed, and the exit status is 1.
 
 Example: adapterbank tasks --bank bank
 """
@@ -25,19 +28,21 @@ def command(bank: BankPath, json: AsJson = False) -> None:
     found = [package.manifest for package in packages]
     if json:
         print_json([{k: v for k, v in m.to_json().items() if k != "fingerprint"} for m in found])
-        return
-    if not found:
+    elif found:
+        print_table(HEADER, [_row(manifest) for manifest in found])
+        typer.echo(f"\n{total(found, opened.backbone['name'])}")
+    elif not problems:
         typer.echo("The bank has no tasks yet. See: adapterbank train --help")
-        return
-    rows = []
-    for m in found:
-        metric = m.task["metric"]
-        method = " ".join([m.method["name"], *(str(value) for value in [*shown_fields(m.method).values()][:1])])
-        score = f"{m.metrics['dev'][metric]:.4f}"
-        rows.append([m.name, str(m.version), m.task["kind"], score, metric, method, f"{m.params['percent']:.2f} %",
-                     format_size(m.bytes), m.created[:10]])  # fmt: skip
-    print_table(["task", "version", "kind", "dev", "metric", "method", "trained", "size", "created"], rows)
-    typer.echo(f"\n{total(found, opened.backbone['name'])}")
+    if problems:
+        raise typer.Exit(1)
+
+
+def _row(m: Manifest) -> list[str]:
+    metric = m.task["metric"]
+    score = m.metrics.get("dev", {}).get(metric)
+    method = " ".join([m.method["name"], *(str(value) for value in [*shown_fields(m.method).values()][:1])])
+    return [m.name, str(m.version), m.task["kind"], "-" if score is None else f"{score:.4f}", metric, method,
+            f"{m.params['percent']:.2f} %", format_size(m.bytes), m.created[:10]]  # fmt: skip
 
 
 def total(found: list[Manifest], backbone: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from adapterbank.errors import AdapterbankError, InputError, StorageError, UnknownName
-from adapterbank.storage import files
+from adapterbank.storage import files, reading
 from adapterbank.storage.package import check_name, parse_ref
 from adapterbank.tasks.catalog import bank_name
 
@@ -116,7 +116,7 @@ class Keys:
 
     def _write(self, keys: Iterable[Key]) -> None:
         value = {"format": _FORMAT, "keys": [asdict(key) for key in keys]}
-        files.atomic_write(self.path, files.pretty_json(value), private=True)
+        files.atomic_write(self.path, files.pretty_json(reading.seal(value)), private=True)
 
     def _locked(self) -> Any:
         return files.locked(self.path.with_name(f".{self.path.name}.lock"))
@@ -179,7 +179,7 @@ def _task(task: str) -> str:
 def _read(path: Path) -> tuple[Key, ...]:
     """Read the file; a damaged file grants no access."""
     try:
-        value = files.read_json(path)
+        value = reading.read_checked(path, before=("format", "keys"))
         if value["format"] != _FORMAT:
             raise ValueError(f"format {value['format']!r}")
         return tuple(_key(row) for row in value["keys"])

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from adapterbank.errors import InputError
+from adapterbank.errors import AdapterbankError
 from adapterbank.methods import stored_fields
-from adapterbank.storage import files
+from adapterbank.storage import records
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import Manifest
 
@@ -58,7 +58,7 @@ def _ablation(folder: Path, ref: str) -> Any:
     found = [path for path in folder.glob("*.json") if path.name.rpartition("-")[0] == ref]
     for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
         try:
-            return files.read_json(path)
-        except (InputError, OSError):
+            return records.read_ablation(path)
+        except (AdapterbankError, OSError):
             continue
     return None

@@ -17,9 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from adapterbank import schema
+from adapterbank.config import limited
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.forward import ACTIVATIONS
 from adapterbank.methods import SITES, Options
+from adapterbank.slots.addition import layer_numbers
 from adapterbank.slots.stacked import linear
 
 _EPSILON = 1e-5
@@ -34,19 +37,19 @@ class Adapter:
     decays: ClassVar[bool] = True
     removable: ClassVar[bool] = True
 
-    size: int = 64
+    size: int = limited("size", 64)
     """m, the width of the bottleneck."""
-    layers: tuple[int, ...] = ()
+    layers: tuple[int, ...] = layer_numbers()
     """The layers with adapters, counted from 0."""
-    sites: tuple[str, ...] = SITES
-    activation: str = "gelu_tanh"
-    placement: str = "sequential"
+    sites: tuple[str, ...] = schema.limited(SITES, choices=SITES)
+    activation: str = limited("activation", "gelu_tanh")
+    placement: str = limited("placement", "sequential")
     """Whether the adapter reads the sub-layer's output (sequential) or its input (parallel)."""
-    combine: str = "add"
+    combine: str = limited("combine", "add")
     """Whether the adapter's output is added to the sub-layer's output, or that is multiplied by one plus it."""
     inner_norm: bool = False
     """Whether the adapter has its own LayerNorm before the down-projection."""
-    depth: int = 1
+    depth: int = limited("depth", 1)
     """Hidden layers of the bottleneck."""
 
     @classmethod
@@ -68,10 +71,6 @@ class Adapter:
     def in_place(self) -> bool:
         """See `Addition`: a LayerNorm cannot run on the rows of several adapters end to end."""
         return not self.inner_norm
-
-    def problems(self) -> list[str]:
-        """See `Addition`."""
-        return [] if self.activation in ACTIVATIONS else [f"activation {self.activation!r}"]
 
     def resized(self, size: int) -> Adapter:
         """See `Addition`."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.methods import Options
+from adapterbank.slots.addition import layer_numbers
 
 _SITES = ("attention.key", "attention.value", "feedforward.inner")
 
@@ -30,17 +31,13 @@ class Ia3:
     in_place: ClassVar[bool] = False
     size: ClassVar[int] = 1
 
-    layers: tuple[int, ...] = ()
+    layers: tuple[int, ...] = layer_numbers()
     """The layers with scales, counted from 0."""
 
     @classmethod
     def from_options(cls, options: Options, layers: tuple[int, ...]) -> Ia3:
         """See `Addition`."""
         return cls(layers)
-
-    def problems(self) -> list[str]:
-        """See `Addition`."""
-        return []
 
     def resized(self, size: int) -> Ia3:
         """See `Addition`: scales have no size to choose."""

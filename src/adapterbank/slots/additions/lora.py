@@ -16,8 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from adapterbank import schema
+from adapterbank.config import limited
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.methods import PROJECTIONS, Options
+from adapterbank.slots.addition import layer_numbers
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,12 @@ class Lora:
     removable: ClassVar[bool] = False
     in_place: ClassVar[bool] = False
 
-    rank: int = 8
+    rank: int = limited("rank", 8)
     """r, the rows of A and columns of B."""
-    alpha: float = 16.0
-    layers: tuple[int, ...] = ()
+    alpha: float = limited("alpha", 16.0)
+    layers: tuple[int, ...] = layer_numbers()
     """The layers with updates, counted from 0."""
-    targets: tuple[str, ...] = ("query", "value")
+    targets: tuple[str, ...] = schema.limited(("query", "value"), choices=PROJECTIONS)
     """The linear layers with updates in each of those, by their names in `PROJECTIONS`."""
 
     @classmethod
@@ -52,11 +55,6 @@ class Lora:
     def scale(self) -> float:
         """The factor alpha / r."""
         return self.alpha / self.rank
-
-    def problems(self) -> list[str]:
-        """See `Addition`."""
-        usable = self.rank > 0 and self.scale > 0
-        return [] if usable else [f"rank {self.rank!r} and alpha {self.alpha!r}"]
 
     def resized(self, size: int) -> Lora:
         """Return the same arithmetic at another rank, with the same scale."""
