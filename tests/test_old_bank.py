@@ -152,8 +152,8 @@ def test_every_package_is_audited_as_what_it_was(bank, exact):
     found = {one.ref: one for one in bank.audit()}
     assert found.keys() == PACKAGES.keys()
     for ref, one in found.items():
-        # An audit takes two machines of one CPU capability for equal, though they may round otherwise.
-        assert one.ok or (not exact and one.difference < 1e-4), f"{ref}: {one.how}"
+        assert one.ok, f"{ref}: {one.how}"
+        assert one.how == "to the bit" or not exact, f"{ref}: {one.how}"
 
 
 def test_every_package_answers_as_it_did(folder):
