@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adapterbank.draws import RandomStream
 
-def draw(addition: Any, size: Any, sigma: float, generator: torch.Generator) -> dict[str, Tensor]:
+
+def draw(addition: Any, size: Any, sigma: float, seed: int = 0) -> dict[str, Tensor]:
     """Return an addition's initial tensors; `size` is an encoder's config, or its hidden size alone."""
     config = SimpleNamespace(hidden=size, feedforward=4 * size) if isinstance(size, int) else size
     found = {}
     for (site, part), shape in addition.shapes(config).items():
-        found[f"{site}.{addition.name}.{part}"] = tensor = torch.zeros(shape)
-        addition.fill(part, tensor, sigma, generator)
+        name = f"{site}.{addition.name}.{part}"
+        found[name] = torch.zeros(shape)
+        addition.fill(part, found[name], sigma, RandomStream(seed, name))
     return found

@@ -112,7 +112,7 @@ def new_slot() -> Callable[..., dict[str, Tensor]]:
 
     def make(backbone: Backbone, plan: Plan, *, seed: int = 0, sigma: float = 0.3) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(seed)
-        tensors = dict(backbone.tensors) | initial(plan, backbone.config, sigma, generator)
+        tensors = dict(backbone.tensors) | initial(plan, backbone.config, sigma, seed)
         names = trained(tensors, plan)
         return {name: tensors[name] + 0.1 * torch.randn(tensors[name].shape, generator=generator) for name in names}
 

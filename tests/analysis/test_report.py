@@ -37,6 +37,16 @@ RICH = [
 NAMES = {"fig1", "fig3", "fig4", "fig5", "fig6-ablation", "fig6-sigma", "fig7", "totals"}
 
 
+def test_a_line_joins_points_over_the_same_tasks_only(tmp_path):
+    tasks = ("glue-cola", "glue-rte")
+    made = [record(task, "full", 0.8) for task in tasks] + [record(task, size=8) for task in tasks]
+    made += [record(task, size=size) for task in tasks[:1] for size in (16, 64)]
+    (figure,) = [one.figure for one in figures.draw_all(load([write(tmp_path, *made)])) if one.name == "fig1"]
+    drawn = [line for line in figure.axes[0].get_lines() if line.get_label() == "adapters"]
+    found = {tuple(line.get_xdata()): line.get_markerfacecolor() == "white" for line in drawn}
+    assert found == {(8_000.0,): False, (16_000.0, 64_000.0): True}  # hollow: over one of the two tasks
+
+
 @pytest.fixture
 def folder(tmp_path):
     return write(tmp_path / "records", *RICH, ablations=(ablation(layers=12), ablation("glue-mnli@1", 3)))

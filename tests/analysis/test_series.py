@@ -39,6 +39,15 @@ def test_the_tradeoff_has_the_percentiles_across_tasks_of_the_score_minus_full_f
     assert {line["p50"] for line in lines(data, method="full")} == {0.0}
 
 
+def test_a_point_of_the_tradeoff_names_its_tasks(study):
+    made = [record(task, "full", 0.8) for task in ("glue-cola", "glue-rte")]
+    made += [record("glue-cola", size=size) for size in (8, 64)] + [record("glue-rte", size=64)]
+    found = {
+        line["option"]: line["over"] for line in lines(series.tradeoff(study(*made)), suite="all", method="adapter")
+    }
+    assert found == {8: "glue-cola", 64: "glue-cola glue-rte"}
+
+
 def test_the_best_setting_on_dev_represents_a_size(study):
     made = [record("paper-airline", "full", 0.5, 0.7)]
     made += [record("paper-airline", dev=0.6, test=0.5, lr=1e-3), record("paper-airline", dev=0.5, test=0.9, lr=1e-4)]

@@ -51,6 +51,18 @@ def test_a_small_share_is_not_rounded_to_zero(tmp_path):
     assert cells(table, "ours: LayerNorm only, dev")["trained"] == "0.05 %"
 
 
+def test_a_method_without_an_encoder_has_no_share(tmp_path):
+    table = tables.glue(load([write(tmp_path, record("glue-rte", "automl", trained=30_000))]))
+    assert cells(table, "ours: AutoML, no encoder, dev")["trained"] == "–"
+
+
+def test_a_half_is_rounded_up_though_binary_numbers_may_be_below_it(tmp_path):
+    made = [record("paper-emotion", dev=0.5, test=test, seed=k) for k, test in enumerate((0.3945, 0.397, 0.398))]
+    made.append(record("paper-emotion", "full", 0.5, 0.3585))
+    row = cells(tables.further(load([write(tmp_path, *made)])), "emotion")
+    assert (row["ours: adapters"].split()[0], row["ours: full"]) == ("39.7", "35.9")  # 39.65 and 35.85
+
+
 def test_the_metric_is_the_papers(tmp_path):
     made = record("glue-mrpc", dev=0.8, metric="accuracy_f1")
     made["metrics"]["dev"]["f1"] = 0.9

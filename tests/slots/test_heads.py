@@ -38,7 +38,7 @@ def frozen(seed=1):
 def slot_of(head, method="feature", seed=2):
     plan = make_plan(Options(method=method), depth=1, head=head)
     generator = torch.Generator().manual_seed(seed)
-    tensors = {n: torch.randn(t.shape, generator=generator) for n, t in heads.initial(head, HIDDEN, generator).items()}
+    tensors = {n: torch.randn(t.shape, generator=generator) for n, t in heads.initial(head, HIDDEN, seed).items()}
     return plan, tensors
 
 
@@ -141,7 +141,7 @@ def test_dropout_before_the_head_depends_on_its_key_and_keeps_the_expectation(he
 
 
 def test_initial_head_weights_are_gaussian_with_sigma_002_truncated_at_two_sigma_and_biases_are_zero():
-    tensors = heads.initial(Head("classification", 40, hidden=50), 60, torch.Generator().manual_seed(0))
+    tensors = heads.initial(Head("classification", 40, hidden=50), 60, 0)
     assert {name: tuple(t.shape) for name, t in tensors.items()} == {
         "head.hidden.weight": (50, 60),
         "head.hidden.bias": (50,),
@@ -154,5 +154,5 @@ def test_initial_head_weights_are_gaussian_with_sigma_002_truncated_at_two_sigma
         else:
             assert tensor.abs().max() <= 0.04 * (1 + 1e-6)
             assert float(tensor.std()) == pytest.approx(0.88 * 0.02, rel=0.05)
-    again = heads.initial(Head("classification", 40, hidden=50), 60, torch.Generator().manual_seed(0))
+    again = heads.initial(Head("classification", 40, hidden=50), 60, 0)
     assert all(torch.equal(tensors[name], again[name]) for name in tensors)

@@ -28,7 +28,7 @@ def adapter_plan(size, **options):
 
 def adapter_tensors(plan, seed=0, sigma=0.5):
     generator = torch.Generator().manual_seed(seed)
-    made = draw(plan.additions[0], HIDDEN, sigma, generator) | heads.initial(plan.head, HIDDEN, generator)
+    made = draw(plan.additions[0], HIDDEN, sigma, seed) | heads.initial(plan.head, HIDDEN, seed)
     return {name: t + 0.1 * torch.randn(t.shape, generator=generator) for name, t in made.items()}
 
 

@@ -179,7 +179,7 @@ def test_adapters_on_a_small_random_encoder_learn_to_separate_good_from_bad(fami
         dev=make_rows(backbone, dev, kind="classification", max_length=32),
         score=accuracy(dev.targets),
         rate=1e-2,
-        epochs=8,
+        epochs=12,
         batch=16,
     )
     (state,) = train_jobs(backbone, job)

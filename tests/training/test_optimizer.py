@@ -36,7 +36,7 @@ def new_slot(size, seed):
     """Return a plan and tensors of every type: adapters with an inner norm, LayerNorms, a layer, a table, a head."""
     plan = make_plan(Options(size=size, inner_norm=True), depth=2, head=Head("classification", 3))
     generator = torch.Generator().manual_seed(seed)
-    tensors = draw(plan.additions[0], HIDDEN, 0.5, generator) | heads.initial(plan.head, HIDDEN, generator)
+    tensors = draw(plan.additions[0], HIDDEN, 0.5, seed) | heads.initial(plan.head, HIDDEN, seed)
     shapes = {
         "embeddings.word.weight": (11, HIDDEN),
         "layers.0.attention.query.weight": (HIDDEN, HIDDEN),

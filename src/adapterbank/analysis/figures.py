@@ -129,21 +129,28 @@ def _tradeoff(data: Data, suites: Sequence[tuple[str, str]]) -> Figure:
     for axis, (suite, title) in zip(axes, here, strict=True):
         mine = [line for line in data if line["suite"] == suite]
         for method, lines in split(mine, "method"):
-            colour, marker, name = look(method)
-            x, low, middle, high = (floats(lines, key) for key in ("trained", "p20", "p50", "p80"))
-            if not any(x):
-                draw_level(axis, method, middle)
-                continue
-            axis.plot(x, middle, color=colour, marker=marker, label=name)
-            if len(x) > 1:
-                axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
-            else:
-                bars = [[middle[0] - low[0]], [high[0] - middle[0]]]
-                axis.errorbar(x, middle, yerr=bars, color=colour, capsize=3)
+            for _, comparable in split(lines, "over"):
+                _draw_quantiles(axis, method, comparable, most=max(floats(mine, "tasks")))
         axis.axhline(0, color="black", linewidth=0.8, linestyle=":")
         axis.set(xscale="log", xlabel="trained parameters per task", title=f"{title}: {_counted_tasks(mine)}")
         axis.set_ylabel("score − full fine-tuning (points)")
     return with_legend(figure, axes)
+
+
+def _draw_quantiles(axis: Axes, method: str, lines: Data, *, most: float) -> None:
+    """Draw the points of a method over the same tasks, hollow if these are not all tasks of the panel."""
+    colour, marker, name = look(method)
+    x, low, middle, high = (floats(lines, key) for key in ("trained", "p20", "p50", "p80"))
+    if not any(x):
+        draw_level(axis, method, middle)
+        return
+    inside = colour if lines[0]["tasks"] == most else "white"
+    axis.plot(x, middle, color=colour, marker=marker, markerfacecolor=inside, label=name, zorder=3)
+    if len(x) > 1:
+        axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+    else:
+        bars = [[middle[0] - low[0]], [high[0] - middle[0]]]
+        axis.errorbar(x, middle, yerr=bars, color=colour, capsize=3)
 
 
 def _counted_tasks(lines: Data) -> str:
@@ -263,7 +270,8 @@ def _totals(data: Data, _: RunTable) -> Figure:
 _CHOSEN = "If several settings share a place, it shows {rule}."
 _BARS = f"Mean over seeds; bars: ± the standard error of the mean, none for a single seed. {_CHOSEN}"
 _BANDS = (
-    "Points: the median across tasks; bands and bars: the 20th to 80th percentile. GLUE and SQuAD are scored on dev, "
+    "Points: the median across tasks; bands and bars: the 20th to 80th percentile. Lines join points over the same "
+    "tasks; hollow points are over fewer tasks than the others of a panel. GLUE and SQuAD are scored on dev, "
     f"other tasks on test if it has labels. {_CHOSEN}"
 )
 

@@ -64,6 +64,14 @@ class RunRow:
         """The score on that split."""
         return self.dev if self.split == "dev" else self.test
 
+    def score(self, split: str, metric: str) -> float | None:
+        """Return the score on a split by a metric, or by the task's own if the record does not have that one."""
+        scores: Any = self.record["metrics"].get(split)
+        if not isinstance(scores, Mapping):
+            return None
+        value = scores.get(metric, scores.get(self.metric))
+        return float(value) if value is not None else None
+
 
 @dataclass(frozen=True)
 class RunTable:
@@ -209,6 +217,11 @@ def read_row(path: Path, record: dict[str, Any]) -> RunRow:
         test=selection.score(record, "test"),
         record=record,
     )
+
+
+def uses_encoder(row: RunRow) -> bool:
+    """Return whether a run's method uses the encoder; a method that this version does not know may."""
+    return row.method not in METHODS or METHODS[row.method].slot
 
 
 def by_task(rows: Iterable[RunRow]) -> dict[str, list[RunRow]]:

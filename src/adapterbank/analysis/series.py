@@ -34,11 +34,12 @@ USUAL = (Config().method, Config().size)
 def tradeoff(study: RunTable, suites: Sequence[str] = SUITES) -> Data:
     """Return Fig. 1 and 3: trained parameters against the score minus full fine-tuning's, percentiles across tasks.
 
-    Fig. 1 has the suite `all`, Fig. 3 the two others.
+    Fig. 1 has the suite `all`, Fig. 3 the two others. Points of one method are comparable if they are `over` the same
+    tasks.
     """
     tasks = by_task(row for row in study.rows if row.plain)
-    gaps: dict[tuple[str, str, int | None], list[tuple[int, float]]] = {}
-    for rows in tasks.values():
+    gaps: dict[tuple[str, str, int | None], list[tuple[str, int, float]]] = {}
+    for task, rows in tasks.items():
         full = study.best(row for row in rows if row.method == "full")
         if not full:
             continue
@@ -48,15 +49,16 @@ def tradeoff(study: RunTable, suites: Sequence[str] = SUITES) -> Data:
             chosen = study.best(mine)
             if not chosen:
                 continue
-            point = chosen[0].trained, _shown(chosen) - whole
+            point = task, chosen[0].trained, _shown(chosen) - whole
             for name in {"all", suite}.intersection(suites):
                 gaps.setdefault((name, method, option), []).append(point)
     found: Data = []
     for (suite, method, option), points in sorted(gaps.items(), key=lambda item: str(item[0])):
-        marks = np.percentile([gap for _, gap in points], _FRACTIONS)
+        marks = np.percentile([gap for _, _, gap in points], _FRACTIONS)
         named = {f"p{q}": float(value) for q, value in zip(_FRACTIONS, marks, strict=True)}
         place = {"suite": suite, "method": method, "option": option, "tasks": len(points)}
-        found.append({**place, "trained": median(trained for trained, _ in points), **named})
+        over = " ".join(task for task, _, _ in points)
+        found.append({**place, "trained": median(trained for _, trained, _ in points), **named, "over": over})
     return sorted(found, key=lambda line: (str(line["suite"]), str(line["method"]), _number(line["trained"])))
 
 

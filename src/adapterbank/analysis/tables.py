@@ -10,11 +10,12 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
+from functools import partial
 from statistics import fmean
-from typing import Any
 
-from adapterbank.analysis import paper
-from adapterbank.analysis.run_table import RunRow, RunTable, by_task
+from adapterbank.analysis import choices, paper
+from adapterbank.analysis.run_table import RunRow, RunTable, by_task, uses_encoder
 from adapterbank.encoder.sources import SOURCES
 from adapterbank.studies.selection import RULES, mean
 
@@ -36,10 +37,11 @@ class _TableLine:
         return row.method == self.method and (self.option is None or row.option == self.option) and fits
 
 
+_SMALL_ADAPTERS = f"adapters, best size up to {_PAPERS_SHARE} %"
 _LINES = {
     "full fine-tuning": _TableLine("full"),
     "adapters, best size": _TableLine("adapter"),
-    f"adapters, best size up to {_PAPERS_SHARE} %": _TableLine("adapter", share=_PAPERS_SHARE),
+    _SMALL_ADAPTERS: _TableLine("adapter", share=_PAPERS_SHARE),
     "adapters 64": _TableLine("adapter", 64),
     "variable fine-tuning": _TableLine("top"),
     "LoRA": _TableLine("lora"),
@@ -75,8 +77,8 @@ def with_ours(study: RunTable) -> list[ResultTable]:
     """Return tables 1 and 2 of the paper with our scores; a table without any of our scores is omitted."""
     tasks = {row.catalog for row in _plain(study)}
     columns = {task for task, _, _ in paper.GLUE_COLUMNS.values()}
-    made = ((glue, columns), (further, paper.FURTHER.keys()))
-    return [make(study) for make, names in made if tasks & names]
+    made = ((glue, columns), (compared, columns), (further, paper.FURTHER.keys()))
+    return [table for make, names in made if tasks & names and (table := make(study)).rows]
 
 
 def glue(study: RunTable) -> ResultTable:
@@ -109,6 +111,35 @@ def glue(study: RunTable) -> ResultTable:
             "The paper: BERT-large, scored by GLUE's server; its mean is the server's own total.",
             *_seen(study),
             *_missing({title for title, (task, _, _) in paper.GLUE_COLUMNS.items() if task not in tasks}),
+        ),
+    )
+
+
+def compared(study: RunTable) -> ResultTable:
+    """Return the difference between adapters and full fine-tuning in table 1, for each way to choose settings."""
+    tasks = {rows[0].catalog: rows for rows in by_task(_plain(study)).values()}
+    pairs = []
+    for task, split, metric in paper.GLUE_COLUMNS.values():
+        if split != "dev" or task not in tasks:
+            continue
+        sides = [choices.settings(_of(tasks[task], _LINES[name])) for name in (_SMALL_ADAPTERS, "full fine-tuning")]
+        if all(sides):
+            pairs.append(choices.Pair(sides[0], sides[1], partial(_points, metric=metric)))
+    lines = [
+        (
+            found.chosen,
+            *(_rounded(value, 2) for value in (found.ours, found.other, found.ours - found.other, found.sem)),
+        )
+        for found in choices.differences(study, pairs)
+    ]
+    return ResultTable(
+        "table1-choice",
+        "Table 1: how settings were chosen",
+        ("settings of both chosen", _SMALL_ADAPTERS, "full fine-tuning", "difference", "s.e."),
+        tuple(lines),
+        (
+            f"Mean over the {len(pairs)} tasks of table 1 that have both, dev. A method with more repeated settings is "
+            "favoured if these are chosen on the mean over all seeds; the other lines choose alike.",
         ),
     )
 
@@ -200,25 +231,27 @@ def _of(rows: Iterable[RunRow], line: _TableLine) -> list[RunRow]:
     return [row for row in rows if line.has(row)]
 
 
+def _points(row: RunRow, metric: str) -> float:
+    return 100 * (row.score("dev", metric) or 0.0)
+
+
 def _cell(rows: Sequence[RunRow], split: str, metric: str) -> tuple[str, float | None]:
     """Return a mean over seeds as text and as a number."""
-    values = [_value(row, split, metric) for row in rows]
+    values = [row.score(split, metric) for row in rows]
     if not values or any(value is None for value in values):
         return _DASH, None
     found = mean([100 * value for value in values if value is not None])
-    return f"{found.mean:.1f}" + ("" if found.sem is None else f" ± {found.sem:.1f}"), found.mean
+    return _rounded(found.mean) + ("" if found.sem is None else f" ± {_rounded(found.sem)}"), found.mean
 
 
-def _value(row: RunRow, split: str, metric: str) -> float | None:
-    scores: Any = row.record["metrics"].get(split)
-    if not isinstance(scores, Mapping):
-        return None
-    value = scores.get(metric, scores.get(row.metric))
-    return float(value) if value is not None else None
+def _rounded(value: float, digits: int = 1) -> str:
+    """Return a score as text, a half rounded up; scores are quotients, so a half may be one bit off in binary."""
+    return str(Decimal(f"{value:.9f}").quantize(Decimal(10) ** -digits, ROUND_HALF_UP))
 
 
 def _share(chosen: Sequence[Sequence[RunRow]]) -> str:
-    shares = [100 * mine[0].trained / mine[0].encoder for mine in chosen if mine[0].encoder]
+    """Return the mean share of the encoder's parameters that train; a method without an encoder has none."""
+    shares = [100 * mine[0].trained / mine[0].encoder for mine in chosen if mine[0].encoder and uses_encoder(mine[0])]
     if not shares:
         return _DASH
     share = fmean(shares)
@@ -230,7 +263,7 @@ def _average(cells: Mapping[str, tuple[str, float | None]]) -> str:
 
 
 def _mean(values: Sequence[float] | None) -> str:
-    return f"{fmean(values):.1f} ({len(values)})" if values else _DASH
+    return f"{_rounded(fmean(values))} ({len(values)})" if values else _DASH
 
 
 def _seen(study: RunTable) -> list[str]:

@@ -103,8 +103,8 @@ def _compare(package: Package, outputs: list[Any], now: dict[str, Any]) -> Findi
     ok = difference == 0.0 if exact else difference <= tolerance
     how = (
         "to the bit"
-        if exact
-        else f"within {tolerance:g}, because the library or the machine is not the one it was trained with"
+        if not difference
+        else f"within {tolerance:g}, because the library or the machine may not be the one it was trained with"
     )
     return Finding(package.ref, ok, how if ok else f"outputs on the probe texts differ by {difference:g}", difference)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from adapterbank.draws import RandomStream
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.batch import Tokens
 from adapterbank.encoder.tokenizer import tokenize, tokenizer_hash
@@ -183,8 +184,8 @@ def epoch_order(lengths: Sequence[int], batch: int, *, seed: int, epoch: int) ->
     batches come in random order. That order does not depend on the seed: parallel runs have short and long batches at
     the same time. Only the last batch of the epoch may be smaller.
     """
-    order, sizes = np.random.default_rng([seed, epoch]).permutation(len(lengths)), np.asarray(lengths)
-    random = np.random.default_rng(epoch)
+    order, sizes = RandomStream(seed, "rows", epoch).permutation(len(lengths)), np.asarray(lengths)
+    random = RandomStream("batches", epoch)
     found: list[np.ndarray] = []
     for start in range(0, len(order), batch * _WINDOW):
         window = order[start : start + batch * _WINDOW]

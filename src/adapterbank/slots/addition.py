@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Protocol, Self
 
-import torch
 from torch import Tensor
 
 from adapterbank import schema
+from adapterbank.draws import RandomStream
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.errors import UnknownName
 from adapterbank.methods import ADDITIONS, MAX_LAYERS, Options
@@ -68,13 +68,13 @@ class Addition(Protocol):
         """Return what two additions must share to run in one product: the arithmetic, not where it is applied."""
 
     def shapes(self, config: EncoderConfig) -> dict[tuple[str, str], tuple[int, ...]]:
-        """Return the shape of every tensor by (site, part), in the order in which the initial values are drawn."""
+        """Return the shape of every tensor by (site, part)."""
 
     def padded(self, part: str, shape: tuple[int, ...], size: int) -> tuple[int, ...]:
         """Return a part's shape when it is padded with zeros to another size."""
 
-    def fill(self, part: str, tensor: Tensor, sigma: float, generator: torch.Generator) -> None:
-        """Write a part's initial values into a tensor of zeros."""
+    def fill(self, part: str, tensor: Tensor, sigma: float, draws: RandomStream) -> None:
+        """Write a part's initial values into a tensor of zeros; `draws` are numbers of this tensor alone."""
 
     def apply(self, y: Tensor, x: Tensor, tensors: Sequence[Mapping[str, Any]]) -> Tensor:
         """Return the new output of a site, given its output `y` and the input `x` of the module that computed `y`.

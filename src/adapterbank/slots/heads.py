@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from adapterbank.draws import RandomStream
 from adapterbank.encoder.batch import PackedBatch, PaddedBatch
 from adapterbank.encoder.dropout import Dropout
 from adapterbank.kinds.table import KINDS
@@ -30,12 +31,12 @@ def shapes(head: Head, hidden: int) -> dict[str, tuple[int, ...]]:
     return hidden_layer | {"head.weight": (head.outputs, head.hidden or hidden), "head.bias": (head.outputs,)}
 
 
-def initial(head: Head, hidden: int, generator: torch.Generator) -> dict[str, Tensor]:
+def initial(head: Head, hidden: int, seed: int) -> dict[str, Tensor]:
     """Return the tensors of a new head."""
     tensors = {name: torch.zeros(shape) for name, shape in shapes(head, hidden).items()}
     for name, tensor in tensors.items():
         if name.endswith(".weight"):
-            torch.nn.init.trunc_normal_(tensor, std=_SIGMA, a=-2 * _SIGMA, b=2 * _SIGMA, generator=generator)
+            tensor += torch.from_numpy(RandomStream(seed, name).truncated_normal(tensor.shape, _SIGMA))
     return tensors
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from adapterbank.draws import RandomStream
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.slots import heads
 from adapterbank.slots.plan import Plan, trained
@@ -26,11 +27,11 @@ def shapes(plan: Plan, config: EncoderConfig, *, has_pooler: bool) -> dict[str, 
     return heads.shapes(plan.head, config.hidden) | added_shapes(plan, config) | own
 
 
-def initial(plan: Plan, config: EncoderConfig, sigma: float, generator: torch.Generator) -> dict[str, Tensor]:
-    """Draw the initial tensors of a plan's additions, in order, then of its head; `sigma` is for adapter weights."""
+def initial(plan: Plan, config: EncoderConfig, sigma: float, seed: int) -> dict[str, Tensor]:
+    """Draw the initial tensors of a plan's additions and head, each by its own name; `sigma` is for adapter weights."""
     drawn = {}
     for name, shape in added_shapes(plan, config).items():
         drawn[name] = torch.zeros(shape)
         _, number, part = plan.split(name) or ("", 0, "")
-        plan.additions[number].fill(part, drawn[name], sigma, generator)
-    return drawn | heads.initial(plan.head, config.hidden, generator)
+        plan.additions[number].fill(part, drawn[name], sigma, RandomStream(seed, name))
+    return drawn | heads.initial(plan.head, config.hidden, seed)

@@ -149,9 +149,8 @@ def make_run_plan(config: Config, backbone: Backbone, data: Dataset) -> Plan:
 
 def initial_tensors(plan: Plan, backbone: Backbone, *, sigma: float, seed: int) -> dict[str, Tensor]:
     """Return the initial value of every tensor that trains: new tensors are drawn, the encoder's are copied."""
-    generator = torch.Generator().manual_seed(seed)
     own = {name: backbone.tensors[name] for name in trained(backbone.tensors, plan)}
-    return own | tensors.initial(plan, backbone.config, sigma, generator)
+    return own | tensors.initial(plan, backbone.config, sigma, seed)
 
 
 def _make_job(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) -> TrainingJob:

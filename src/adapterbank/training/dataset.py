@@ -101,10 +101,10 @@ def _cut(config: Config, whole: Dataset) -> Dataset:
         splits["train"], splits["dev"] = split(splits["train"], task=task, fraction=_DEV_SHARE, seed=config.seed)
         notes.append(f"No dev data given: {len(splits['dev'])} of {usable} training rows are held out for it.")
     if config.limit and config.limit < len(splits["train"]):
-        import numpy as np
+        from adapterbank.draws import RandomStream
 
-        order = np.random.default_rng(config.seed).permutation(len(splits["train"]))[: config.limit]
-        splits["train"] = splits["train"].select(sorted(int(i) for i in order))
+        order = RandomStream(config.seed, "limit").permutation(len(splits["train"]))[: config.limit]
+        splits["train"] = splits["train"].select(sorted(order.tolist()))
         notes.append(f"Training on {config.limit} rows drawn with seed {config.seed}.")
         _check_classes(task, splits["train"])
     return Dataset(task, splits, tuple(notes))

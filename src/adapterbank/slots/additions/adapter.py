@@ -19,6 +19,7 @@ from torch import Tensor
 
 from adapterbank import schema
 from adapterbank.config import limited
+from adapterbank.draws import RandomStream
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.forward import ACTIVATIONS
 from adapterbank.methods import SITES, Options
@@ -106,12 +107,12 @@ class Adapter:
             return shape[0], size
         return (size, shape[1] if module == "down" else size) if len(shape) == 2 else (size,)
 
-    def fill(self, part: str, tensor: Tensor, sigma: float, generator: torch.Generator) -> None:
+    def fill(self, part: str, tensor: Tensor, sigma: float, draws: RandomStream) -> None:
         """Draw Gaussian weights with standard deviation `sigma`, truncated at two sigma; biases stay zero."""
         if part == "norm.weight":
             tensor += 1.0
         elif part.endswith(".weight") and sigma > 0:
-            torch.nn.init.trunc_normal_(tensor, std=sigma, a=-2 * sigma, b=2 * sigma, generator=generator)
+            tensor += torch.from_numpy(draws.truncated_normal(tensor.shape, sigma))
 
     def apply(self, y: Tensor, x: Tensor, tensors: Sequence[Mapping[str, Any]]) -> Tensor:
         """See `Addition`. Widths may be padded with zeros, which stay zero through the arithmetic."""

@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from adapterbank.draws import RandomStream
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.methods import Options
 from adapterbank.slots.addition import layer_numbers
@@ -57,7 +58,7 @@ class Ia3:
         """See `Addition`."""
         return shape
 
-    def fill(self, part: str, tensor: Tensor, sigma: float, generator: torch.Generator) -> None:
+    def fill(self, part: str, tensor: Tensor, sigma: float, draws: RandomStream) -> None:
         """Start every scale at one."""
         tensor += 1.0
 

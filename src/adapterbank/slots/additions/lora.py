@@ -18,6 +18,7 @@ from torch import Tensor
 
 from adapterbank import schema
 from adapterbank.config import limited
+from adapterbank.draws import RandomStream
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.methods import PROJECTIONS, Options
 from adapterbank.slots.addition import layer_numbers
@@ -77,10 +78,10 @@ class Lora:
         """See `Addition`."""
         return (size, shape[1]) if part == "a" else (shape[0], size)
 
-    def fill(self, part: str, tensor: Tensor, sigma: float, generator: torch.Generator) -> None:
+    def fill(self, part: str, tensor: Tensor, sigma: float, draws: RandomStream) -> None:
         """Draw A uniformly within 1 / sqrt(in), as the public code of LoRA does; B stays zero."""
         if part == "a":
-            torch.nn.init.kaiming_uniform_(tensor, a=math.sqrt(5), generator=generator)
+            tensor += torch.from_numpy(draws.uniform(tensor.shape, 1.0 / math.sqrt(tensor.shape[1])))
 
     def apply(self, y: Tensor, x: Tensor, tensors: Sequence[Mapping[str, Tensor]]) -> Tensor:
         """See `Addition`. The rank may be padded with zeros, which stay zero through the arithmetic."""
