@@ -43,11 +43,6 @@ def _loader() -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        # Without dates: they are text, and one that does not exist would be an error.
-        yaml_implicit_resolvers: ClassVar = {
-            first: [(tag, pattern) for tag, pattern in rows if tag != f"{_TAG}timestamp"]
-            for first, rows in yaml.SafeLoader.yaml_implicit_resolvers.items()
-        }
         # Nothing beyond JSON's values; any other tag is refused by name.
         yaml_constructors: ClassVar = {
             tag: made
@@ -57,12 +52,18 @@ def _loader() -> Any:
 
         def __init__(self, text: str) -> None:
             super().__init__(text)
+            # Without dates: they are text, and one that does not exist would be an error.
+            self.yaml_implicit_resolvers = {
+                first: [(tag, pattern) for tag, pattern in rows if tag != f"{_TAG}timestamp"]
+                for first, rows in yaml.SafeLoader.yaml_implicit_resolvers.items()
+            }
             self.level = 0
             self.sizes: dict[int, tuple[int, int]] = {}  # by `id` of a complete node: values and levels, expanded
 
         def compose_node(self, parent: Any, index: Any) -> Any:
             self.level += 1
-            start, alias = self.peek_event().start_mark, self.check_event(yaml.AliasEvent)
+            alias = self.check_event(yaml.AliasEvent)
+            start = self.current_event.start_mark
             if self.level > MAX_DEPTH:
                 raise _error(f"there are more than {MAX_DEPTH} levels", start)
             node = super().compose_node(parent, index)

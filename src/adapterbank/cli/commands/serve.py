@@ -22,6 +22,7 @@ from adapterbank.errors import ConfigError, InputError, StorageError
 from adapterbank.serving.service.bank_mirror import REFRESH, Mirror, is_url
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.files import storage_errors
+from adapterbank.tasks.limits import TableLimits
 
 if TYPE_CHECKING:
     from adapterbank.serving.build import ServerSettings
@@ -60,6 +61,10 @@ def command(
     max_texts: options.MaxTexts = 256,
     max_characters: options.MaxCharacters = 100_000,
     max_runs: options.MaxRuns = 10,
+    max_upload_rows: options.MaxUploadRows = 1_000_000,
+    max_upload_text: options.MaxUploadText = 1_000_000,
+    max_run_minutes: options.MaxRunMinutes = 1440,
+    max_run_memory: options.MaxRunMemory = None,
     train: options.Trains = True,
     page: options.HasPage = True,
     backbone: BackboneName = None,
@@ -84,8 +89,11 @@ def command(
         bound_port = listener.getsockname()[1]
         announce = functools.partial(_print_address, bank, host, bound_port, json)
         from adapterbank.serving.build import ServerSettings
+        from adapterbank.serving.jobs.queue import QueueLimits
         from adapterbank.serving.service.protocol import Limits
 
+        memory = max_run_memory * 1_000_000 if max_run_memory else None
+        table = TableLimits(rows=max_upload_rows, text=max_upload_text)
         settings = ServerSettings(
             bank if mirror else str(Path(bank.removeprefix("file://")).absolute()),
             backbone,
@@ -96,6 +104,7 @@ def command(
             budget=budget * 1_000_000 if budget else None,
             queue=queue,
             limits=Limits(texts=max_texts, characters=max_characters, runs=max_runs),
+            training=QueueLimits(table=table, minutes=max_run_minutes, memory=memory),
             page=page,
             refresh=refresh,
             untrained=mirror.refusal if mirror and train else "",
@@ -192,7 +201,7 @@ def _serve_here(
 
     def jobs(weights: int | None) -> Any:
         chosen = {"backbone": settings.backbone, "device": settings.device, "precision": settings.precision}
-        return _jobs(settings.bank, {**chosen, "weights": weights})
+        return _jobs(settings.bank, {**chosen, "weights": weights, "limits": settings.training})
 
     log_to()
     app = build(settings, mirror, jobs=jobs if train and mirror is None else None)
