@@ -27,8 +27,11 @@ def own_folder(runs: Path, name: str) -> Iterator[Path]:
         yield runs / (name if claimed else f"{name}-{os.getpid()}")
 
 
-def save(folder: Path, state: RunState) -> None:
-    """Save a state; the previous one stays until this one is complete."""
+def save(folder: Path, state: RunState, newest: int | None = None) -> None:
+    """Save a state; the previous one stays until this one is complete.
+
+    `newest` is the task's newest version when the run began: a later one may be that of the run itself.
+    """
     files.make_folder(folder)
     name = f"epoch-{state.epoch}.safetensors"
     flat = {
@@ -39,7 +42,8 @@ def save(folder: Path, state: RunState) -> None:
     data = safetensors.torch.save(flat)
     files.atomic_write(folder / name, data)
     about = {"library": __version__, "sha256": files.sha256_bytes(data), "epoch": state.epoch, "step": state.step}
-    files.write_json(folder / "state.json", {**about, "best_epoch": state.best_epoch, "history": state.history})
+    rest = {"best_epoch": state.best_epoch, "history": state.history, "newest": newest}
+    files.write_json(folder / "state.json", {**about, **rest})
     for old in folder.glob("epoch-*.safetensors"):
         if old.name != name:
             old.unlink(missing_ok=True)
@@ -64,6 +68,15 @@ def load(folder: Path) -> RunState | None:
         part, name = key.split("/", 1)
         state.tensors.setdefault(part, {})[name] = tensor
     return state
+
+
+def newest_before(folder: Path, otherwise: int) -> int:
+    """Return the task's newest version when the run of a saved state began, or `otherwise` if no state notes it."""
+    with contextlib.suppress(AdapterbankError, OSError):
+        about = files.read_json(folder / "state.json")
+        found = about.get("newest") if isinstance(about, dict) else None
+        return found if isinstance(found, int) else otherwise
+    return otherwise
 
 
 def forget(folder: Path) -> None:

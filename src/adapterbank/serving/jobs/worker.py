@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING, Any
 from adapterbank import config as configs
 from adapterbank.errors import AdapterbankError, InputError
 from adapterbank.runtime import total_memory
-from adapterbank.storage import files
 from adapterbank.storage.bank import Bank
 from adapterbank.tasks.limits import TableLimits
 from adapterbank.tasks.tables import read_table
 from adapterbank.training import run_state
-from adapterbank.training.builder import ResolvedRun, RunBuilder
+from adapterbank.training.builder import RunBuilder
 from adapterbank.training.callbacks import Callbacks
 from adapterbank.training.dataset import DatasetReader, canonical
 from adapterbank.training.job import Progress
+from adapterbank.training.once import find_added
 from adapterbank.training.run import run
 
 if TYPE_CHECKING:
@@ -92,16 +92,16 @@ def train(job: Mapping[str, Any], send: Send) -> dict[str, Any]:
     reader = DatasetReader({"train": table})  # the data is read once
     resolved = RunBuilder(backbone, reader=reader).resolve(canonical(config))
     send({"kept": resolved.hash})
-    resuming = job["resuming"]
-    if resuming and (made := _finished_before(bank, resolved, job["newest"])):
-        return made
+    resuming = job["resuming"] and _can_resume(bank.runs_path / resolved.hash)
+    if job["resuming"] and not resuming and (made := find_added(bank, resolved, job["newest"])):
+        return _ending(made.manifest.version, made.manifest.metrics)  # only its report was lost
     result = run(
         config,
         backbone,
         bank.path,
         reader=reader,
         callbacks=Callbacks(watch=_watcher(send), note=lambda text: send({"note": without_paths(text, job)})),
-        resuming=resuming and _can_resume(bank.runs_path / resolved.hash),
+        resuming=resuming,
     )
     assert result.package is not None  # methods without a package are refused before a run is queued
     rows = [{"epoch": i, **row} for i, row in enumerate(result.record["history"], 1)]
@@ -121,21 +121,6 @@ def _backbone(job: Mapping[str, Any]) -> Backbone:
     torch.set_num_threads(job["threads"])
     name, weights = job["backbone"], job["weights"]
     return checkpoint.load(name) if weights is None else shared_memory.attach(name, weights)
-
-
-def _finished_before(bank: Bank, resolved: ResolvedRun, newest: int) -> dict[str, Any] | None:
-    """Return the version that this very run added to the bank before it was killed, so that none is added twice."""
-    config = resolved.config
-    with contextlib.suppress(AdapterbankError):
-        for version in bank.versions(config.task):
-            if version <= newest:
-                continue
-            made = bank.get(f"{config.task}@{version}").manifest
-            recipe = {name: getattr(config, name) for name in made.recipe}
-            wanted = [resolved.data.about(), resolved.plan.to_json(), config.seed, recipe]
-            if files.canonical_json([made.data, made.method, made.seed, made.recipe]) == files.canonical_json(wanted):
-                return _ending(version, made.metrics)
-    return None
 
 
 def _can_resume(folder: Path) -> bool:
