@@ -64,7 +64,7 @@ def _check_footer(footer: Any, budget: TableBudget) -> list[str]:
     groups = (footer.row_group(number) for number in range(footer.num_row_groups))
     chunks = [group.column(place) for group in groups for place in range(footer.num_columns)]
     budget.check_memory(sum(chunk.total_uncompressed_size for chunk in chunks))
-    budget.check_memory(_VALUE // 8 * sum(chunk.num_values for chunk in chunks))
+    budget.check_memory(_VALUE * sum(chunk.num_values for chunk in chunks))
     return [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
 
 

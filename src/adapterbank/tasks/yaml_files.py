@@ -7,6 +7,7 @@ used, so that a short file cannot stand for a large value.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -52,11 +53,7 @@ def _loader() -> Any:
 
         def __init__(self, text: str) -> None:
             super().__init__(text)
-            # Without dates: they are text, and one that does not exist would be an error.
-            self.yaml_implicit_resolvers = {
-                first: [(tag, pattern) for tag, pattern in rows if tag != f"{_TAG}timestamp"]
-                for first, rows in yaml.SafeLoader.yaml_implicit_resolvers.items()
-            }
+            self.yaml_implicit_resolvers = _without_dates(yaml.SafeLoader.yaml_implicit_resolvers)
             self.level = 0
             self.sizes: dict[int, tuple[int, int]] = {}  # by `id` of a complete node: values and levels, expanded
 
@@ -71,21 +68,8 @@ def _loader() -> Any:
             if alias and id(node) not in self.sizes:  # it is not complete
                 raise _error("a value contains itself", start)
             if not alias:
-                self.sizes[id(node)] = self.measure(node, start)
+                self.sizes[id(node)] = _measure(node, self.sizes, start)
             return node
-
-        def measure(self, node: Any, start: Any) -> tuple[int, int]:
-            """Return the number of values in a node and its levels."""
-            if isinstance(node, yaml.ScalarNode):
-                return 1, 1
-            pairs = isinstance(node, yaml.MappingNode)
-            inside = [one for pair in node.value for one in pair] if pairs else node.value
-            count = 1 + sum(self.sizes[id(one)][0] for one in inside)
-            depth = 1 + max((self.sizes[id(one)][1] for one in inside), default=0)
-            if count > MAX_VALUES or depth > MAX_DEPTH:
-                limit = f"{MAX_VALUES:,} values" if count > MAX_VALUES else f"{MAX_DEPTH} levels"
-                raise _error(f"with its aliases a value has more than {limit}", start)
-            return count, depth
 
         def construct_object(self, node: Any, deep: bool = False) -> Any:
             try:
@@ -113,6 +97,25 @@ def _loader() -> Any:
             return super().construct_mapping(node, deep)
 
     return Loader
+
+
+def _without_dates(resolvers: Any) -> Any:
+    """Return the patterns of plain values without dates, which are text: one that does not exist would be an error."""
+    dates = f"{_TAG}timestamp"
+    return {first: [(tag, one) for tag, one in rows if tag != dates] for first, rows in resolvers.items()}
+
+
+def _measure(node: Any, sizes: Mapping[int, tuple[int, int]], start: Any) -> tuple[int, int]:
+    """Return the number of values in a node and its levels, given those of the nodes in it."""
+    if isinstance(node.value, str):
+        return 1, 1
+    inside = [one for pair in node.value for one in (pair if isinstance(pair, tuple) else (pair,))]
+    count = 1 + sum(sizes[id(one)][0] for one in inside)
+    depth = 1 + max((sizes[id(one)][1] for one in inside), default=0)
+    if count > MAX_VALUES or depth > MAX_DEPTH:
+        limit = f"{MAX_VALUES:,} values" if count > MAX_VALUES else f"{MAX_DEPTH} levels"
+        raise _error(f"with its aliases a value has more than {limit}", start)
+    return count, depth
 
 
 def _error(reason: str, mark: Any) -> Exception:

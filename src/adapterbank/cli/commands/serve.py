@@ -27,6 +27,8 @@ from adapterbank.tasks.limits import TableLimits
 if TYPE_CHECKING:
     from adapterbank.serving.build import ServerSettings
     from adapterbank.serving.http.auth import Keys
+    from adapterbank.serving.jobs.queue import QueueLimits
+    from adapterbank.serving.service.protocol import Limits
 
 HELP = """Serve the tasks of a bank over HTTP.
 
@@ -84,16 +86,11 @@ def command(
     mirror = Mirror(bank, every=refresh) if is_url(bank) else None
     required_keys = find_keys(bank, host, keys, mirror.path if mirror else new)
     with listening(host, port) as listener:
-        if new and backbone:
-            _create(new, backbone)
+        _create(new, backbone)
         bound_port = listener.getsockname()[1]
         announce = functools.partial(_print_address, bank, host, bound_port, json)
         from adapterbank.serving.build import ServerSettings
-        from adapterbank.serving.jobs.queue import QueueLimits
-        from adapterbank.serving.service.protocol import Limits
 
-        memory = max_run_memory * 1_000_000 if max_run_memory else None
-        table = TableLimits(rows=max_upload_rows, text=max_upload_text)
         settings = ServerSettings(
             bank if mirror else str(Path(bank.removeprefix("file://")).absolute()),
             backbone,
@@ -103,8 +100,8 @@ def command(
             keys=os.path.abspath(keys) if keys else None,
             budget=budget * 1_000_000 if budget else None,
             queue=queue,
-            limits=Limits(texts=max_texts, characters=max_characters, runs=max_runs),
-            training=QueueLimits(table=table, minutes=max_run_minutes, memory=memory),
+            limits=_limits(texts=max_texts, characters=max_characters, runs=max_runs),
+            training=_training_limits(max_upload_rows, max_upload_text, max_run_minutes, max_run_memory),
             page=page,
             refresh=refresh,
             untrained=mirror.refusal if mirror and train else "",
@@ -112,10 +109,22 @@ def command(
         if engine == "local":
             _serve_here(settings, mirror, train, listener, announce)
             return
-    if mirror:
-        mirror.close()  # each replica has its own
-    scale = replicas, {"cpus": cpus_per_replica, "target": target_requests}
-    _serve_on_ray(settings, train, scale, {"host": host, "port": bound_port, "address": ray_address}, announce)
+    scale = {"cpus": cpus_per_replica, "target": target_requests}
+    where = {"host": host, "port": bound_port, "address": ray_address}
+    _serve_on_ray(settings, mirror, train, (replicas, scale), where, announce)
+
+
+def _limits(**values: int) -> Limits:
+    from adapterbank.serving.service.protocol import Limits
+
+    return Limits(**values)
+
+
+def _training_limits(rows: int, text: int, minutes: float, megabytes: int | None) -> QueueLimits:
+    from adapterbank.serving.jobs.queue import QueueLimits
+
+    memory = megabytes * 1_000_000 if megabytes else None
+    return QueueLimits(table=TableLimits(rows=rows, text=text), minutes=minutes, memory=memory)
 
 
 def _check(engine: str, device: str, precision: str) -> None:
@@ -143,8 +152,10 @@ def _new_bank(bank: str, backbone: str | None) -> Path | None:
     return path
 
 
-def _create(path: Path, backbone: str) -> None:
-    """Create an empty bank, whose tasks can then be trained over HTTP."""
+def _create(path: Path | None, backbone: str | None) -> None:
+    """Create an empty bank, whose tasks can then be trained over HTTP, unless there is nothing to create."""
+    if path is None or backbone is None:
+        return
     from adapterbank.encoder.backbone import load
 
     Bank.open(path, load(backbone).reference, create=True)
@@ -211,6 +222,7 @@ def _serve_here(
 
 def _serve_on_ray(
     settings: ServerSettings,
+    mirror: Mirror | None,
     train: bool,
     scale: tuple[str, dict[str, int]],
     where: dict[str, Any],
@@ -219,6 +231,8 @@ def _serve_on_ray(
     """Serve on a cluster until a stop signal; then let the replicas finish their open requests."""
     from adapterbank.serving.ray_serve import UNTRAINED, Scale, deployed, parse_replicas
 
+    if mirror:
+        mirror.close()  # each replica has its own
     number, size = scale
     chosen = Scale(*parse_replicas(number), **size)
     settings = replace(settings, untrained=settings.untrained or (UNTRAINED if train else ""))
