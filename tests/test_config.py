@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 from adapterbank import config as configs
-from adapterbank.config import Config, parse, read, resolve
+from adapterbank.config import Config, parse, read, resolve, unused_options
 from adapterbank.errors import ConfigError, InputError
 from adapterbank.methods import METHODS
 
@@ -136,6 +136,20 @@ def test_a_config_reads_what_it_wrote():
     config = parse({"task": "a", "size": 8, "labels": ["no", "yes"], "lr": 1e-3})
     assert config.labels == "no,yes"
     assert parse(config.to_json()) == config
+
+
+def test_every_number_has_a_lower_and_an_upper_limit():
+    numbers = [f for f in fields(Config) if str(f.type).partition(" ")[0] in ("int", "float")]
+    assert len(numbers) > 15
+    assert [f.name for f in numbers if f.metadata["low"] is None or f.metadata["high"] is None] == []
+    for f in numbers:
+        with pytest.raises(ConfigError, match=rf"{f.name} is .*; it must be from .* to "):
+            parse({f.name: 1e308, "method": next(name for name in METHODS if f.name not in unused_options(name))})
+
+
+def test_a_number_beyond_any_float_is_a_mistake_like_others():
+    with pytest.raises(ConfigError, match=r"limit is 1000.*…; it must be a whole number"):
+        parse({"limit": 10**400})
 
 
 # --- YAML ---------------------------------------------------------------------------------------------------

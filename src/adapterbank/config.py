@@ -20,8 +20,10 @@ from typing import Any
 from adapterbank import methods, schema
 from adapterbank.errors import ConfigError, InputError
 from adapterbank.kinds.table import KINDS
+from adapterbank.kinds.values import short
 from adapterbank.methods import METHODS, Options
 from adapterbank.metrics import METRICS
+from adapterbank.tasks.yaml_files import read_yaml
 
 PRECISIONS = ("auto", "fp32", "bf16")
 CLASS_WEIGHTS = ("none", "balanced")
@@ -73,13 +75,16 @@ class Config:
     metric: str | None = option(
         None, "Metric that selects the best epoch (default: by the kind).", group="Data", choices=tuple(METRICS)
     )
-    limit: int = option(0, "Use only this many training rows, drawn with --seed; 0 for all.", group="Data", low=0)
-    max_length: int = option(128, "Most tokens of a text; longer texts are cut.", group="Data", low=4)
+    limit: int = option(
+        0, "Use only this many training rows, drawn with --seed; 0 for all.", group="Data", low=0, high=10**9
+    )
+    max_length: int = option(128, "Most tokens of a text; longer texts are cut.", group="Data", low=4, high=10**6)
     doc_stride: int = option(
         128,
         "Span: tokens between the starts of two windows of a long document; at most half a window.",
         group="Data",
         low=1,
+        high=10**6,
     )
     backbone: str = option(
         "minilm",
@@ -125,7 +130,7 @@ class Config:
     targets: str = option(
         "query,value", f"Lora: which linear layers: {', '.join(methods.PROJECTIONS)}.", group="Method"
     )
-    top: int = option(1, "Top: number of upper layers that train.", group="Method", low=1)
+    top: int = option(1, "Top: number of upper layers that train.", group="Method", low=1, high=1000)
     trials: int = option(50, "Automl: number of models to try.", group="Method", low=1, high=100000)
     minutes: float = option(
         0.0, "Automl: start no further model after this many minutes; 0 for no limit.", group="Method", low=0, high=1e6
@@ -149,13 +154,13 @@ class Config:
     )
     epsilon: float | None = option(None, "Adam's epsilon.", group="Recipe", low=0, high=1)
     bias_correction: bool | None = option(None, "Adam's bias correction.", group="Recipe")
-    clip: float = option(1.0, "Largest gradient norm of a step; 0 for no limit.", group="Recipe", low=0)
+    clip: float = option(1.0, "Largest gradient norm of a step; 0 for no limit.", group="Recipe", low=0, high=1e6)
     dropout: float | None = option(None, "Dropout (default: the backbone's own).", group="Recipe", low=0, high=0.95)
     class_weights: str = option(
         "none", "balanced: all classes have the same total weight in the loss.", group="Recipe", choices=CLASS_WEIGHTS
     )
     patience: int = option(
-        0, "Stop after this many epochs without a better dev score; 0 for never.", group="Recipe", low=0
+        0, "Stop after this many epochs without a better dev score; 0 for never.", group="Recipe", low=0, high=100000
     )
     seed: int = option(
         0, "Seed of the initial weights, the order of the data and dropout.", group="Recipe", low=0, high=2**31 - 1
@@ -201,7 +206,7 @@ def parse(values: Mapping[str, Any]) -> Config:
         try:
             converted[key] = _convert(value, hints[key])
         except ValueError as error:
-            mistakes.append(f"{key} is {value!r}; it must be {error}.")
+            mistakes.append(f"{key} is {short(repr(value))}; it must be {error}.")
     config = Config(**converted)
     mistakes += check(config)
     if mistakes:
@@ -225,26 +230,6 @@ def read(path: str | Path, overrides: Mapping[str, Any], base: Mapping[str, Any]
     return parse({**(base or {}), **named, **overrides})
 
 
-def read_yaml(path: str | Path) -> Any:
-    """Read a YAML file; a duplicate name is an error, because its first value would be lost."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            names = [self.construct_object(key, deep=True) for key, _ in node.value]
-            duplicate = next((name for k, name in enumerate(names) if name in names[:k] and name != "<<"), None)
-            if duplicate is not None:
-                raise yaml.YAMLError(f"{duplicate!r} occurs twice; write a list of its values instead")
-            return super().construct_mapping(node, deep)
-
-    try:
-        with open(path, "rb") as file:
-            return yaml.load(file.read().decode(), Loader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{path} cannot be read as YAML: {reason}. Write 'name: value' lines.") from error
-
-
 def check(config: Config) -> list[str]:
     """Return all mistakes of a config that can be found without opening a file."""
     mistakes = []
@@ -255,19 +240,19 @@ def check(config: Config) -> list[str]:
         if meta["choices"] and value not in meta["choices"]:
             near = difflib.get_close_matches(str(value), meta["choices"], n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            mistakes.append(f"{f.name} is {value!r}; it must be one of {', '.join(meta['choices'])}.{hint}")
+            mistakes.append(f"{f.name} is {short(repr(value))}; it must be one of {', '.join(meta['choices'])}.{hint}")
         elif isinstance(value, int | float) and not isinstance(value, bool):
             mistakes += _range_mistakes(f.name, value, meta["low"], meta["high"])
     sites = config.sites.split(",")
     if not config.sites or set(sites) - set(methods.SITES):
-        mistakes.append(
-            f"sites is {config.sites!r}; it must be {' or '.join(methods.SITES)}, or both separated by a comma."
-        )
+        choices = " or ".join(methods.SITES)
+        mistakes.append(f"sites is {short(repr(config.sites))}; it must be {choices}, or both separated by a comma.")
     if not config.targets or set(config.targets.split(",")) - set(methods.PROJECTIONS):
         choices = ", ".join(methods.PROJECTIONS)
-        mistakes.append(f"targets is {config.targets!r}; it must be one or more of {choices}, separated by commas.")
+        given = short(repr(config.targets))
+        mistakes.append(f"targets is {given}; it must be one or more of {choices}, separated by commas.")
     if not _DEVICE.fullmatch(config.device):
-        mistakes.append(f"device is {config.device!r}; it must be auto, cpu, cuda or cuda:N.")
+        mistakes.append(f"device is {short(repr(config.device))}; it must be auto, cpu, cuda or cuda:N.")
     if config.lr == 0:
         mistakes.append("lr is 0, so nothing would train; use a positive number.")
     return mistakes + _unused_option_mistakes(config)
@@ -310,12 +295,8 @@ def _unused_option_mistakes(config: Config) -> list[str]:
     ]
 
 
-def _range_mistakes(name: str, value: float, low: float | None, high: float | None) -> list[str]:
-    outside = (low is not None and value < low) or (high is not None and value > high) or value != value
-    if not outside:
-        return []
-    bounds = f"from {low} to {high}" if low is not None and high is not None else f"at least {low}"
-    return [f"{name} is {value!r}; it must be {bounds}."]
+def _range_mistakes(name: str, value: float, low: float, high: float) -> list[str]:
+    return [] if low <= value <= high else [f"{name} is {value!r}; it must be from {low} to {high}."]
 
 
 def _convert(value: Any, hint: Any) -> Any:
@@ -339,7 +320,7 @@ def _convert(value: Any, hint: Any) -> Any:
         raise ValueError("a number")
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError("a whole number" if kind is int else "a number") from None
     if not math.isfinite(number) or (kind is int and number != int(number)):
         raise ValueError("a whole number" if kind is int else "a number")

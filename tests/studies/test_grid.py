@@ -113,7 +113,7 @@ def test_all_mistakes_are_reported_together_with_their_blocks():
     [
         ({"size": 8}, "task is missing"),
         ({"task": "mine"}, "'mine' is not a task of the catalog, so it needs 'train'"),
-        ({"task": "mr", "seeds": 0}, "seeds is 0; it must be a number of seeds or a list"),
+        ({"task": "mr", "seeds": 0}, "seeds is 0; it must be a number of seeds .* or a list"),
         ({"task": "mr", "seeds": "three"}, "seeds is 'three'"),
         ({"task": "mr", "select": "best"}, "select is 'best'; it takes per, by and seeds"),
         ({"task": "mr", "select": {"by": "luck"}}, "by is 'luck'; it must be one of best, mean, repeated"),
@@ -123,6 +123,11 @@ def test_all_mistakes_are_reported_together_with_their_blocks():
         ({"task": "mr", "seeds": []}, "seed is an empty list, so there is nothing to run"),
         ({"task": "mr", "seed": 3, "seeds": 2}, "seed is 3 and seeds is 2; give one of them"),
         ({"task": "glue/colla"}, "Did you mean 'glue/cola'"),
+        ({"task": "mr", "seeds": 10**9}, "seeds is 1000000000; it must be a number of seeds .at most 100,000"),
+        ({"task": "mr", "size": [8] * 1000, "seeds": 1000}, "its lists make 1,000,000 runs"),
+        ({"task": "mr"} | {f"o{i}": [1, 2] for i in range(20000)}, "its lists make more than 10.12 runs"),
+        ({"task": "mr", "seeds": 60_000, "blocks": [{"lr": 1e-3}, {"lr": 1e-4}]}, "its lists make 60,000 runs"),
+        ({"task": "mr", "seeds": 2, "select": {"per": "seed", "seeds": 90_000}}, "select adds up to 180,000 runs"),
     ],
 )
 def test_an_invalid_study_is_refused(given, message):

@@ -231,6 +231,13 @@ def test_which_rare_classes_reach_dev_is_random() -> None:
     assert seen == set(range(10))
 
 
+def test_very_many_small_classes_are_split_like_few() -> None:
+    task = Task("many", "classification", ("text",), "label", tuple(map(str, range(30_000))), "accuracy")
+    train, dev = split(examples_of([label for label in range(30_000) for _ in range(3)]), task=task, fraction=0.3)
+    assert (len(train), len(dev)) == (63_000, 27_000)
+    assert set(Counter(dev.targets).values()) == {1}
+
+
 def test_too_few_rows_and_wrong_shares_are_refused() -> None:
     with pytest.raises(DataError, match="There are 1 rows; splitting off dev rows needs 2 or more"):
         split(examples_of([0]), task=CLASSES)

@@ -65,7 +65,7 @@ def test_every_step_draws_different_dropout_masks(bert, new_slot):
 
 
 @pytest.mark.parametrize("family", ["bert", "mpnet", "albert"])
-def test_a_run_beside_others_trains_as_if_alone(family, tiny, new_slot):
+def test_a_run_beside_others_trains_as_if_alone_up_to_rounding(family, tiny, new_slot):
     backbone = tiny(family)
     jobs = [
         job_on(backbone, new_slot, Options(size=4), seed=0, rate=1e-3, epochs=2),

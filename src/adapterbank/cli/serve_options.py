@@ -25,6 +25,20 @@ MaxRuns = Annotated[
     int,
     typer.Option("--max-runs", help="Training runs that one key may have queued; no limit for admin keys.", min=1),
 ]
+MaxUploadRows = Annotated[int, typer.Option("--max-upload-rows", help="Largest number of rows of a data file.", min=2)]
+MaxUploadText = Annotated[
+    int, typer.Option("--max-upload-text", help="Largest length of a text of a data file in characters.", min=1)
+]
+MaxRunMinutes = Annotated[
+    float,
+    typer.Option("--max-run-minutes", help="Longest time of a training run; then it fails.", min=0.1, max=10**6),
+]
+MaxRunMemory = Annotated[
+    int | None,
+    typer.Option(
+        "--max-run-memory", help="Memory limit of a training run in megabytes (default: half of the machine's).", min=1
+    ),
+]
 Trains = Annotated[bool, typer.Option("--train/--no-train", help="Accept uploads of training data and train on them.")]
 HasPage = Annotated[bool, typer.Option("--page/--no-page", help="Serve the web page at /.")]
 Refresh = Annotated[

@@ -15,6 +15,7 @@ from adapterbank.inference.engine import Engine
 from adapterbank.runtime import use_few_threads_for_texts
 from adapterbank.serving.http.app import DEFAULT_LIMITS, create_app
 from adapterbank.serving.http.auth import FILE, Keys
+from adapterbank.serving.jobs.queue import DEFAULT_QUEUE_LIMITS, QueueLimits
 from adapterbank.serving.service.bank_mirror import REFRESH, Mirror, is_url
 from adapterbank.serving.service.protocol import Limits
 from adapterbank.serving.service.service import BankService
@@ -40,6 +41,7 @@ class ServerSettings:
     queue: int | None = None
     """Tokens that may be queued."""
     limits: Limits = DEFAULT_LIMITS
+    training: QueueLimits = DEFAULT_QUEUE_LIMITS
     page: bool = True
     refresh: float = REFRESH
     """Seconds between two refreshes of a bank behind a URL."""

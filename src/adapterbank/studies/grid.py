@@ -26,11 +26,15 @@ from typing import Any
 from adapterbank import config as configs
 from adapterbank.config import Config, unused_options
 from adapterbank.errors import ConfigError, InputError
+from adapterbank.kinds.values import short
 from adapterbank.methods import METHODS
 from adapterbank.studies.selection import find_rule
 from adapterbank.tasks.catalog import CATALOG
+from adapterbank.tasks.yaml_files import read_yaml
 from adapterbank.training.dataset import canonical, defaults
 
+MAX_RUNS = 100_000
+"""Combinations of a study's lists, over all its blocks, and seeds of a selection."""
 _FIELDS = tuple(f.name for f in fields(Config))
 
 
@@ -87,7 +91,7 @@ def read(path: str | Path, overrides: Mapping[str, Any] | None = None, base: Map
     """Read a study from a YAML file; its options override `base`, and `overrides` override those of every run."""
     if not Path(path).exists():
         raise InputError(f"There is no file {path}; give a study such as configs/table1.yaml.")
-    values = configs.read_yaml(path)
+    values = read_yaml(path)
     if not isinstance(values, Mapping):
         raise InputError(f"{path} is not a study, which consists of 'name: value' lines; see docs/studies.md.")
     return make(values, overrides, base)
@@ -100,14 +104,18 @@ def make(values: Any, overrides: Mapping[str, Any] | None = None, base: Mapping[
     common = {_key(name): value for name, value in values.items() if name not in ("blocks", "name")}
     blocks = values.get("blocks", [{}])
     if not isinstance(blocks, list) or not blocks or not all(isinstance(block, Mapping) for block in blocks):
-        raise InputError(f"'blocks' must be a list of blocks, each with options, not {blocks!r}; see docs/studies.md.")
+        problem = f"'blocks' must be a list of blocks, each with options, not {short(repr(blocks))}"
+        raise InputError(f"{problem}; see docs/studies.md.")
     mistakes: dict[str, None] = {}
-    found = []
+    found: list[GridBlock] = []
+    left = MAX_RUNS
     for number, block in enumerate(blocks, 1):
         own = {_key(name): value for name, value in block.items()}
         name = str(own.pop("name", values.get("name", f"block {number}")))
         try:
-            found.append(_block(name, {**_usable(common, own), **own}, overrides or {}, base or {}))
+            given = _with_seeds({**_usable(common, own), **own})
+            left -= _count(given, left)
+            found.append(_block(name, given, overrides or {}, base or {}))
         except ConfigError as error:
             mistakes |= dict.fromkeys(f"{name}: {mistake}" for mistake in error.mistakes)
     if mistakes:
@@ -123,13 +131,15 @@ def _usable(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]
     unused = unused_options(method) if isinstance(method, str) and method in METHODS else set()
 
     def used(value: Any) -> Any:
-        if isinstance(value, list):
-            return [used(one) for one in value]
         if isinstance(value, Mapping):
             return {name: one for name, one in value.items() if _key(name) not in unused}
         return value
 
-    return {name: used(value) if name != "select" else value for name, value in common.items() if name not in unused}
+    return {
+        name: [used(one) for one in value] if isinstance(value, list) else used(value) if name != "select" else value
+        for name, value in common.items()
+        if name not in unused
+    }
 
 
 def differing(runs: Sequence[Config]) -> tuple[str, ...]:
@@ -158,12 +168,34 @@ def _key(name: Any) -> str:
     return str(name).replace("-", "_")
 
 
+def _with_seeds(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a block with its `seeds` as a list of `seed`."""
+    if "seeds" not in values:
+        return values
+    if "seed" in values:
+        one, several = (short(repr(values[name])) for name in ("seed", "seeds"))
+        raise ConfigError([f"seed is {one} and seeds is {several}; give one of them."])
+    return {name: value for name, value in values.items() if name != "seeds"} | {
+        "seed": _seeds(values["seeds"], "seeds")
+    }
+
+
+def _count(values: Mapping[str, Any], left: int) -> int:
+    """Return the number of combinations of a block's lists, before any is made; refuse more than are left."""
+    count = 1
+    for name, value in values.items():
+        count *= len(value) if isinstance(value, list) and name != "select" else 1
+        if count > 10**12:
+            break  # the product of many lists is a number that takes long to print
+    if count > left:
+        shown = f"{count:,}" if count <= 10**12 else "more than 10^12"
+        problem = f"its lists make {shown} runs, and a study may have {MAX_RUNS:,}"
+        raise ConfigError([f"{problem} in all; shorten its lists, or divide it into several studies."])
+    return count
+
+
 def _block(name: str, values: dict[str, Any], overrides: Mapping[str, Any], base: Mapping[str, Any]) -> GridBlock:
     select = _select(values.pop("select", None))
-    if "seeds" in values:
-        if "seed" in values:
-            raise ConfigError([f"seed is {values['seed']!r} and seeds is {values['seeds']!r}; give one of them."])
-        values["seed"] = _seeds(values.pop("seeds"), "seeds")
     empty = [name for name, value in values.items() if value == []]
     if empty:
         raise ConfigError([f"{name} is an empty list, so there is nothing to run; give a value." for name in empty])
@@ -183,6 +215,9 @@ def _block(name: str, values: dict[str, Any], overrides: Mapping[str, Any], base
         near = difflib.get_close_matches(task, CATALOG, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         mistakes[f"{task!r} is not a task of the catalog, so it needs 'train': a file of training data.{hint}"] = None
+    groups = len({tuple(getattr(run, name) for name in select.per) for run in runs}) if select else 0
+    if select and (further := groups * len(select.seeds)) > MAX_RUNS:
+        mistakes[f"select adds up to {further:,} runs, and may add {MAX_RUNS:,}; name fewer seeds."] = None
     if mistakes:
         raise ConfigError(mistakes)
     return GridBlock(name, tuple(runs), select)
@@ -207,7 +242,7 @@ def _select(value: Any) -> Select | None:
     if value is None:
         return None
     if not isinstance(value, Mapping) or set(value) - {"per", "by", "seeds"}:
-        raise ConfigError([f"select is {value!r}; it takes per, by and seeds."])
+        raise ConfigError([f"select is {short(repr(value))}; it takes per, by and seeds."])
     per = value.get("per", ["task"])
     per = tuple(_key(name) for name in (per if isinstance(per, list) else [per]))
     if unknown := set(per) - set(_FIELDS):
@@ -221,11 +256,12 @@ def _select(value: Any) -> Select | None:
 
 
 def _seeds(value: Any, what: str) -> list[int]:
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_RUNS:
         return list(range(value))
     if isinstance(value, list) and all(isinstance(seed, int) and not isinstance(seed, bool) for seed in value):
         return value
-    raise ConfigError([f"{what} is {value!r}; it must be a number of seeds or a list of seeds."])
+    problem = f"{what} is {short(repr(value))}; it must be a number of seeds (at most {MAX_RUNS:,}) or a list of seeds."
+    raise ConfigError([problem])
 
 
 def options(record: Mapping[str, Any]) -> Config | None:

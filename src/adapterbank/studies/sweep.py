@@ -31,6 +31,7 @@ from adapterbank.training.builder import PreparedRun, RunBuilder, identity
 from adapterbank.training.dataset import SOURCE
 from adapterbank.training.job import Progress
 from adapterbank.training.loop import AT_ONCE
+from adapterbank.training.once import PutOnce, is_version_of
 from adapterbank.training.run import RunOutcome, failed, search_record, train_together
 
 KEEP = ("none", "best", "all")
@@ -253,11 +254,11 @@ def _train(
     configs = [one.resolved.config for one in prepared]
     left = dict(enumerate(prepared))
 
-    def into(number: int, score: float) -> Bank | None:
+    def into(number: int, score: float) -> PutOnce | None:
         if context.keep == "none" or bank is None:
             return None
         best = context.is_best(configs[number].task, score) and not _beaten(prepared[number], score, bank)
-        return bank if context.keep == "all" or best else None
+        return PutOnce(bank) if context.keep == "all" or best else None
 
     def end(number: int, outcome: RunOutcome) -> None:
         _end(left.pop(number), outcome, context, states)
@@ -285,9 +286,11 @@ def _beaten(run: PreparedRun, score: float, bank: Bank) -> bool:
         default = bank.get(run.resolved.config.task).manifest
     except AdapterbankError:  # there is none, or it is damaged
         return False
-    metric = default.task["metric"]
+    metric, reached = default.task["metric"], default.metrics.get("dev", {}).get(default.task["metric"], math.nan)
+    if reached == score and is_version_of(default, run.resolved):
+        return False  # it is this run's own, which was killed before its record was written
     same = default.data.get("dev") == run.resolved.data.about()["dev"] and metric == run.resolved.data.task.metric
-    return same and default.metrics.get("dev", {}).get(metric, -math.inf) >= score
+    return same and reached >= score
 
 
 def _end(run: PreparedRun, outcome: RunOutcome, context: SweepContext, states: SavedStates) -> None:

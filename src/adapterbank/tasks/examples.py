@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -113,10 +114,14 @@ def _shares(sizes: Sequence[int], wanted: int) -> list[int]:
     exact = [size * wanted / sum(sizes) for size in sizes]
     most = [size - 1 for size in sizes]
     shares = [min(int(share), cap) for share, cap in zip(exact, most, strict=True)]
+    # Of equal remainders the first, which is random too: groups are in the order of the shuffled rows.
+    room = [(shares[place] - exact[place], place) for place in range(len(sizes)) if shares[place] < most[place]]
+    heapq.heapify(room)
     for _ in range(min(wanted, sum(most)) - sum(shares)):
-        room = [place for place in range(len(sizes)) if shares[place] < most[place]]
-        # Of equal remainders the first, which is random too: groups are in the order of the shuffled rows.
-        shares[max(room, key=lambda place: exact[place] - shares[place])] += 1
+        _, place = heapq.heappop(room)
+        shares[place] += 1
+        if shares[place] < most[place]:
+            heapq.heappush(room, (shares[place] - exact[place], place))
     return shares
 
 

@@ -8,22 +8,28 @@ from __future__ import annotations
 import csv
 import difflib
 import gzip
-import io
 import json
 import os
+import re
+import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from adapterbank.errors import DataError, InputError
 from adapterbank.kinds.values import listed, short
+from adapterbank.tasks.limits import MAX_DEPTH, TableBudget, TableLimits, check_depth
+from adapterbank.tasks.parquet import read_parquet
 
 TUPLE_COLUMNS = {2: ("text", "label"), 3: ("text", "text_pair", "label")}
 """Column names of tuples, by their length."""
 
 _FIELD_LIMIT = 2**31 - 1  # the csv module stops at 131,072 characters, less than a long document
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+_JSON_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
 @dataclass(frozen=True)
@@ -44,8 +50,11 @@ class Table:
         return len(next(iter(self.columns.values()), []))
 
 
-def read_table(path: str | os.PathLike[str]) -> Table:
-    """Read a file in the format of its extension (`READERS`); text formats may be compressed as .gz."""
+def read_table(path: str | os.PathLike[str], limits: TableLimits | None = None) -> Table:
+    """Read a file in the format of its extension (`READERS`); text formats may be compressed as .gz.
+
+    Give `limits` for a file from outside: it is refused before more than that is in memory.
+    """
     file = _existing(path)
     ending = _ending(file)
     if ending not in READERS:
@@ -53,7 +62,7 @@ def read_table(path: str | os.PathLike[str]) -> Table:
             f"{file} has the extension {ending!r}, which is not one of {', '.join(READERS)}; "
             f"save the table as one of these (text formats may also end in .gz)."
         )
-    table = READERS[ending](file)
+    table = READERS[ending](file, TableBudget(file, limits))
     if not table.rows:
         raise DataError(f"{file} has columns ({listed(table.columns)}) but no rows; add some.")
     return table
@@ -61,7 +70,7 @@ def read_table(path: str | os.PathLike[str]) -> Table:
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
     """Return the lines of a text file; blank lines are kept, and a final line break starts no further line."""
-    return [line.removesuffix("\r") for line in _decoded(_existing(path)).removesuffix("\n").split("\n")]
+    return [line.removesuffix("\r") for line in _decoded(*_unlimited(path)).removesuffix("\n").split("\n")]
 
 
 def is_plain_text(path: str | os.PathLike[str]) -> bool:
@@ -120,8 +129,13 @@ def _ending(path: Path) -> str:
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
-def _decoded(path: Path) -> str:
-    data = unpacked(path)
+def _unlimited(path: str | os.PathLike[str]) -> tuple[Path, TableBudget]:
+    file = _existing(path)
+    return file, TableBudget(file)
+
+
+def _decoded(path: Path, budget: TableBudget) -> str:
+    data = unpacked(path, budget)
     if data[:2] == b"\x1f\x8b":
         raise DataError(f"{path} is compressed with gzip, but its name does not end in .gz; decompress or rename it.")
     try:
@@ -139,37 +153,44 @@ def _decoded(path: Path) -> str:
             f"{path} has a NUL byte on line {line}, so it is not plain text (UTF-16, or a spreadsheet?); "
             f"save it as UTF-8."
         )
-    if not text.strip():
+    if not text or text.isspace():
         raise DataError(f"{path} is empty; it needs rows (and a header, if it is a table).")
+    budget.check_memory(sys.getsizeof(text))
     return text
 
 
-def unpacked(path: Path) -> bytes:
+def unpacked(path: Path, budget: TableBudget | None = None) -> bytes:
     """Return a file's bytes, decompressed if its name ends in .gz."""
+    most = budget.limits.memory if budget and budget.limits else None
     try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if path.suffix.lower() == ".gz" else data
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+            data = file.read(-1 if most is None else most + 1)
+        if budget:
+            budget.check_memory(len(data))
+        return data
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be decompressed ({error}); compress it again with gzip.") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
-def _read_csv(path: Path) -> Table:
-    return _read_separated(path, ",", csv.QUOTE_MINIMAL)
+def _read_csv(path: Path, budget: TableBudget) -> Table:
+    return _read_separated(path, ",", csv.QUOTE_MINIMAL, budget)
 
 
-def _read_tsv(path: Path) -> Table:
+def _read_tsv(path: Path, budget: TableBudget) -> Table:
     # No quoting: GLUE's files contain stray quotes, which would otherwise swallow the lines after them.
-    return _read_separated(path, "\t", csv.QUOTE_NONE)
+    return _read_separated(path, "\t", csv.QUOTE_NONE, budget)
 
 
-def _read_separated(path: Path, delimiter: str, quoting: Any) -> Table:
-    csv.field_size_limit(_FIELD_LIMIT)
-    text = io.StringIO(_decoded(path).rstrip("\r\n"), newline="")
-    records = _records(csv.reader(text, delimiter=delimiter, quoting=quoting, strict=True), path)
+def _read_separated(path: Path, delimiter: str, quoting: Any, budget: TableBudget) -> Table:
+    csv.field_size_limit(budget.limits.text if budget.limits else _FIELD_LIMIT)
+    lines = _Lines(_decoded(path, budget), delimiter, budget)
+    records = _records(csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True), lines, path)
     header = _header(next(fields for _, fields in records if fields), path, delimiter)
-    rows: list[list[str]] = []
+    budget.check_columns(len(header))
+    columns: list[list[str]] = [[] for _ in header]
+    rows = 0
     for line, fields in records:
         if not fields and len(header) > 1:
             continue
@@ -178,18 +199,49 @@ def _read_separated(path: Path, delimiter: str, quoting: Any) -> Table:
             advice = "quote a text that contains a comma" if delimiter == "," else "a text must not contain a tab"
             found = f"{len(fields)} fields, but the header has {len(header)}"
             raise DataError(f"{path}, line {line}: {found}; {advice}.")
-        rows.append(fields)
-    return Table({name: [row[place] for row in rows] for place, name in enumerate(header)}, str(path))
+        rows += 1
+        budget.add_row(fields, rows, len(header))
+        for column, field in zip(columns, fields, strict=True):
+            column.append(field)
+    return Table(dict(zip(header, columns, strict=True)), str(path))
 
 
-def _records(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
+class _Lines:
+    """The lines of a text without its last line ends. It counts separators: the csv module splits any number."""
+
+    def __init__(self, text: str, delimiter: str, budget: TableBudget) -> None:
+        end = len(text)
+        while end and text[end - 1] in "\r\n":
+            end -= 1
+        self._lines, self._delimiter, self._budget = _LINE.finditer(text, 0, end), delimiter, budget
+        self.separators = 0
+        """Separators since the record began, which are at least its fields less one; a quoted text has some too."""
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def check_field(self, error: csv.Error) -> None:
+        """Raise the error of a text that is too long, if that is what the csv module reports."""
+        if self._budget.limits and "field limit" in str(error):
+            self._budget.check_text(self._budget.limits.text + 1)
+
+    def __next__(self) -> str:
+        line = next(self._lines)[0]
+        self.separators += line.count(self._delimiter)
+        self._budget.check_row_text(self.separators)
+        return line
+
+
+def _records(reader: Any, lines: _Lines, path: Path) -> Iterator[tuple[int, list[str]]]:
     while True:
         line = reader.line_num + 1  # where the record starts: a quoted text may span several lines
+        lines.separators = 0
         try:
             fields = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
+            lines.check_field(error)
             advice = "close every quote, and double the quotes inside a quoted text"
             raise DataError(f"{path}, line {line}: {error}; {advice}.") from None
         yield line, fields
@@ -197,28 +249,32 @@ def _records(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _header(fields: list[str], path: Path, delimiter: str) -> list[str]:
     names = [name.strip() or f"column{place}" for place, name in enumerate(fields, 1)]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise DataError(f"{path} has two columns named {short(twice[0])!r}; give each its own name.")
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise DataError(f"{path} has two columns named {short(twice)!r}; give each its own name.")
     other = next((mark for mark in (";", "\t", "|") if mark in names[0]), None)
     if len(names) == 1 and other and delimiter == ",":
         raise DataError(f"{path} seems to separate fields with {other!r}; save it with commas, or as .tsv.")
     return names
 
 
-def _read_jsonl(path: Path) -> Table:
-    records = []
-    for line, text in enumerate(_decoded(path).split("\n"), 1):
-        if text.strip():
-            record = _parsed(text, path, line)
-            if not isinstance(record, dict):
-                raise DataError(f"{path}, line {line}: {short(text)} is not a JSON object; write one on each line.")
-            records.append(record)
-    return _from_records(records, str(path))
+def _read_jsonl(path: Path, budget: TableBudget) -> Table:
+    text = _decoded(path, budget)
+
+    def records() -> Iterator[dict[str, Any]]:
+        for line, found in enumerate(_JSON_LINE.finditer(text), 1):
+            budget.check_row_text(found.end() - found.start())
+            if row := found[0].strip():
+                record = _parsed(row, path, line)
+                if not isinstance(record, dict):
+                    raise DataError(f"{path}, line {line}: {short(row)} is not a JSON object; write one on each line.")
+                yield record
+
+    return _from_records(records(), str(path), budget)
 
 
-def _read_json(path: Path) -> Table:
-    content = _parsed(_decoded(path), path)
+def _read_json(path: Path, budget: TableBudget) -> Table:
+    content = _parsed(_decoded(path, budget), path)
     rows = content.get("data") if isinstance(content, dict) else content
     if not isinstance(rows, list):
         raise DataError(f"{path} is not a list of objects; write a list, or one object on each line as .jsonl.")
@@ -227,7 +283,7 @@ def _read_json(path: Path) -> Table:
         raise DataError(f"{path}, row {odd}: {short(rows[odd - 1])} is not a JSON object; every row must be one.")
     if not rows:
         raise DataError(f"{path} has no rows; add at least one object to the list.")
-    return _from_records(_squad_rows(rows) if "paragraphs" in rows[0] else rows, str(path))
+    return _from_records(_squad_rows(rows) if "paragraphs" in rows[0] else rows, str(path), budget)
 
 
 def _squad_rows(articles: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -249,31 +305,23 @@ def _squad_rows(articles: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _parsed(text: str, path: Path, line: int = 1) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         where = f"{path}, line {line + error.lineno - 1}, column {error.colno}"
         near = short(text[error.pos :].strip())
         raise DataError(f"{where}: not valid JSON, {error.msg[0].lower()}{error.msg[1:]}, near {near!r}.") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}, line {line}: this JSON cannot be used: {error}.") from None
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        check_depth(value, f"{path}, line {line}")
+    return value
 
 
-def _read_parquet(path: Path) -> Table:
-    import pyarrow
-    import pyarrow.parquet
-
-    if path.stat().st_size == 0:
-        raise DataError(f"{path} is empty; write the Parquet file again.")
-    try:
-        # ParquetFile, because read_table would also take columns from folder names such as lang=en.
-        with pyarrow.parquet.ParquetFile(path) as file:
-            return Table(file.read().to_pydict(), str(path))
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        reason = short(str(error).splitlines()[0], 90)
-        raise DataError(f"{path} cannot be read as a Parquet file ({reason}); write it again.") from None
+def _read_parquet(path: Path, budget: TableBudget) -> Table:
+    return Table(read_parquet(path, budget), str(path))
 
 
-READERS: dict[str, Callable[[Path], Table]] = {
+READERS: dict[str, Callable[[Path, TableBudget], Table]] = {
     ".csv": _read_csv,
     ".tsv": _read_tsv,
     ".jsonl": _read_jsonl,
@@ -300,11 +348,22 @@ def _from_rows(rows: Sequence[Any], source: str) -> Table:
     return Table({name: [_plain(row[place]) for row in rows] for place, name in enumerate(names)}, source)
 
 
-def _from_records(records: Sequence[Mapping[Any, Any]], source: str) -> Table:
-    # A key that a row lacks is a missing value, because JSON writers leave out nulls.
-    names = dict.fromkeys(str(name) for record in records for name in record)
-    plain = [{str(name): _plain(value) for name, value in record.items()} for record in records]
-    return Table({name: [record.get(name) for record in plain] for name in names}, source)
+def _from_records(records: Iterable[Mapping[Any, Any]], source: str, budget: TableBudget | None = None) -> Table:
+    columns: dict[str, list[Any]] = {}
+    rows = 0
+    for record in records:
+        plain = {str(name): _plain(value) for name, value in record.items()}
+        for name, value in plain.items():
+            column = columns.setdefault(name, [])
+            # A key that a row lacks is a missing value, because JSON writers leave out nulls.
+            column += [None] * (rows - len(column))
+            column.append(value)
+        rows += 1
+        if budget:
+            budget.add_row(plain.values(), rows, len(columns))
+    for column in columns.values():
+        column += [None] * (rows - len(column))
+    return Table(columns, source)
 
 
 def _from_columns(columns: Mapping[Any, Any], source: str) -> Table:

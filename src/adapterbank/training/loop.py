@@ -1,8 +1,9 @@
 """The one training loop, for any number of slots at once. Knows no files, configs or banks.
 
 Each step takes the next batch of every active run, sends all rows through the encoder together, each through its own
-slot, and takes one optimiser step per slot. A run does not depend on the others: its order comes from (seed, epoch),
-its dropout from (seed, step, row), its gradient from its own rows.
+slot, and takes one optimiser step per slot. A run depends on the others only through rounding, as products of another
+shape are rounded otherwise: its order comes from (seed, epoch), its dropout from (seed, step, row), its gradient from
+its own rows.
 """
 
 from __future__ import annotations

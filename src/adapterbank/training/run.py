@@ -6,11 +6,12 @@ Knows no grid: `sweep` chooses the runs that train together.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from adapterbank import __version__
 from adapterbank.config import Config
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.placed import place
-from adapterbank.errors import TrainingError
+from adapterbank.errors import DataError, TrainingError
 from adapterbank.inference.audit import fingerprint
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.predictions import decide
@@ -34,11 +35,12 @@ from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import FORMAT, Manifest, Package, count_params, pack
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.training import run_state
-from adapterbank.training.builder import PreparedRun, RunBuilder, identity
+from adapterbank.training.builder import PreparedRun, ResolvedRun, RunBuilder, identity
 from adapterbank.training.callbacks import Callbacks
 from adapterbank.training.dataset import Dataset, DatasetReader, canonical
 from adapterbank.training.job import Progress, RunState
 from adapterbank.training.loop import AT_ONCE, train
+from adapterbank.training.once import PutOnce, find_added, newest_version
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,14 @@ class RunOutcome:
     def failure(self) -> str:
         """Why the run failed, in one sentence; empty if it did not."""
         return str(self.record.get("failure", ""))
+
+
+class PackageStore(Protocol):
+    """Takes the package of a run: a bank, or one that takes it once."""
+
+    def put(self, draft: Manifest, tensors: Mapping[str, np.ndarray]) -> Package:
+        """Add a package as a new version of its task."""
+        ...
 
 
 def run(
@@ -100,6 +110,12 @@ def run(
 
     report()  # only now: a refused run prints its error alone
     with run_state.own_folder(bank.runs_path, resolved.hash) as folder:
+        newest = newest_version(bank, config.task)
+        if resuming:  # without a state, only the newest version may be that of this run
+            newest = run_state.newest_before(folder, newest - 1)
+        if resuming and (ended := _ended_before(bank, resolved, newest)):
+            run_state.forget(folder)
+            return ended
         resumed = {0: reached} if reached else _resumed(folder, resuming, prepared.notes.append)
         report()
         outcomes: list[RunOutcome] = []
@@ -107,9 +123,9 @@ def run(
             backbone,
             [prepared],
             lambda _, outcome: outcomes.append(outcome),
-            into=lambda _, score: bank,
+            into=lambda _, score: PutOnce(bank, newest) if resuming else bank,
             watch=callbacks.watch,
-            keep=lambda _, state: run_state.save(folder, state),
+            keep=lambda _, state: run_state.save(folder, state, newest),
             resumed=resumed,
         )
         report()
@@ -120,6 +136,15 @@ def run(
         path = records.write(bank.records_path, record)
         run_state.forget(folder)
     return Result(record, path, outcome.package, tuple(prepared.notes))
+
+
+def _ended_before(bank: Bank, resolved: ResolvedRun, newest: int) -> Result | None:
+    """Return the result of this very run if it had added its version and its record before it was killed."""
+    path, made = records.find(bank.records_path, resolved.hash), find_added(bank, resolved, newest)
+    with contextlib.suppress(DataError):  # a damaged record
+        if path and made and (record := records.read(path)).get("package") == made.ref:
+            return Result(record, path, made, tuple(record.get("notes", ())))
+    return None
 
 
 def _run_search(
@@ -188,7 +213,7 @@ def train_together(
     runs: Sequence[PreparedRun],
     end: Callable[[int, RunOutcome], None],
     *,
-    into: Callable[[int, float], Bank | None],
+    into: Callable[[int, float], PackageStore | None],
     watch: Callable[[Progress], None] = lambda progress: None,
     keep: Callable[[int, RunState], None] = lambda run, state: None,
     resumed: Mapping[int, RunState] | None = None,
@@ -234,7 +259,7 @@ def failed(identity: Mapping[str, Any], failure: str, prepared: PreparedRun | No
 
 
 def _finish(
-    prepared: PreparedRun, backbone: Backbone, state: RunState, engine: Engine, bank: Bank | None
+    prepared: PreparedRun, backbone: Backbone, state: RunState, engine: Engine, bank: PackageStore | None
 ) -> RunOutcome:
     """Score the best epoch's weights, add them to the bank if there is one, and return the outcome."""
     began, resolved = time.perf_counter(), prepared.resolved

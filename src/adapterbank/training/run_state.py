@@ -32,8 +32,11 @@ def own_folder(runs: Path, name: str) -> Iterator[Path]:
         yield runs / (name if claimed else f"{name}-{os.getpid()}")
 
 
-def save(folder: Path, state: RunState) -> None:
-    """Save a state; the previous one stays until this one is complete."""
+def save(folder: Path, state: RunState, newest: int | None = None) -> None:
+    """Save a state; the previous one stays until this one is complete.
+
+    `newest` is the task's newest version when the run began: a later one may be that of the run itself.
+    """
     files.make_folder(folder)
     name = f"epoch-{state.epoch}.safetensors"
     flat = {
@@ -44,8 +47,8 @@ def save(folder: Path, state: RunState) -> None:
     data = safetensors.torch.save(flat)
     files.atomic_write(folder / name, data)
     about = {"library": __version__, "sha256": files.sha256_bytes(data), "epoch": state.epoch, "step": state.step}
-    about |= {"best_epoch": state.best_epoch, "history": state.history}
-    files.write_json(folder / "state.json", reading.seal({**about, "bytes": len(data)}))
+    about |= {"best_epoch": state.best_epoch, "history": state.history, "newest": newest, "bytes": len(data)}
+    files.write_json(folder / "state.json", reading.seal(about))
     for old in folder.glob("epoch-*.safetensors"):
         if old.name != name:
             old.unlink(missing_ok=True)
@@ -78,6 +81,14 @@ def _read_weights(path: Path, size: int | None) -> bytes:
         if size is not None and found != size:
             raise InputError(f"{path.name} has {found:,} bytes instead of {size:,}")
         return file.read(found)
+
+
+def newest_before(folder: Path, otherwise: int) -> int:
+    """Return the task's newest version when the run of a saved state began, or `otherwise` if no state notes it."""
+    with contextlib.suppress(AdapterbankError, OSError):
+        found = reading.read_checked(folder / "state.json", _LARGEST_STATE, before=_BEFORE).get("newest")
+        return found if isinstance(found, int) else otherwise
+    return otherwise
 
 
 def forget(folder: Path) -> None:

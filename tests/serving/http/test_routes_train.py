@@ -164,7 +164,7 @@ def test_a_full_queue_is_reported_at_once(app, jobs):
     assert int(answer.headers["retry-after"]) > 0
 
 
-def test_an_interrupted_upload_leaves_nothing(app, jobs):
+def test_an_interrupted_upload_leaves_nothing_and_is_no_error_of_the_server(app, jobs, caplog):
     async def run():
         parts = iter([{"type": "http.request", "body": b"text,label\n", "more_body": True}])
         scope = {"type": "http", "method": "POST", "path": PATH, "raw_path": PATH.encode(), "query_string": b"",
@@ -176,13 +176,16 @@ def test_an_interrupted_upload_leaves_nothing(app, jobs):
             return next(parts, {"type": "http.disconnect"})
 
         async def nowhere(message):
-            pass
+            answers.append(message.get("status"))
 
         await app(scope, receive, nowhere)
         return seen
 
+    answers = []
     seen = asyncio.run(run())
     assert len(seen[-1]) == 1  # it was on its way
+    assert answers[0] == 499  # for the log: no error of the server
+    assert "failed" not in [record.message for record in caplog.records]
     assert (jobs.list(), left(jobs)) == ([], [])
 
 

@@ -15,7 +15,7 @@ import pytest
 from adapterbank.api import open_bank
 from adapterbank.encoder.shared_memory import share
 from adapterbank.serving.jobs import worker
-from adapterbank.serving.jobs.queue import JobQueue
+from adapterbank.serving.jobs.queue import JobQueue, QueueLimits
 from adapterbank.serving.jobs.run_recorder import ATTEMPTS
 from adapterbank.serving.jobs.run_store import RunStore, UnknownRun
 from adapterbank.storage.bank import Bank
@@ -245,3 +245,22 @@ def test_the_check_for_a_stop_does_not_read_the_epochs(idle, monkeypatch):
     with sqlite3.connect(idle.runs.path) as db:
         db.execute("UPDATE runs SET cancelling = 1")
     assert idle.stop_reason(run.id) == "cancel"
+
+
+def test_a_run_that_takes_too_long_fails_and_a_restart_does_not_reset_its_time(bank):
+    jobs = JobQueue(bank, threads=1, limits=QueueLimits(minutes=10))
+    run = send(jobs, **LONG)
+    jobs.begin()
+    until(jobs, run.id, lambda run: run.history)
+    jobs.close()
+    stopped = jobs.get(run.id)
+    assert (stopped.state, stopped.spent > 0) == ("queued", True)
+    again = JobQueue(bank, threads=1, limits=QueueLimits(minutes=stopped.spent / 60))
+    again.begin()
+    try:
+        failed = until(again, run.id)
+    finally:
+        again.close()
+    assert failed.state == "failed"
+    assert failed.failure.endswith("minutes, which is the limit; use fewer rows or epochs.")
+    assert (failed.spent >= stopped.spent, left(again)) == (True, [])

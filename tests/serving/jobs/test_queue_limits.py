@@ -71,6 +71,18 @@ def test_a_run_that_starts_or_is_cancelled_frees_its_place(app, jobs, header):
     assert [answer.status_code for answer in sent(app, alice, 2)] == [202, 429]
 
 
+def test_a_key_leaves_half_of_the_free_places_to_others(jobs, keys, header):
+    app = create_app(Dummy(), jobs=jobs, keys=keys, limits=Limits(runs=100), page=False)
+    counts = []
+    for name in ("alice", "bob", "carol"):
+        answers = sent(app, header(name, "train"), 5)
+        counts.append([answer.status_code for answer in answers].count(202))
+        assert answers[-1].json()["error"]["code"] == "too_many_runs"
+    assert counts == [4, 2, 1]
+    message = answers[-1].json()["error"]["message"]
+    assert "has 1 queued runs, which is as many as are still free of 8 places" in message
+
+
 def test_only_the_total_limit_applies_to_an_admin(app, header):
     answers = sent(app, header("root", "admin"), 9)
     assert [answer.status_code for answer in answers] == [*[202] * 8, 429]

@@ -113,6 +113,51 @@ def test_a_table_of_format_1_is_converted_with_all_its_epochs(tmp_path, running,
         assert (again.state, again.history) == ("running", [row_of(1), row_of(2)])
 
 
+def test_a_table_of_format_2_is_converted_and_its_runs_are_started(runs):
+    made = [runs.add("t", {}, {}, key).id for key in ("alice", "alice", "bob")]
+    with sqlite3.connect(runs.path) as db:  # as it was
+        db.execute("ALTER TABLE runs DROP COLUMN spent")
+        db.execute("ALTER TABLE runs DROP COLUMN turn")
+        db.execute("PRAGMA user_version = 2")
+    again = RunStore(runs.path)
+    assert again.get(made[0]).spent == 0
+    assert [again.begin().id for _ in made] == [made[0], made[2], made[1]]
+
+
+def started(runs):
+    """Start and end the next run; return its key."""
+    run = runs.begin()
+    runs.end(run.id, "done", version=1)
+    return run.asked_by
+
+
+def test_keys_take_turns_and_the_runs_of_a_key_keep_their_order(runs):
+    for key in ("alice", "alice", "alice", None, None, "bob"):
+        runs.add("t", {}, {}, key)
+    assert [started(runs) for _ in range(4)] == ["alice", None, "bob", "alice"]
+    runs.add("t", {}, {}, "bob")
+    runs.add("t", {}, {}, "carol")
+    assert [started(runs) for _ in range(4)] == ["carol", None, "bob", "alice"]
+    numbers = [run.turn for run in runs.list() if run.asked_by == "alice"]
+    assert numbers == sorted(numbers, reverse=True)
+
+
+def test_a_key_with_running_runs_waits_for_one_that_has_none(runs):
+    made = [runs.add("t", {}, {}, key).id for key in ("bob", "alice", "alice", "bob")]
+    assert [runs.begin().id for _ in range(2)] == made[:2]
+    runs.end(made[0], "done", version=1)  # the last start of bob is longest ago, and only alice has a running run
+    assert runs.begin().id == made[3]
+
+
+def test_a_run_that_a_stopping_server_puts_back_keeps_its_turn(runs):
+    made = [runs.add("t", {}, {}, key).id for key in ("alice", "bob")]
+    for counts, following in ((False, made[0]), (True, made[1])):
+        assert runs.begin().id == made[0]
+        runs.put_back(made[0], counts=counts)
+        if counts:
+            assert runs.begin().id == following
+
+
 def test_a_table_of_a_later_format_is_refused(runs):
     with sqlite3.connect(runs.path) as db:
         db.execute("PRAGMA user_version = 99")

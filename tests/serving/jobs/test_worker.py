@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from adapterbank.serving.jobs import worker
 from adapterbank.storage.bank import Bank
-from adapterbank.training import dataset
-from serving.training import send
+from adapterbank.tasks import tables
+from serving.training import linux, send
 
 
 def test_an_unexpected_error_is_reported_by_its_place_and_quotes_nothing():
@@ -64,7 +66,50 @@ def test_a_failure_contains_no_path_of_the_server():
 
 
 def test_the_data_is_read_once(idle, monkeypatch):
-    run, reads, table_from = send(idle), [], dataset.table_from
-    monkeypatch.setattr(dataset, "table_from", lambda *given: reads.append(given) or table_from(*given))
+    run, reads, read_csv = send(idle), [], tables.READERS[".csv"]
+    monkeypatch.setitem(tables.READERS, ".csv", lambda *given: reads.append(given) or read_csv(*given))
     worker.train({**idle.job(run, resuming=False), "newest": 0}, lambda message: None)
-    assert [name for _, name in reads] == ["train"]
+    assert len(reads) == 1
+
+
+def reports(job):
+    """Return what a worker process reports about a job."""
+    words = [sys.executable, "-m", "adapterbank.serving.jobs.worker"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        child.stdin.write(json.dumps(job) + "\n")
+        child.stdin.flush()
+        found = [json.loads(line) for line in child.stdout]
+        assert child.wait() == 0
+    return found
+
+
+def test_a_file_that_decodes_to_too_much_is_refused_before_that(idle):
+    file = idle.bank / "serving" / "data" / "0.parquet"
+    text = pyarrow.array(["x" * 1_000_000]).dictionary_encode()
+    rows = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 40_000, pyarrow.int32()), text.dictionary)
+    columns = {"text": rows, "label": pyarrow.array([0, 1] * 20_000)}
+    pyarrow.parquet.write_table(pyarrow.table(columns), file, compression="zstd")
+    assert file.stat().st_size < 10_000  # 40 GB of text
+    (failure,) = reports({**idle.job(send(idle), resuming=False), "newest": 0, "file": str(file)})
+    assert failure["failed"].startswith("The data file takes more than 1,073,741,824 bytes once it is decoded")
+
+
+@linux
+def test_a_run_beyond_its_memory_fails_in_one_sentence(idle):
+    """The file is within all limits of a table, but its labels need a head of several gigabytes."""
+    labels = ",".join(map(str, range(10_000)))
+    run = send(idle, labels=f"positive,negative,{labels}", head_hidden=65_536)
+    job = {**idle.job(run, resuming=False), "newest": 0}
+    job["limits"]["memory"] = 1
+    assert reports(job)[-1]["failed"].startswith("The run needs more memory than it may take; try a smaller batch")
+
+
+@linux
+def test_a_worker_limits_its_memory_and_its_cpu_time():
+    code = (
+        "import resource; from adapterbank.serving.jobs import worker;"
+        "worker._limit_resources({'threads': 3, 'limits': {'memory': 5 << 30, 'seconds': 60}});"
+        "print(resource.getrlimit(resource.RLIMIT_DATA), resource.getrlimit(resource.RLIMIT_CPU))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert found == f"({5 << 30}, {5 << 30}) (300, 300)\n"

@@ -22,10 +22,13 @@ from adapterbank.errors import ConfigError, InputError, StorageError
 from adapterbank.serving.service.bank_mirror import REFRESH, Mirror, is_url
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.files import storage_errors
+from adapterbank.tasks.limits import TableLimits
 
 if TYPE_CHECKING:
     from adapterbank.serving.build import ServerSettings
     from adapterbank.serving.http.auth import Keys
+    from adapterbank.serving.jobs.queue import QueueLimits
+    from adapterbank.serving.service.protocol import Limits
 
 HELP = """Serve the tasks of a bank over HTTP.
 
@@ -60,6 +63,10 @@ def command(
     max_texts: options.MaxTexts = 256,
     max_characters: options.MaxCharacters = 100_000,
     max_runs: options.MaxRuns = 10,
+    max_upload_rows: options.MaxUploadRows = 1_000_000,
+    max_upload_text: options.MaxUploadText = 1_000_000,
+    max_run_minutes: options.MaxRunMinutes = 1440,
+    max_run_memory: options.MaxRunMemory = None,
     train: options.Trains = True,
     page: options.HasPage = True,
     backbone: BackboneName = None,
@@ -79,12 +86,10 @@ def command(
     mirror = Mirror(bank, every=refresh) if is_url(bank) else None
     required_keys = find_keys(bank, host, keys, mirror.path if mirror else new)
     with listening(host, port) as listener:
-        if new and backbone:
-            _create(new, backbone)
+        _create(new, backbone)
         bound_port = listener.getsockname()[1]
         announce = functools.partial(_print_address, bank, host, bound_port, json)
         from adapterbank.serving.build import ServerSettings
-        from adapterbank.serving.service.protocol import Limits
 
         settings = ServerSettings(
             bank if mirror else str(Path(bank.removeprefix("file://")).absolute()),
@@ -95,7 +100,8 @@ def command(
             keys=os.path.abspath(keys) if keys else None,
             budget=budget * 1_000_000 if budget else None,
             queue=queue,
-            limits=Limits(texts=max_texts, characters=max_characters, runs=max_runs),
+            limits=_limits(texts=max_texts, characters=max_characters, runs=max_runs),
+            training=_training_limits(max_upload_rows, max_upload_text, max_run_minutes, max_run_memory),
             page=page,
             refresh=refresh,
             untrained=mirror.refusal if mirror and train else "",
@@ -103,10 +109,22 @@ def command(
         if engine == "local":
             _serve_here(settings, mirror, train, listener, announce)
             return
-    if mirror:
-        mirror.close()  # each replica has its own
-    scale = replicas, {"cpus": cpus_per_replica, "target": target_requests}
-    _serve_on_ray(settings, train, scale, {"host": host, "port": bound_port, "address": ray_address}, announce)
+    scale = {"cpus": cpus_per_replica, "target": target_requests}
+    where = {"host": host, "port": bound_port, "address": ray_address}
+    _serve_on_ray(settings, mirror, train, (replicas, scale), where, announce)
+
+
+def _limits(**values: int) -> Limits:
+    from adapterbank.serving.service.protocol import Limits
+
+    return Limits(**values)
+
+
+def _training_limits(rows: int, text: int, minutes: float, megabytes: int | None) -> QueueLimits:
+    from adapterbank.serving.jobs.queue import QueueLimits
+
+    memory = megabytes * 1_000_000 if megabytes else None
+    return QueueLimits(table=TableLimits(rows=rows, text=text), minutes=minutes, memory=memory)
 
 
 def _check(engine: str, device: str, precision: str) -> None:
@@ -134,8 +152,10 @@ def _new_bank(bank: str, backbone: str | None) -> Path | None:
     return path
 
 
-def _create(path: Path, backbone: str) -> None:
-    """Create an empty bank, whose tasks can then be trained over HTTP."""
+def _create(path: Path | None, backbone: str | None) -> None:
+    """Create an empty bank, whose tasks can then be trained over HTTP, unless there is nothing to create."""
+    if path is None or backbone is None:
+        return
     from adapterbank.encoder.backbone import load
 
     Bank.open(path, load(backbone).reference, create=True)
@@ -192,7 +212,7 @@ def _serve_here(
 
     def jobs(weights: int | None) -> Any:
         chosen = {"backbone": settings.backbone, "device": settings.device, "precision": settings.precision}
-        return _jobs(settings.bank, {**chosen, "weights": weights})
+        return _jobs(settings.bank, {**chosen, "weights": weights, "limits": settings.training})
 
     log_to()
     app = build(settings, mirror, jobs=jobs if train and mirror is None else None)
@@ -202,6 +222,7 @@ def _serve_here(
 
 def _serve_on_ray(
     settings: ServerSettings,
+    mirror: Mirror | None,
     train: bool,
     scale: tuple[str, dict[str, int]],
     where: dict[str, Any],
@@ -210,6 +231,8 @@ def _serve_on_ray(
     """Serve on a cluster until a stop signal; then let the replicas finish their open requests."""
     from adapterbank.serving.ray_serve import UNTRAINED, Scale, deployed, parse_replicas
 
+    if mirror:
+        mirror.close()  # each replica has its own
     number, size = scale
     chosen = Scale(*parse_replicas(number), **size)
     settings = replace(settings, untrained=settings.untrained or (UNTRAINED if train else ""))

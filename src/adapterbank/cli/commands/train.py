@@ -20,6 +20,7 @@ from adapterbank.config import TOLERANCE, Config
 from adapterbank.errors import ConfigError
 from adapterbank.methods import METHODS
 from adapterbank.tasks.catalog import CATALOG
+from adapterbank.tasks.yaml_files import read_yaml
 from adapterbank.training.dataset import DatasetReader, canonical, defaults
 
 HELP = """Train a task and put it into the bank.
@@ -97,7 +98,7 @@ def _requested_size(config: str | None, chosen: dict[str, Any]) -> Any:
     """Return the size given on the command line, or else in the config file."""
     if "size" in chosen or config is None or not Path(config).exists():
         return chosen.get("size")
-    values = configs.read_yaml(config)
+    values = read_yaml(config)
     return values.get("size") if isinstance(values, dict) else None
 
 

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from adapterbank.serving.jobs.uploads import Upload
 from adapterbank.serving.jobs.worker_process import listen, start_worker
 from adapterbank.storage import cache, files
 from adapterbank.storage.bank import Bank
+from adapterbank.tasks.limits import DEFAULT_TABLE_LIMITS, TableLimits
 
 log = logging.getLogger("adapterbank.serving")
 
@@ -57,6 +58,12 @@ class QueueLimits:
     """Number of runs that may be queued."""
     workers: int = 1
     """Number of runs that train at once."""
+    table: TableLimits = DEFAULT_TABLE_LIMITS
+    """What a data file may hold once it is decoded."""
+    minutes: float = 24 * 60
+    """Time that a run may take, in all its attempts."""
+    memory: int | None = None
+    """Bytes of memory that the process of a run may take; by default half of the machine's."""
 
 
 DEFAULT_QUEUE_LIMITS = QueueLimits()
@@ -132,8 +139,13 @@ class JobQueue:
     def _admit(self, asked_by: str | None, per_key: int | None, queued: int, own: int) -> None:
         if queued >= self.limits.waiting:
             raise JobQueueFull(f"The queue is full with {queued} runs; try again when some have ended.")
-        if per_key is not None and own >= per_key:
-            problem = f"The key {asked_by!r} has {own} queued runs, which is the limit"
+        if per_key is None:
+            return
+        # As many as are still free, as in `service.scheduler`, so that there is space left for the next key.
+        free = self.limits.waiting - queued
+        if own >= min(per_key, free):
+            limit = "the limit" if own >= per_key else f"as many as are still free of {self.limits.waiting} places"
+            problem = f"The key {asked_by!r} has {own} queued runs, which is {limit}"
             raise KeyQueueFull(f"{problem}; cancel one, or try again when one has started.")
 
     def get(self, id: str, after: int = 0) -> TrainingRun:
@@ -260,14 +272,20 @@ class JobQueue:
             run = self._note_newest(run)
         recorder = RunRecorder(self.runs, run)
         with start_worker(self.job(run, resuming=resuming), self._environment(run), self._weights) as process:
-            reason = listen(process, recorder.record, lambda: self.stop_reason(run.id))
+            reason = listen(process, recorder.record, lambda: self.stop_reason(run.id, recorder.spent))
         recorder.finish(reason, process.returncode)
 
-    def stop_reason(self, id: str) -> str:
-        """Return why a running run has to stop: `close`, `cancel`, or nothing."""
+    def stop_reason(self, id: str, spent: float = 0.0) -> str:
+        """Return why a running run has to stop: `close`, `cancel`, a sentence if it has taken too long, or nothing."""
+        if self._closing.is_set():
+            return "close"
         with contextlib.suppress(StorageError):  # a table that is locked for long is no reason to stop
-            return "close" if self._closing.is_set() else "cancel" if self.runs.cancelling(id) else ""
-        return ""
+            if self.runs.cancelling(id):
+                return "cancel"
+        limit = self.limits.minutes
+        if spent < 60 * limit:
+            return ""
+        return f"The run took more than {limit:g} minutes, which is the limit; use fewer rows or epochs."
 
     def _environment(self, run: TrainingRun) -> dict[str, str]:
         # A cache of its own: tokens are texts too, and must not outlive the data.
@@ -287,6 +305,11 @@ class JobQueue:
             "threads": self._threads,
             "resuming": resuming,
             "newest": run.newest,
+            "limits": {
+                "table": asdict(self.limits.table),
+                "memory": self.limits.memory,
+                "seconds": 60 * self.limits.minutes,
+            },
         }
 
     def _note_newest(self, run: TrainingRun) -> TrainingRun:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ class RunRecorder:
         """What the worker reported at its end, if it finished."""
         self.failure: str | None = None
         """Why the run failed, if the worker reported that."""
+        self._spent, self._began = run.spent, time.monotonic()
         self._epoch = run.history[-1]["epoch"] if run.history else 0
         self._notes = run.notes
         self._unwritten: dict[str, Any] = {}
@@ -40,7 +42,14 @@ class RunRecorder:
             self._epoch = row["epoch"]
         self._write(values)
 
+    @property
+    def spent(self) -> float:
+        """The seconds that the run has taken so far, in all its attempts."""
+        return self._spent + time.monotonic() - self._began
+
     def _write(self, values: dict[str, Any]) -> None:
+        if values:
+            values = {**values, "spent": self.spent}
         late, self._unwritten = self._unwritten, {}
         epochs = late.get("epochs", []) + values.get("epochs", [])
         values = {**late, **values} | ({"epochs": epochs} if epochs else {})
@@ -50,7 +59,11 @@ class RunRecorder:
             self._unwritten = values
 
     def finish(self, reason: str, code: int) -> None:
-        """Decide how the run ended; `reason` is why it was asked to stop, `code` the exit status of its process."""
+        """Decide how the run ended; `reason` is why it was asked to stop, `code` the exit status of its process.
+
+        A `reason` other than `close` and `cancel` is the failure of a run that was stopped for good.
+        """
+        self._write({"spent": self.spent})
         if self.result is not None:
             self.store.end(self.id, "done", **self.result)
         elif self.failure is not None:
@@ -59,6 +72,8 @@ class RunRecorder:
             self.store.end(self.id, "cancelled")
         elif reason == "close":
             self.store.put_back(self.id, counts=False)
+        elif reason and reason != "cancel":
+            self.store.end(self.id, "failed", failure=reason)
         else:
             name = signal.Signals(-code).name if code < 0 else f"status {code}"
             interrupt(self.store, self.id, f"its process ended with {name}")

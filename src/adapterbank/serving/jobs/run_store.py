@@ -22,7 +22,7 @@ ENDED = ("done", "failed", "cancelled")
 """The final states of a run; before them it is queued or running."""
 KEPT = 1000
 """Number of ended runs that are kept, the newest."""
-_VERSION = 2
+_VERSION = 3
 # The names of columns, such as `told` for the JSON of an epoch, are part of the file format.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -45,6 +45,8 @@ CREATE TABLE IF NOT EXISTS runs (
     cancelling INTEGER NOT NULL DEFAULT 0,
     kept TEXT,
     newest INTEGER,
+    spent REAL NOT NULL DEFAULT 0,
+    turn INTEGER,
     changes INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX IF NOT EXISTS by_state ON runs (state, number);
@@ -95,6 +97,10 @@ class TrainingRun:
     """The folder, below the bank's runs, of the state that it resumes from."""
     newest: int | None
     """The task's newest version when the run was first started; 0 for none."""
+    spent: float
+    """Seconds that it has run, in all its attempts."""
+    turn: int | None
+    """Its place among all starts of runs, which decides whose turn is next; None before it starts."""
     changes: int
     """How often this row was written."""
 
@@ -126,7 +132,7 @@ class RunStore:
         files.make_folder(path.parent)
         with self._open() as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
-            if version not in (0, 1, _VERSION):
+            if not 0 <= version <= _VERSION:
                 raise StorageError(
                     f"{path} has format {version}, but this release reads up to {_VERSION}; update adapterbank."
                 )
@@ -190,11 +196,19 @@ class RunStore:
             return [_run(db, row) for row in rows]
 
     def begin(self) -> TrainingRun | None:
-        """Take the oldest queued run and mark it as running, so that no other worker takes it."""
+        """Take the next queued run and mark it as running, so that no other worker takes it.
+
+        Keys take turns: the key with the fewest running runs is next, then the one whose last start is longest ago, and
+        of its runs the oldest. Runs without a key count as those of one key.
+        """
+        running = "SELECT count(*) FROM runs AS r WHERE r.asked_by IS q.asked_by AND r.state = 'running'"
+        last = "SELECT coalesce(max(r.turn), 0) FROM runs AS r WHERE r.asked_by IS q.asked_by"
+        order = f"ORDER BY ({running}), ({last}), q.number LIMIT 1"
         with self._open("IMMEDIATE") as db:
             rows = db.execute(
                 "UPDATE runs SET state = 'running', started = coalesce(started, ?), attempts = attempts + 1,"
-                " changes = changes + 1 WHERE number = (SELECT min(number) FROM runs WHERE state = 'queued')"
+                " turn = (SELECT coalesce(max(turn), 0) + 1 FROM runs), changes = changes + 1"
+                f" WHERE number = (SELECT q.number FROM runs AS q WHERE q.state = 'queued' {order})"
                 f" RETURNING {_COLUMNS}",
                 (files.now(),),
             ).fetchall()
@@ -214,12 +228,12 @@ class RunStore:
         return self._set(id, "running", {"state": state, "ended": files.now(), **values})
 
     def put_back(self, id: str, *, counts: bool) -> None:
-        """Queue a running run again in its old place; `counts` says whether it used up an attempt."""
+        """Queue a running run again in its old place; `counts` says whether it used up an attempt, and its turn."""
+        unused = "" if counts else " attempts = attempts - 1, turn = NULL,"
         with self._open() as db:
             db.execute(
-                "UPDATE runs SET state = 'queued', attempts = attempts - ?, changes = changes + 1"
-                " WHERE id = ? AND state = 'running'",
-                (0 if counts else 1, id),
+                f"UPDATE runs SET state = 'queued',{unused} changes = changes + 1 WHERE id = ? AND state = 'running'",
+                (id,),
             )
 
     def cancel(self, id: str) -> TrainingRun:
@@ -298,9 +312,14 @@ def _waiting(db: sqlite3.Connection, asked_by: str | None) -> tuple[int, int]:
 
 
 def _update_format(db: sqlite3.Connection) -> None:
-    """Convert a table of format 1, in which each run had all its epochs in one column."""
-    if db.execute("PRAGMA user_version").fetchone()[0] == 1:
+    """Convert a table of an earlier format. In format 1 each run had all its epochs in one column."""
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version == 1:
         for number, history in db.execute("SELECT number, history FROM runs").fetchall():
             _add_epochs(db, number, json.loads(history))
         db.execute("ALTER TABLE runs DROP COLUMN history")
+    there = {name for _, name, *_ in db.execute("PRAGMA table_info(runs)").fetchall()}
+    for name, kind in (("spent", "REAL NOT NULL DEFAULT 0"), ("turn", "INTEGER")):  # new in format 3
+        if name not in there:
+            db.execute(f"ALTER TABLE runs ADD COLUMN {name} {kind}")
     db.execute(f"PRAGMA user_version = {_VERSION}")

@@ -1,7 +1,8 @@
 """The process of one training run: reads its job from standard input and reports on standard output, in JSON lines.
 
 It yields to serving: it has a lower priority, fewer threads, maps the encoder that the server has in memory, and is the
-first to be killed when memory runs out. It ends with the server, whose end closes its standard input.
+first to be killed when memory runs out. Its data, its memory and its CPU time are limited. It ends with the server,
+whose end closes its standard input.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import fcntl
 import json
 import math
 import os
+import resource
 import signal
 import sys
 import threading
@@ -22,13 +24,16 @@ from typing import TYPE_CHECKING, Any
 
 from adapterbank import config as configs
 from adapterbank.errors import AdapterbankError, InputError
-from adapterbank.storage import files
+from adapterbank.runtime import total_memory
 from adapterbank.storage.bank import Bank
+from adapterbank.tasks.limits import TableLimits
+from adapterbank.tasks.tables import read_table
 from adapterbank.training import run_state
-from adapterbank.training.builder import ResolvedRun, RunBuilder
+from adapterbank.training.builder import RunBuilder
 from adapterbank.training.callbacks import Callbacks
 from adapterbank.training.dataset import DatasetReader, canonical
 from adapterbank.training.job import Progress
+from adapterbank.training.once import find_added
 from adapterbank.training.run import run
 
 if TYPE_CHECKING:
@@ -38,6 +43,10 @@ NICENESS = 10
 """Next to a busy server, a worker gets a tenth of the CPU time that it would get alone."""
 STOPPED, ORPHANED = 130, 3
 """Exit statuses: stopped on request; the server has ended."""
+LEAST_MEMORY = 2 << 30
+"""Bytes that a worker may always take; its libraries alone take some hundred megabytes."""
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc")
+"""How torch reports that memory has run out."""
 _REPORT = 0.2
 """Seconds between two reports of steps."""
 
@@ -55,15 +64,17 @@ def main() -> int:
     threading.Thread(target=_exit_with_the_server, daemon=True).start()
     _lower_priority()
     try:
+        _limit_resources(job)
         with _exclusively(Path(job["file"])):
             send({"done": train(job, send)})
     except KeyboardInterrupt:
         return STOPPED
     except AdapterbankError as error:
         send({"failed": without_paths(" ".join(str(error).split()), job)})
-    except MemoryError:
-        send({"failed": "There is not enough memory for this run; try a smaller batch or fewer rows."})
     except Exception as error:
+        if isinstance(error, MemoryError) or any(sign in str(error) for sign in _NO_MEMORY):
+            send({"failed": "The run needs more memory than it may take; try a smaller batch, fewer rows or labels."})
+            return 0
         # The place, but not the message: it may quote the data, and this is stored in the server's table.
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}"
@@ -77,19 +88,20 @@ def train(job: Mapping[str, Any], send: Send) -> dict[str, Any]:
     config = configs.parse({**job["options"], "task": job["task"], "train": job["file"], **job["device"],
                             "backbone": backbone.name})  # fmt: skip
     bank = Bank.open(job["bank"], backbone.reference)
-    reader = DatasetReader()  # the data is read once
+    table = read_table(job["file"], TableLimits(**job["limits"]["table"]))
+    reader = DatasetReader({"train": table})  # the data is read once
     resolved = RunBuilder(backbone, reader=reader).resolve(canonical(config))
     send({"kept": resolved.hash})
-    resuming = job["resuming"]
-    if resuming and (made := _finished_before(bank, resolved, job["newest"])):
-        return made
+    resuming = job["resuming"] and _can_resume(bank.runs_path / resolved.hash)
+    if job["resuming"] and not resuming and (made := find_added(bank, resolved, job["newest"])):
+        return _ending(made.manifest.version, made.manifest.metrics)  # only its report was lost
     result = run(
         config,
         backbone,
         bank.path,
         reader=reader,
         callbacks=Callbacks(watch=_watcher(send), note=lambda text: send({"note": without_paths(text, job)})),
-        resuming=resuming and _can_resume(bank.runs_path / resolved.hash),
+        resuming=resuming,
     )
     assert result.package is not None  # methods without a package are refused before a run is queued
     rows = [{"epoch": i, **row} for i, row in enumerate(result.record["history"], 1)]
@@ -109,21 +121,6 @@ def _backbone(job: Mapping[str, Any]) -> Backbone:
     torch.set_num_threads(job["threads"])
     name, weights = job["backbone"], job["weights"]
     return checkpoint.load(name) if weights is None else shared_memory.attach(name, weights)
-
-
-def _finished_before(bank: Bank, resolved: ResolvedRun, newest: int) -> dict[str, Any] | None:
-    """Return the version that this very run added to the bank before it was killed, so that none is added twice."""
-    config = resolved.config
-    with contextlib.suppress(AdapterbankError):
-        for version in bank.versions(config.task):
-            if version <= newest:
-                continue
-            made = bank.get(f"{config.task}@{version}").manifest
-            recipe = {name: getattr(config, name) for name in made.recipe}
-            wanted = [resolved.data.about(), resolved.plan.to_json(), config.seed, recipe]
-            if files.canonical_json([made.data, made.method, made.seed, made.recipe]) == files.canonical_json(wanted):
-                return _ending(version, made.metrics)
-    return None
 
 
 def _can_resume(folder: Path) -> bool:
@@ -185,6 +182,23 @@ def _exit_with_the_server() -> None:
     while os.read(0, 4096):
         pass
     os._exit(ORPHANED)  # at once, like a kill: the bank and the run's state survive that
+
+
+def _limit_resources(job: Mapping[str, Any]) -> None:
+    """Limit the memory and the CPU time of this process; the server limits its time.
+
+    RLIMIT_DATA counts what a process writes to and owns alone: not the shared encoder, files, or what CUDA reserves.
+    """
+    import torch
+
+    limits = job["limits"]
+    memory = max(LEAST_MEMORY, limits["memory"] or total_memory(torch.device("cpu")) // 2)
+    seconds = math.ceil((job["threads"] + 1) * limits["seconds"]) + 60
+    for kind, most in ((resource.RLIMIT_DATA, memory), (resource.RLIMIT_CPU, seconds)):
+        _, hard = resource.getrlimit(kind)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        with contextlib.suppress(OSError, ValueError):  # not every system has all limits
+            resource.setrlimit(kind, (most, most))
 
 
 def _lower_priority() -> None:

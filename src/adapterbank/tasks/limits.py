@@ -1,0 +1,107 @@
+"""Limits on a table from outside, and a count against them while the table is read. Knows no formats."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from adapterbank.errors import DataError
+
+MAX_DEPTH = 32
+"""Levels of lists and objects in a value, whatever the limits: deeper values could not be printed."""
+_ROW_TEXTS = 4
+"""A JSON row may have the characters of this many of the longest texts."""
+_POINTER = 8
+"""Bytes of a reference to a value."""
+
+
+@dataclass(frozen=True)
+class TableLimits:
+    """The most that a table may hold."""
+
+    rows: int = 1_000_000
+    columns: int = 1_000
+    text: int = 1_000_000
+    """Characters of one text."""
+    memory: int = 1 << 30
+    """Bytes of all values in memory, whatever the size of the file."""
+
+
+DEFAULT_TABLE_LIMITS = TableLimits()
+
+
+class TableBudget:
+    """What has been read of one file; raises as soon as it exceeds the limits. Without limits nothing is refused."""
+
+    def __init__(self, source: Any, limits: TableLimits | None = None) -> None:
+        """Take the name of the file, for messages."""
+        self.source, self.limits, self.used = source, limits, 0
+
+    def check_rows(self, count: int) -> None:
+        """Refuse too many rows."""
+        if self.limits and count > self.limits.rows:
+            self._refuse(f"has more than {self.limits.rows:,} rows")
+
+    def check_columns(self, count: int) -> None:
+        """Refuse too many columns."""
+        if self.limits and count > self.limits.columns:
+            self._refuse(f"has more than {self.limits.columns:,} columns")
+
+    def check_text(self, characters: int) -> None:
+        """Refuse a text that is too long."""
+        if self.limits and characters > self.limits.text:
+            self._refuse(f"has a text of more than {self.limits.text:,} characters")
+
+    def check_row_text(self, characters: int) -> None:
+        """Refuse a row that is too long, before it is parsed."""
+        if self.limits and characters > _ROW_TEXTS * self.limits.text:
+            self._refuse(f"has a row of more than {_ROW_TEXTS * self.limits.text:,} characters")
+
+    def check_memory(self, size: int) -> None:
+        """Refuse what would take too much memory beside all that has been read."""
+        if self.limits and self.used + size > self.limits.memory:
+            self._refuse(f"takes more than {self.limits.memory:,} bytes once it is decoded")
+
+    def add(self, size: int) -> None:
+        """Count bytes."""
+        self.check_memory(size)
+        self.used += size
+
+    def add_row(self, values: Iterable[Any], rows: int, columns: int) -> None:
+        """Count a row; `rows` and `columns` are those of the table so far."""
+        if self.limits is None:
+            return
+        self.check_rows(rows)
+        self.check_columns(columns)
+        self.add(self._size(values))
+        self.check_memory(_POINTER * rows * columns)
+
+    def _size(self, values: Iterable[Any]) -> int:
+        """Return the bytes of values and of all that they contain."""
+        size, left = 0, list(values)
+        while left:
+            value = left.pop()
+            size += sys.getsizeof(value)
+            if isinstance(value, str):
+                self.check_text(len(value))
+            elif isinstance(value, dict):
+                left += [*value.keys(), *value.values()]
+            elif isinstance(value, list):
+                left += value
+        return size
+
+    def _refuse(self, problem: str) -> None:
+        raise DataError(f"{self.source} {problem}, which is the limit; use less data.")
+
+
+def check_depth(value: Any, where: str) -> None:
+    """Refuse a value of lists and objects with too many levels."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inside = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list))]
+        level = [one for values in inside for one in values]
+        if not level:
+            return
+    raise DataError(f"{where}: a value has more than {MAX_DEPTH} levels; write texts and labels.")

@@ -1,0 +1,73 @@
+"""Adds the package of a run to the bank once, also if the run is killed just after that and goes on. Trains nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from adapterbank.errors import AdapterbankError
+from adapterbank.storage import files
+from adapterbank.storage.bank import Bank
+from adapterbank.storage.package import Array, Manifest, Package, pack
+from adapterbank.training.builder import ResolvedRun
+
+
+@dataclass(frozen=True)
+class PutOnce:
+    """A bank for the package of a run that may have been killed after it was added."""
+
+    bank: Bank
+    after: int = 0
+    """The newest version that cannot be that of the run."""
+
+    def put(self, draft: Manifest, tensors: Mapping[str, Array]) -> Package:
+        """Return the version with this very content, or add it."""
+        wanted = _identity(draft.to_json())
+        for package in _later(self.bank, draft.name, self.after):
+            made = package.manifest
+            if _identity(made.to_json()) == wanted and made.weights_sha256 == files.sha256_bytes(pack(tensors)):
+                return _served(self.bank, package)
+        return self.bank.put(draft, tensors)
+
+
+def find_added(bank: Bank, run: ResolvedRun, after: int) -> Package | None:
+    """Return the version after `after` that this very run has added to the bank."""
+    for package in _later(bank, run.config.task, after):
+        if is_version_of(package.manifest, run):
+            return _served(bank, package)
+    return None
+
+
+def is_version_of(made: Manifest, run: ResolvedRun) -> bool:
+    """Return whether a version has the data, the method, the seed and the recipe of a run."""
+    recipe = {name: getattr(run.config, name, None) for name in made.recipe}
+    about = {"data": run.data.about(), "method": run.plan.to_json(), "seed": run.config.seed, "recipe": recipe}
+    return _identity(made.to_json()) == _identity(about)
+
+
+def newest_version(bank: Bank, task: str) -> int:
+    """Return the newest version of a task; 0 for none."""
+    with contextlib.suppress(AdapterbankError):
+        return max(bank.versions(task), default=0)
+    return 0
+
+
+def _identity(about: Mapping[str, Any]) -> str:
+    return files.canonical_json([about[name] for name in ("data", "method", "seed", "recipe")])
+
+
+def _later(bank: Bank, task: str, after: int) -> Iterator[Package]:
+    """Yield the readable versions after a number, newest first."""
+    for version in range(newest_version(bank, task), after, -1):
+        with contextlib.suppress(AdapterbankError):
+            yield bank.get(f"{task}@{version}")
+
+
+def _served(bank: Bank, package: Package) -> Package:
+    """Make the newest version the default, in case the kill came between its rename and the pointer to it."""
+    name, version = package.manifest.name, package.manifest.version
+    if version == newest_version(bank, name) and bank.default(name) != version:
+        bank.set_default(name, version)
+    return package

@@ -1,0 +1,82 @@
+"""Claims about `adapterbank.training.once`: a run that is killed after its put, at any point, adds one version."""
+
+from __future__ import annotations
+
+import pytest
+
+from adapterbank.api import open_bank
+from adapterbank.storage import files, records
+from adapterbank.storage.bank import Bank
+from adapterbank.training import run_state
+from small_data import FAST, reviews
+
+ROWS = reviews()
+
+
+class Killed(BaseException):
+    """Ends a run like a kill: nothing catches it."""
+
+
+@pytest.fixture
+def bank(tmp_path, bert):
+    return open_bank(tmp_path / "bank", bert, device="cpu")
+
+
+def kill(*given, **named):
+    raise Killed
+
+
+def killed_at(monkeypatch, bank, where, name, **options):
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, kill)
+        with pytest.raises(Killed):
+            bank.train("s", ROWS, ROWS, **{**FAST, **options})
+
+
+def versions(bank):
+    return Bank.open(bank.path).versions("s"), Bank.open(bank.path).default("s")
+
+
+@pytest.mark.parametrize(("where", "name"), [(records, "write"), (run_state, "forget")])
+def test_a_run_killed_after_its_put_adds_one_version_and_one_record(bank, monkeypatch, where, name):
+    killed_at(monkeypatch, bank, where, name)
+    result = bank.train("s", ROWS, ROWS, resume=True, **FAST)
+    assert versions(bank) == ([1], 1)
+    assert (result.package.ref, result.record["package"]) == ("s@1", "s@1")
+    assert [record["package"] for record in records.read_all(bank.path / "records")] == ["s@1"]
+    assert not any(path.is_dir() and any(path.iterdir()) for path in (bank.path / "runs").iterdir())
+    again = bank.train("s", ROWS, ROWS, resume=True, **FAST)  # as if it had been killed at its very end
+    assert (again.package.ref, versions(bank)) == ("s@1", ([1], 1))
+
+
+def test_a_run_killed_between_its_version_and_the_pointer_becomes_the_default(bank, monkeypatch):
+    bank.train("s", ROWS, ROWS, **FAST, seed=1)
+    killed_at(monkeypatch, bank, records, "write")
+    Bank.open(bank.path).rollback("s", 1)  # as a kill leaves the pointer
+    assert bank.train("s", ROWS, ROWS, resume=True, **FAST).package.ref == "s@2"
+    assert versions(bank) == ([1, 2], 2)
+
+
+def test_an_earlier_version_of_the_same_run_is_not_taken_for_it(bank, monkeypatch):
+    bank.train("s", ROWS, ROWS, **FAST)
+    bank.train("s", ROWS, ROWS, **FAST, seed=1)
+    killed_at(monkeypatch, bank, Bank, "put")
+    assert bank.train("s", ROWS, ROWS, resume=True, **FAST).package.ref == "s@3"
+    bank.train("s", ROWS, ROWS, **FAST, seed=1)
+    assert bank.train("s", ROWS, ROWS, resume=True, **FAST).package.ref == "s@5"
+    assert bank.train("s", ROWS, ROWS, **FAST).package.ref == "s@6"
+
+
+def test_a_sweep_killed_between_a_package_and_its_record_adds_no_second_version(bank, monkeypatch):
+    files.write_json(bank.path.parent / "rows.json", [{"text": text, "label": label} for text, label in ROWS])
+    rows = str(bank.path.parent / "rows.json")
+    for keep in ("all", "best"):
+        study = {"task": keep, "train": rows, "dev": rows, **FAST}
+        with monkeypatch.context() as patch:
+            patch.setattr("adapterbank.studies.sweep._end", kill)
+            with pytest.raises(Killed):
+                bank.sweep(study, keep=keep)
+        bank.sweep(study, keep=keep)
+        assert Bank.open(bank.path).versions(keep) == [1]
+    kept = [record["package"] for record in records.read_all(bank.path / "records")]
+    assert sorted(kept) == ["all@1", "best@1"]
