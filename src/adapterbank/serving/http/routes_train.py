@@ -298,8 +298,8 @@ def _request_schema() -> dict[str, Any]:
     options = [_parameter(name, known[name].metadata["help"], _schema(known[name])) for name in OPTIONS]
     choices = {"type": "string", "enum": [*FORMATS]}
     format = _parameter("format", "Format of the data file, if its Content-Type does not state it.", choices)
-    file = {"schema": {"type": "string", "format": "binary"}}
-    body = {"required": True, "content": dict.fromkeys((*TYPES, "application/octet-stream"), file)}
+    file = {"schema": {"type": "string", "format": "binary", "minLength": 1}}
+    body = {"required": True, "content": dict.fromkeys(TYPES, file)}
     return {"parameters": [*options, format], "requestBody": body}
 
 
