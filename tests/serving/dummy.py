@@ -16,6 +16,7 @@ class Dummy:
     def __init__(self, names=("length", "other", "slow", "broken")):
         self.names, self.ready, self.asked, self.cancelled = list(names), True, [], 0
         self.release = None
+        self.standing = []
 
     async def predict(self, asks):
         self.asked += asks
@@ -51,6 +52,9 @@ class Dummy:
 
     async def rollback(self, name):
         raise Refusal("conflict" if name in self.names else "unknown_task", "There is no earlier version.")
+
+    def stalled(self):
+        return {"bank": self.standing}
 
     def numbers(self):
         return {"batches": 3, "queue_tokens": 7, "resident": 2, "evictions": 1, "loads": 1, "tasks": len(self.names)}

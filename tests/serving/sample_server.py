@@ -91,6 +91,9 @@ class SampleService:
         self.row(ref)
         return 1
 
+    def stalled(self):
+        return {}
+
     def numbers(self):
         return {"tasks": len(self.table)}
 

@@ -21,6 +21,8 @@ from adapterbank.serving.service.protocol import Limits
 from adapterbank.serving.service.service import BankService
 from adapterbank.storage.bank import Bank
 
+UNWRITABLE = "This server cannot write to its bank and does not train; make the bank writable, and start it again."
+
 
 @dataclass(frozen=True)
 class ServerSettings:
@@ -66,7 +68,8 @@ def build(
     Args:
         settings: The settings.
         mirror: See `mirrored`; it is refreshed first, and closed with the service.
-        jobs: Returns the queue of training runs, given the descriptor of the encoder's tensors.
+        jobs: Returns the queue of training runs, given the descriptor of the encoder's tensors; None if the bank
+            cannot be written to.
         replica: Its name, if it is one of several.
     """
     if mirror:
@@ -80,15 +83,16 @@ def build(
     if engine.ahead:
         use_few_threads_for_texts()
     service = BankService(bank, engine, queue=settings.queue, mirror=mirror)
+    queue = jobs(weights) if jobs else None
     app = create_app(
         service,
-        jobs=jobs(weights) if jobs else None,
+        jobs=queue,
         keys=Keys(settings.keys or path / FILE) if settings.locked else None,
         limits=settings.limits,
         page=settings.page,
         local=True,
         replica=replica,
-        untrained=settings.untrained,
+        untrained=settings.untrained or (UNWRITABLE if jobs and queue is None else ""),
     )
     app.state.service = service
     return app

@@ -19,7 +19,11 @@ def test_it_is_alive_before_it_is_ready():
     assert code(answer) == "not_ready"
     assert answer.headers["retry-after"] == "1"
     service.ready = True
-    assert ask(app, "GET", "/readyz").json() == {"status": "ready"}
+    assert ask(app, "GET", "/readyz").json() == {"status": "ready", "stalled": []}
+    service.standing = ["reading x for 6 s"]
+    assert ask(app, "GET", "/readyz").json() == {"status": "ready", "stalled": ["bank: reading x for 6 s"]}
+    service.ready = False
+    assert "bank: reading x for 6 s" in ask(app, "GET", "/readyz").json()["error"]["message"]
 
 
 @pytest.mark.parametrize(("ready", "status"), [(True, 200), (False, 503)])
@@ -50,5 +54,6 @@ def test_the_metrics_count_requests_batches_queue_and_slots():
         "adapterbank_resident 2.0",
         "adapterbank_evictions_total 1.0",
         "adapterbank_loads_total 1.0",
+        'adapterbank_stalled{part="bank"} 0.0',
     ):
         assert line in found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -13,17 +14,20 @@ from starlette.exceptions import HTTPException
 
 from adapterbank import __version__
 from adapterbank.errors import AdapterbankError
+from adapterbank.serving.heartbeat import Stalls, Watchdog
 from adapterbank.serving.http import routes_page, routes_train
-from adapterbank.serving.http.access import ANY, OPEN, Access, AccessTable, RouteAccess, declared
+from adapterbank.serving.http.access import ANY, Access, AccessTable, RouteAccess, declared
 from adapterbank.serving.http.auth import RateLimiter
-from adapterbank.serving.http.bodies import ClientDisconnected
 from adapterbank.serving.http.middleware import NOT_FOUND, RequestMiddleware, error_body
+from adapterbank.serving.http.openapi import complete_document
 from adapterbank.serving.http.routes_docs import docs_router
 from adapterbank.serving.http.routes_health import health_router
 from adapterbank.serving.http.routes_predict import predict_router
 from adapterbank.serving.http.routes_tasks import tasks_router
 from adapterbank.serving.http.telemetry import Metrics
 from adapterbank.serving.service.protocol import CODES, KeyStore, Limits, Refusal, Service
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 DEFAULT_LIMITS = Limits()
 _BY_STATUS = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}
@@ -59,18 +63,23 @@ def create_app(
         replica: The name of this server where several share an address.
         untrained: Why this server does not train, for those who try; without it the address is not found.
     """
-    metrics = Metrics(service.numbers if jobs is None else lambda: _numbers(service, jobs), replica)
+
+    def stalls() -> Stalls:
+        return {**service.stalled(), **(jobs.stalled() if jobs is not None else {})}
+
+    metrics = Metrics(service.numbers if jobs is None else lambda: _numbers(service, jobs), stalls, replica)
     service.on_batch(metrics.batch)
 
     plain: dict[str, Any] = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}
-    app = FastAPI(title="adapterbank", version=__version__, lifespan=_lifespan(service, jobs), **plain)
+    lifespan = _lifespan(service, jobs, Watchdog(stalls))
+    app = FastAPI(title="adapterbank", version=__version__, lifespan=lifespan, **plain)
     app.state.draining = False
     access = _include(
         app,
         [
             (predict_router(service, limits), True),
             (tasks_router(service), True),
-            (health_router(service, metrics, lambda: bool(app.state.draining)), True),
+            (health_router(service, metrics, lambda: bool(app.state.draining), stalls), True),
             (docs_router(lambda: app.openapi()), True),
             (routes_train.train_router(jobs, per_key=limits.runs), jobs is not None),
             (routes_train.untrained_router(untrained), jobs is None and bool(untrained)),
@@ -87,13 +96,12 @@ def create_app(
         draining=lambda: bool(app.state.draining),
         local=local,
     )
-    if keys is not None:
-        _document_keys(app, access)
+    complete_document(app, access, locked=keys is not None)
     _handle_errors(app, access)
     return app
 
 
-def _lifespan(service: Service, jobs: Any) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+def _lifespan(service: Service, jobs: Any, watchdog: Watchdog) -> Lifespan:
     """Return what starts and stops a server's parts together with its app."""
 
     @asynccontextmanager
@@ -102,11 +110,13 @@ def _lifespan(service: Service, jobs: Any) -> Callable[[FastAPI], AbstractAsyncC
         await service.start()
         if jobs is not None:
             await jobs.start()
+        watchdog.start(asyncio.get_running_loop())
         yield
         app.state.draining = True
         if jobs is not None:
             await jobs.stop()
         await service.stop()
+        watchdog.stop()
 
     return lifespan
 
@@ -150,27 +160,6 @@ def _handle_errors(app: FastAPI, access: AccessTable) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         return _error(request, "bad_request", f"{'.'.join(map(str, first['loc']))}: {first['msg']}.", {})
-
-    @app.exception_handler(ClientDisconnected)
-    async def disconnected(request: Request, error: ClientDisconnected) -> Response:
-        return Response(status_code=499)  # for the log: the client is gone
-
-
-def _document_keys(app: FastAPI, access: AccessTable) -> None:
-    """Add to the OpenAPI document how a key is sent, so that generated clients can send one."""
-    plain = app.openapi
-
-    def document() -> dict[str, Any]:
-        found = plain()
-        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        found["security"] = [{"key": []}]
-        for route in access.routes:
-            if route.documented and route.access.scope == OPEN:
-                for method in route.methods:
-                    found["paths"][route.path][method.lower()]["security"] = []
-        return found
-
-    app.openapi = document  # type: ignore[method-assign]
 
 
 def _error(request: Request, code: str, message: str, headers: dict[str, str]) -> Response:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 from pydantic import BaseModel, ValidationError
 
-from adapterbank.serving.service.protocol import Limits, Refusal
+from adapterbank.serving.service.protocol import Limits, Refusal, shown
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -21,7 +21,7 @@ BODY_TIMEOUT = 60.0
 
 
 class ClientDisconnected(Exception):
-    """The client closed its connection before the response."""
+    """The client closed its connection before the response; the middleware records it, and nobody is answered."""
 
 
 def json_response(value: Any, status: int = 200) -> Response:
@@ -61,14 +61,16 @@ async def read_json(request: Request, model: type[Model], limits: Limits) -> Mod
     check_encoding(request)
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Refusal("unsupported", f"Content-Type is {kind!r}; send JSON with 'Content-Type: application/json'.")
+        raise Refusal(
+            "unsupported", f"Content-Type is {shown(kind)!r}; send JSON with 'Content-Type: application/json'."
+        )
     try:
         return model.model_validate_json(await read_body(request, limits.body))
     except ValidationError as error:
         if error.error_count() > _MAX_ERRORS:
             raise Refusal("bad_request", f"The body has {error.error_count():,} errors; see /docs.") from None
         first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = ".".join(shown(str(part)) for part in first["loc"])
         raise Refusal("bad_request", f"{where or 'The body'}: {first['msg']}.") from error
 
 

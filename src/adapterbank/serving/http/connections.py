@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-MAX_HEAD = 64 << 10
-"""Bytes of a request's head."""
+from adapterbank.serving.http.heads import MAX_HEAD
+
 HEAD_TIMEOUT = 30.0
 """Seconds within which a head must arrive: from the start of the connection, later from the head's first bytes."""
+
+_H11_HEAD = 1 << 20
+"""h11's own limit, which it answers as a malformed request; the one above is reached first."""
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
 def bounded(protocol: Any) -> type[Any]:
@@ -19,6 +23,10 @@ def bounded(protocol: Any) -> type[Any]:
 
     class Bounded(protocol):  # type: ignore[misc]
         _head, _in_body, _ended = 0, False, False
+
+        def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+            config.h11_max_incomplete_event_size = _H11_HEAD
+            super().__init__(config, *args, **kwargs)
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -33,7 +41,9 @@ def bounded(protocol: Any) -> type[Any]:
             super().data_received(data)
             self._head = 0 if self._head_is_complete() else self._head + len(data)
             if self._head > MAX_HEAD:
-                self.transport.abort()
+                if self.cycle is None or self.cycle.response_complete:
+                    self.transport.write(_TOO_LARGE)
+                self.transport.close()
             elif not self._head:
                 self._timeout.cancel()
             elif self._timeout.cancelled():

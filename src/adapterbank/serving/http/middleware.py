@@ -19,11 +19,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from adapterbank.errors import StorageError
 from adapterbank.serving.http.access import ANY, OPEN, AccessTable, Address
 from adapterbank.serving.http.auth import SCOPES
+from adapterbank.serving.http.heads import check_head
 from adapterbank.serving.http.origin import check_host, check_origin
 from adapterbank.serving.http.telemetry import LOG, Metrics, log_event
-from adapterbank.serving.service.protocol import FAILED, REQUEST, STOPPING, AccessKey, KeyStore, Refusal
+from adapterbank.serving.service.protocol import FAILED, REQUEST, STOPPING, AccessKey, KeyStore, Refusal, shown
 
 NOT_FOUND = "There is no such address; see /docs."
+CLIENT_LEFT = 499
+"""The status, in the log and the metrics, of a request whose client left before the end of the response."""
+_LONG_WORD = re.compile(r"(\S{112})\S{8,}")
+_MESSAGE = 1200
+"""Characters of a message: a name of any length in a request does not come back whole."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 """No address contains these. A `$` in a route's pattern would match before a trailing line end."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -56,9 +62,33 @@ class RequestContext:
     def require(self, scope: str, task: str | None) -> None:
         """Refuse the request unless the key allows this."""
         if self.key is not None and not self.allows(scope, task):
-            name = task.partition("@")[0] if task else ""
+            name = shown(task.partition("@")[0]) if task else ""
             action = f"{'reading' if scope == ANY else f'{scope} on'} {name!r}" if name else scope
             raise Refusal("forbidden", f"The key {self.key.name!r} does not allow {action}; use a key that does.")
+
+
+class _Traffic:
+    """What passes between a client and the app."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive, self._send = receive, send
+        self.status = 0
+        self.left = False
+        """Whether the client disconnected before the end of the response."""
+        self._complete = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self._complete:
+            self.left = True
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        await self._send(message)
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            self._complete = True
 
 
 class RequestMiddleware:
@@ -95,31 +125,34 @@ class RequestMiddleware:
             await self.app(scope, receive, send)
             return
         headers = dict(scope["headers"])
+        traffic = _Traffic(receive, send)
         context = RequestContext(_request_id(headers.get(b"x-request-id", b"")))
         scope.setdefault("state", {})["context"] = context
         REQUEST.set(context.id)
         address = self.access.find(scope["method"], scope["path"])
-        started, status = time.perf_counter(), 0
+        started = time.perf_counter()
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", context.id.encode())]
-            await send(message)
+            await traffic.send(message)
 
         try:
             try:
+                check_head(scope)
                 self._authorize(scope, headers, context, address)
-                await self.app(scope, receive, send_with_id)
+                await self.app(scope, traffic.receive, send_with_id)
             except Refusal as refusal:
                 await send_refusal(refusal, context.id, send_with_id)
             except Exception as error:
+                if traffic.left:  # nobody waits for the response
+                    return
                 LOG.error("failed", exc_info=error, extra={"fields": {"request_id": context.id}})
-                if status:  # the response has begun: end the connection
+                if traffic.status:  # the response has begun: end the connection
                     raise
                 await send_refusal(Refusal("internal", FAILED), context.id, send_with_id)
         finally:
+            status = CLIENT_LEFT if traffic.left else traffic.status
             self._record(scope, context, address, status, time.perf_counter() - started)
 
     def _authorize(self, scope: Scope, headers: dict[bytes, bytes], context: RequestContext, address: Address) -> None:
@@ -182,7 +215,10 @@ async def send_refusal(refusal: Refusal, request_id: str, send: Send) -> None:
 
 
 def error_body(code: str, message: str, request_id: str) -> bytes:
-    """Return an error as JSON."""
+    """Return an error as JSON; what a request makes too long is cut."""
+    message = _LONG_WORD.sub(r"\1…", message)
+    if len(message) > _MESSAGE:
+        message = f"{message[: _MESSAGE // 2]} … {message[-_MESSAGE // 2 :]}"
     return json.dumps({"error": {"code": code, "message": message, "request_id": request_id}}).encode()
 
 

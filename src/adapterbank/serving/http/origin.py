@@ -11,7 +11,7 @@ import ipaddress
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from adapterbank.serving.service.protocol import Refusal
+from adapterbank.serving.service.protocol import Refusal, shown
 
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing; browsers hide the answers from pages of other sites."""
@@ -32,7 +32,7 @@ def check_host(headers: Mapping[bytes, bytes]) -> None:
     host = _header(headers, b"host")
     if host and not is_loopback(_without_port(host)):
         remedy = "use localhost, or add keys: adapterbank keys add --help"
-        raise Refusal("forbidden", f"A server without keys does not answer to the name {host!r}; {remedy}.")
+        raise Refusal("forbidden", f"A server without keys does not answer to the name {shown(host)!r}; {remedy}.")
 
 
 def check_origin(method: str, headers: Mapping[bytes, bytes]) -> None:
@@ -43,7 +43,7 @@ def check_origin(method: str, headers: Mapping[bytes, bytes]) -> None:
     own = site in ("same-origin", "none") if site else origin.partition("://")[2] == _header(headers, b"host")
     if not own:
         remedy = "use the server's own page, or add keys: adapterbank keys add --help"
-        message = f"A server without keys accepts no requests from pages of {origin or site}; {remedy}."
+        message = f"A server without keys accepts no requests from pages of {shown(origin or site)}; {remedy}."
         raise Refusal("forbidden", message)
 
 

@@ -96,9 +96,14 @@ def _body(content: Mapping[str, Any]) -> str:
     for one in content.values():
         if "example" in one:
             shapes = one["schema"].get("oneOf", [one["schema"]])
-            takes = " or ".join(_codes(shape["properties"]) for shape in shapes)
+            takes = " or ".join(_codes(_given(shape["properties"])) for shape in shapes)
             return f"<p>A JSON body with {takes}:</p>\n<pre>{escape(json.dumps(one['example']))}</pre>"
     return f"<p>The body is a file: {escape(', '.join(content))}.</p>" if content else ""
+
+
+def _given(properties: Mapping[str, Any]) -> list[str]:
+    """Return the fields that may have a value."""
+    return [name for name, schema in properties.items() if schema.get("type") != "null"]
 
 
 def _response(response: Mapping[str, Any], models: Mapping[str, Any]) -> str:

@@ -8,16 +8,21 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
+from adapterbank.serving.daemon_pool import DaemonPool
+from adapterbank.serving.heartbeat import Stalls
 from adapterbank.serving.http.access import ANY, OPEN, access
 from adapterbank.serving.http.bodies import json_response
-from adapterbank.serving.http.schemas import Status, responses
+from adapterbank.serving.http.schemas import Readiness, Status, responses
 from adapterbank.serving.http.telemetry import Metrics
-from adapterbank.serving.service.protocol import Refusal, Service
+from adapterbank.serving.service.protocol import STOPPING, Refusal, Service
 
 
-def health_router(service: Service, metrics: Metrics, draining: Callable[[], bool]) -> APIRouter:
-    """Return the routes; `draining` tells whether the server is stopping."""
+def health_router(
+    service: Service, metrics: Metrics, draining: Callable[[], bool], stalls: Callable[[], Stalls]
+) -> APIRouter:
+    """Return the routes; `draining` tells whether the server is stopping, `stalls` which parts stand still."""
     router = APIRouter(tags=["health"])
+    threads = DaemonPool(2, "metrics")  # the table of runs may wait for the disk
 
     @router.get("/healthz", responses=responses(Status))
     @access(OPEN, logged=False)
@@ -25,14 +30,16 @@ def health_router(service: Service, metrics: Metrics, draining: Callable[[], boo
         """Report that the server is alive."""
         return json_response({"status": "alive"})
 
-    @router.get("/readyz", responses=responses(Status))
+    @router.get("/readyz", responses=responses(Readiness))
     @access(OPEN, logged=False)
     async def readyz() -> Response:
-        """Report whether the bank's tasks are loaded."""
+        """Report whether requests are answered, and which parts of the server stand still."""
+        stalled = [f"{part}: {work}" for part, found in stalls().items() for work in found]
         if draining() or not service.ready:
-            message = "The server is loading the bank's tasks, or is stopping; try again soon."
+            why = f"parts of it stand still ({'; '.join(stalled)})" if stalled else "it is loading the bank's tasks"
+            message = STOPPING if draining() else f"The server answers no requests, because {why}; try again soon."
             raise Refusal("not_ready", message, retry_after=1)
-        return json_response({"status": "ready"})
+        return json_response({"status": "ready", "stalled": stalled})
 
     for path, endpoint in (("/healthz", healthz), ("/readyz", readyz)):  # some probes ask for no body
         router.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
@@ -43,6 +50,7 @@ def health_router(service: Service, metrics: Metrics, draining: Callable[[], boo
     @access(ANY, logged=False)
     async def numbers() -> Response:
         """Return metrics for Prometheus."""
-        return Response(await asyncio.to_thread(metrics.text), media_type="text/plain; version=0.0.4")
+        text = await asyncio.get_running_loop().run_in_executor(threads, metrics.text)
+        return Response(text, media_type="text/plain; version=0.0.4")
 
     return router

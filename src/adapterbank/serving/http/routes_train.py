@@ -52,6 +52,15 @@ _SCHEMAS: Mapping[str, dict[str, Any]] = {
     },
 }
 """What the OpenAPI document states about options besides their type and limits."""
+_EVENT = {
+    "type": "object",
+    "properties": {
+        "event": {"type": "string", "enum": ["progress", "state"]},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+    "required": ["event", "data"],
+}
+"""One server-sent event, for the OpenAPI document."""
 _POLL = 0.25
 """Seconds between two reads of a run that is followed."""
 LIST_LIMIT = 100
@@ -118,7 +127,7 @@ def train_router(jobs: JobQueue, *, per_key: int | None = None, heartbeat: float
 def _add_events(router: APIRouter, jobs: JobQueue, heartbeat: float) -> None:
     """Add the route that follows a run."""
     streams = ConcurrencyLimit(MAX_STREAMS, "event streams")
-    stream = {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "Until the run ends."}
+    stream = {"content": {"text/event-stream": {"schema": _EVENT}}, "description": "Events, until the run ends."}
 
     @router.get(
         "/v1/runs/{id}/events",
@@ -298,8 +307,8 @@ def _request_schema() -> dict[str, Any]:
     options = [_parameter(name, known[name].metadata["help"], _schema(known[name])) for name in OPTIONS]
     choices = {"type": "string", "enum": [*FORMATS]}
     format = _parameter("format", "Format of the data file, if its Content-Type does not state it.", choices)
-    file = {"schema": {"type": "string", "format": "binary"}}
-    body = {"required": True, "content": dict.fromkeys((*TYPES, "application/octet-stream"), file)}
+    file = {"schema": {"type": "string", "format": "binary", "minLength": 1}}
+    body = {"required": True, "content": dict.fromkeys(TYPES, file)}
     return {"parameters": [*options, format], "requestBody": body}
 
 

@@ -7,12 +7,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, FailFast
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast
 
 from adapterbank.serving.service.protocol import CODES, Limits
 
 _Texts = Annotated[list[str] | None, FailFast()]
 """Stops at the first error: listing a million of them would delay other requests."""
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_Whole = Annotated[int, BeforeValidator(_whole)]
+"""A whole number; 3.0 is one in JSON."""
 
 
 class _Strict(BaseModel):
@@ -26,7 +34,7 @@ class PredictRequest(_Strict):
     pairs: _Texts = None
     text: str | None = None
     pair: str | None = None
-    best: int = 0
+    best: _Whole = 0
 
 
 class RowRequest(_Strict):
@@ -41,7 +49,7 @@ class RowsRequest(_Strict):
     """Rows of any tasks."""
 
     rows: Annotated[list[RowRequest], FailFast()]
-    best: int = 0
+    best: _Whole = 0
 
 
 class _Extensible(BaseModel):
@@ -177,6 +185,12 @@ class Status(BaseModel):
     status: str
 
 
+class Readiness(Status):
+    """Whether requests are answered, and what stands still."""
+
+    stalled: list[str]
+
+
 class RunAnswer(BaseModel):
     """A training run."""
 
@@ -202,11 +216,17 @@ class RunsAnswer(BaseModel):
     runs: list[RunAnswer]
 
 
+_COMMON = (
+    *("bad_header", "head_too_large", "unauthorized", "forbidden"),
+    *("rate_limited", "not_ready", "internal", "bad_request"),
+)
+
+
 def responses(model: type[BaseModel], *codes: str) -> dict[int | str, dict[str, Any]]:
     """Return the responses of a route: its model, and its error codes with those that every route has."""
     found: dict[int | str, dict[str, Any]] = {200: {"model": model}}
     errors: dict[int, list[str]] = {}
-    for code in ("unauthorized", "forbidden", "rate_limited", "not_ready", "internal", "bad_request", *codes):
+    for code in (*_COMMON, *codes):
         errors.setdefault(CODES[code], []).append(code)
     return found | {
         status: {"model": ErrorAnswer, "description": ", ".join(dict.fromkeys(names))}
@@ -219,21 +239,32 @@ def predict_body(limits: Limits) -> dict[str, Any]:
     text = {"type": "string", "maxLength": limits.characters}
     many = {"type": "array", "items": text, "minItems": 1, "maxItems": limits.texts}
     best = {"type": "integer", "minimum": 0, "maximum": limits.best, "default": 0}
+    pairs = _or_null(many) | {"description": "The second text of each row: as many as there are texts."}
+    none = {"type": "null"}
     shapes = [
-        _record({"texts": many, "pairs": many, "best": best}, ["texts"]),
-        _record({"text": text, "pair": text, "best": best}, ["text"]),
+        _record({"texts": many, "pairs": pairs, "text": none, "pair": none, "best": best}, ["texts"]),
+        _record({"text": text, "pair": _or_null(text), "texts": none, "pairs": none, "best": best}, ["text"]),
     ]
     return _body({"oneOf": shapes}, {"texts": ["A warm and funny film.", "Dull."]})
+
+
+_TASK = "^[A-Za-z0-9][A-Za-z0-9._/-]*(@[1-9][0-9]{0,8})?$"
+"""A task's name, or a catalog's such as glue/mrpc, with or without a version."""
 
 
 def rows_body(limits: Limits) -> dict[str, Any]:
     """Return the schema of a request with rows of several tasks."""
     text = {"type": "string", "maxLength": limits.characters}
-    row = _record({"task": {"type": "string"}, "text": text, "pair": text}, ["task", "text"])
+    fields = {"task": {"type": "string", "pattern": _TASK}, "text": text, "pair": _or_null(text)}
+    row = _record(fields, ["task", "text"])
     rows = {"type": "array", "items": row, "minItems": 1, "maxItems": limits.texts}
     best = {"type": "integer", "minimum": 0, "maximum": limits.best, "default": 0}
     example = {"rows": [{"task": "sentiment", "text": "Dull."}, {"task": "topic@2", "text": "Shares rose."}]}
     return _body(_record({"rows": rows, "best": best}, ["rows"]), example)
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    return {**schema, "type": [schema["type"], "null"]}
 
 
 def _record(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:

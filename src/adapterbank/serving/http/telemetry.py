@@ -17,6 +17,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from adapterbank.serving.heartbeat import Stalls
+
 LOG = logging.getLogger("adapterbank.serving")
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -40,8 +42,10 @@ NUMBERS = {
 class Metrics:
     """The metrics of one server."""
 
-    def __init__(self, numbers: Callable[[], Mapping[str, float]], replica: str = "") -> None:
-        """Take a function that returns the service's own numbers; it is called when the metrics are read.
+    def __init__(
+        self, numbers: Callable[[], Mapping[str, float]], stalls: Callable[[], Stalls], replica: str = ""
+    ) -> None:
+        """Take functions that return the service's own numbers and its parts; they are called when metrics are read.
 
         Where several servers share an address, `replica` labels all metrics of this one. Without the label, a scraper
         would read the counters of different replicas as one that resets again and again.
@@ -49,6 +53,7 @@ class Metrics:
         self.replica = replica
         self.registry = CollectorRegistry()
         self.registry.register(_Numbers(numbers))
+        self.registry.register(_Stalled(stalls))
         self._requests = Counter(
             "adapterbank_requests", "Requests by route and status.", ["route", "status"], registry=self.registry
         )
@@ -89,6 +94,20 @@ class _Numbers(Collector):
             kind, what = NUMBERS[name]
             family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
             yield family(f"adapterbank_{name}", what, value=value)
+
+
+class _Stalled(Collector):
+    def __init__(self, stalls: Callable[[], Stalls]) -> None:
+        self._stalls = stalls
+
+    def describe(self) -> Iterable[Any]:
+        return []
+
+    def collect(self) -> Iterable[Any]:
+        family = GaugeMetricFamily("adapterbank_stalled", "Pieces of work that stand still, by part.", labels=["part"])
+        for part, work in self._stalls().items():
+            family.add_metric([part], len(work))
+        yield family
 
 
 class _ReplicaLabel(Collector):

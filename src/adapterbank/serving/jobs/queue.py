@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from adapterbank.errors import AdapterbankError, StorageError
+from adapterbank.serving.heartbeat import Heartbeat, Stalls
 from adapterbank.serving.jobs.options import check
 from adapterbank.serving.jobs.run_recorder import RunRecorder, interrupt
 from adapterbank.serving.jobs.run_store import RunStore, TrainingRun
 from adapterbank.serving.jobs.uploads import Upload
-from adapterbank.serving.jobs.worker_process import listen, start_worker
+from adapterbank.serving.jobs.worker_process import GRACE, listen, start_worker
 from adapterbank.storage import cache, files
 from adapterbank.storage.bank import Bank
 from adapterbank.tasks.limits import DEFAULT_TABLE_LIMITS, TableLimits
@@ -38,6 +39,8 @@ RETRY = 1.0
 """Seconds until something that failed, and may be temporary, is tried again."""
 _STALE = 3600.0
 """Seconds after which a file that belongs to no run is deleted."""
+_SLACK = 5.0
+"""Seconds for writing down the end of a run whose worker has ended."""
 
 
 class JobQueueFull(AdapterbankError):
@@ -99,6 +102,7 @@ class JobQueue:
         self.bank, self.backbone, self.limits = opened.path, backbone or opened.backbone["name"], limits
         self._device = {"device": device, "precision": precision}
         self._weights = weights
+        self._heartbeats = [Heartbeat() for _ in range(limits.workers)]
         self._threads = threads or max(1, len(os.sched_getaffinity(0)) - 1 if hasattr(os, "sched_getaffinity") else 1)
         self._folder = self.bank / "serving"
         self._data = self._folder / "data"
@@ -192,7 +196,7 @@ class JobQueue:
         self._closing.set()
         self._wake.set()
         for thread in self._threads_running:
-            thread.join()
+            thread.join(GRACE + _SLACK)  # one that hangs with the disk is not waited for
         self._threads_running = []
 
     def _run_as_owner(self) -> None:
@@ -206,8 +210,8 @@ class JobQueue:
                     break
                 except Exception as error:
                     self._pause(error)
-            count = range(self.limits.workers if owned else 0)
-            workers = [threading.Thread(target=self._work, name="training", daemon=True) for _ in count]
+            beats = self._heartbeats if owned else []
+            workers = [threading.Thread(target=self._work, args=(one,), name="training", daemon=True) for one in beats]
             for thread in workers:
                 thread.start()
             for thread in workers:
@@ -240,21 +244,27 @@ class JobQueue:
         self._last_problem = problem
         self._closing.wait(RETRY)
 
-    def _work(self) -> None:
+    def stalled(self) -> Stalls:
+        """Return the threads that train, and what stands still in each; never waits."""
+        return {f"training {i}": beat.stalled() for i, beat in enumerate(self._heartbeats)}
+
+    def _work(self, beat: Heartbeat) -> None:
         """Train one run after the other. A problem (a full disk) may be temporary, so only `close` ends this."""
         run: TrainingRun | None = None
         problem = ""
         while not self._closing.is_set():
             try:
-                if run is not None:
-                    self._interrupted(run, problem)
-                    run = None
-                self._wake.clear()
-                run = self.runs.begin()
+                with beat.work("reading the table of runs"):
+                    if run is not None:
+                        self._interrupted(run, problem)
+                        run = None
+                    self._wake.clear()
+                    run = self.runs.begin()
                 if run is None:
                     self._wake.wait(RETRY)  # another server of this bank may queue one
                     continue
-                self.train(run)
+                with beat.work(f"run {run.id}"):
+                    self.train(run)
                 self._delete_data(ended := self.runs.get(run.id))
                 # Not the failure, which may quote the data.
                 log.info("run", extra={"fields": {"run": run.id, "task": run.task, "state": ended.state}})
@@ -277,6 +287,8 @@ class JobQueue:
 
     def stop_reason(self, id: str, spent: float = 0.0) -> str:
         """Return why a running run has to stop: `close`, `cancel`, a sentence if it has taken too long, or nothing."""
+        for beat in self._heartbeats:
+            beat.beat(f"run {id}")
         if self._closing.is_set():
             return "close"
         with contextlib.suppress(StorageError):  # a table that is locked for long is no reason to stop

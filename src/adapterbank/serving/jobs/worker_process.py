@@ -64,8 +64,9 @@ def listen(process: Process, on_message: Callable[[Mapping[str, Any]], None], st
                     on_message(_message(line))
             elif ended:  # though a process that it started may still hold the other end
                 return reason
+            asked = stop_reason()
             if not reason:
-                reason, deadline = stop_reason(), time.monotonic() + GRACE
+                reason, deadline = asked, time.monotonic() + GRACE
                 if reason:
                     process.terminate()
             elif time.monotonic() > deadline:

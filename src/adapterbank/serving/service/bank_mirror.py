@@ -19,12 +19,13 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from adapterbank.errors import AdapterbankError, BankError, InputError
+from adapterbank.serving.heartbeat import Heartbeat
+from adapterbank.serving.service.task_reader import TaskReader
 from adapterbank.storage import cache
 from adapterbank.storage import files as storage
 from adapterbank.storage.package import is_name, is_version
@@ -40,7 +41,11 @@ _REST = 4
 """After a slow refresh, the pause is this many times as long as the refresh: serving has priority."""
 _AT_ONCE = 8
 """Number of tasks that are fetched at once."""
-_PATIENCE = 5.0
+_LISTING = 10.0
+"""Seconds that listing the bank may take before it stands still: a store may send many pages."""
+_FETCHING = 60.0
+"""Seconds that fetching one task may take before the others are followed without it: weights may be large."""
+_STOPPING = 1.0
 """Seconds that `close` waits for a refresh in progress."""
 
 log = logging.getLogger("adapterbank.serving")
@@ -65,6 +70,8 @@ class Mirror:
         self._have: dict[str, RemoteFiles] = {}
         self._missing: set[tuple[str, str]] = set()
         self._incomplete: set[tuple[str, str]] = set()
+        self._reader = TaskReader(_AT_ONCE, _FETCHING)
+        self._heartbeat = Heartbeat(_LISTING)
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._resources = contextlib.ExitStack()
@@ -94,18 +101,21 @@ class Mirror:
         """Stop following, and remove the folder."""
         self._stopped.set()
         if self._thread:
-            self._thread.join(_PATIENCE)
+            self._thread.join(_STOPPING)
         self._resources.close()
+
+    def stalled(self) -> list[str]:
+        """Return what stands still; never waits."""
+        return [*self._heartbeat.stalled(), *self._reader.stalled(_FETCHING)]
 
     def refresh(self) -> None:
         """Fetch what is new or changed and remove what is gone; raise the first error after all else is done."""
-        self._fetch_heads()
-        wanted = self._confirmed(self._listed())
+        with self._heartbeat.work("listing the bank"):
+            self._fetch_heads()
+            self._heartbeat.beat()
+            wanted = self._confirmed(self._listed())
         changed = [name for name in {*wanted, *self._have} if wanted.get(name, {}) != self._have.get(name, {})]
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="mirror") as pool:
-            problems = list(pool.map(lambda name: self._try(name, wanted.get(name, {})), sorted(changed)))
-        for problem in filter(None, problems):
-            raise problem
+        self._reader.each(sorted(changed), lambda name: self._fetch(name, wanted.get(name, {})))
 
     def refresh_all(self) -> None:
         """Refresh for the first time; what cannot be fetched is logged, and may be fetched later."""
@@ -165,9 +175,8 @@ class Mirror:
 
     def _confirmed(self, found: dict[str, RemoteFiles]) -> dict[str, RemoteFiles]:
         """Treat a file as removed only when two listings lack it: many stores omit what they cannot list."""
-        missing = {
-            (name, file) for name, files in self._have.items() for file in files.keys() - found.get(name, {}).keys()
-        }
+        have = list(self._have.items())
+        missing = {(name, file) for name, files in have for file in files.keys() - found.get(name, {}).keys()}
         for name, file in missing - self._missing:
             found.setdefault(name, {})[file] = self._have[name][file]
         self._missing = missing
@@ -175,15 +184,10 @@ class Mirror:
 
     # --- fetching -----------------------------------------------------------------------------------------
 
-    def _try(self, name: str, wanted: RemoteFiles) -> Exception | None:
-        """Update one task; return its error, so that the others are updated too."""
-        try:
+    def _fetch(self, name: str, wanted: RemoteFiles) -> None:
+        """Update one task; one removed since the listing is shown by the next."""
+        with contextlib.suppress(FileNotFoundError):
             self._update(name, wanted)
-        except FileNotFoundError:  # removed since the listing: the next listing shows it
-            return None
-        except Exception as error:
-            return error
-        return None
 
     def _update(self, name: str, wanted: RemoteFiles) -> None:
         folder, have = self.path / "tasks" / name, self._have.setdefault(name, {})

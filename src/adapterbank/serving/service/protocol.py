@@ -8,7 +8,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from adapterbank.serving.heartbeat import Stalls
+
 CODES = {
+    "bad_header": 400,
+    "head_too_large": 431,
     "bad_request": 422,
     "too_many_texts": 422,
     "text_too_long": 422,
@@ -36,6 +40,13 @@ REQUEST: ContextVar[str] = ContextVar("request", default="")
 FAILED = "The request failed on the server; the server's log has the reason."
 """The message of an unexpected error."""
 STOPPING = "The server is stopping; try again soon."
+_SHOWN = 112
+"""Characters of a name that a message quotes: more than any task's name and version have."""
+
+
+def shown(name: str) -> str:
+    """Return a name from a request as messages quote it: of one that is too long to exist, its beginning."""
+    return name if len(name) <= _SHOWN else f"{name[:_SHOWN]}…"
 
 
 class Refusal(Exception):
@@ -96,7 +107,7 @@ class Service(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether the bank's tasks are loaded."""
+        """Whether requests can be answered: the bank's tasks are loaded, and what all requests need does not hang."""
 
     async def predict(self, asks: Sequence[Ask]) -> list[Reply]:
         """Return predictions; cancelling it removes its rows from the queue. Raises `Refusal`."""
@@ -113,6 +124,9 @@ class Service(Protocol):
     async def rollback(self, ref: str) -> int:
         """Serve the previous version, or the one named; return its number."""
 
+    def stalled(self) -> Stalls:
+        """Return every part of the service, with what stands still in it, without waiting."""
+
     def numbers(self) -> Mapping[str, float]:
         """Return the service's counters and gauges without waiting."""
 
@@ -123,7 +137,7 @@ class Service(Protocol):
         """Load the bank's tasks and follow its changes."""
 
     async def stop(self) -> None:
-        """Answer what is queued, then stop."""
+        """Answer what is queued, for at most 30 s, then stop."""
 
 
 class AccessKey(Protocol):

@@ -2,7 +2,8 @@
 
 The bank is scanned twice a second, with one stat per task, so that a thousand tasks cost milliseconds. A new or changed
 task is loaded before it replaces the old one, and a task that cannot be loaded is refused with a message; neither
-affects the other tasks. Older versions are loaded on demand, and only a few of them are kept.
+affects the other tasks. Older versions are loaded on demand, and only a few of them are kept. If the disk does not
+answer for one task, the others are read without it, and its loaded version is still served.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +22,8 @@ from typing import Any
 from adapterbank.errors import AdapterbankError, PackageDamaged, UnknownName
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.slot_cache import TaskHandle
+from adapterbank.serving.heartbeat import Heartbeat
+from adapterbank.serving.service.task_reader import NoAnswer, TaskReader
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import Package, parse_ref
 
@@ -34,8 +36,10 @@ _THOROUGH = 5
 _SUGGESTIONS = 5
 """Number of similar names in an error message."""
 _LOADERS = 2
-LOCKS = 64
-"""Number of locks that the tasks share."""
+_COMPILING = 600.0
+"""Seconds that compiling for a GPU may take."""
+_STOPPING = 1.0
+"""Seconds that `stop` waits for a scan in progress."""
 _TRIES = 3
 """How often a task is read again if it changes while it is read."""
 _COARSE = 2.5
@@ -74,7 +78,8 @@ class TaskRegistry:
         self._pinned: OrderedDict[tuple[str, int], ServedTask] = OrderedDict()
         self.stamps: dict[str, Stamp] = {}
         """The state of each task when it was read."""
-        self._locks = [threading.Lock() for _ in range(LOCKS)]
+        self._reader = TaskReader(_LOADERS)
+        self._heartbeat = Heartbeat()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -85,10 +90,18 @@ class TaskRegistry:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop scanning."""
+        """Stop scanning; a scan that hangs is not waited for."""
         self._stopped.set()
         if self._thread:
-            self._thread.join()
+            self._thread.join(_STOPPING)
+
+    def stalled(self) -> list[str]:
+        """Return what stands still: the scan, or tasks that the disk does not answer for; never waits."""
+        return [*self._heartbeat.stalled(), *self._reader.stalled()]
+
+    def all_problems(self) -> dict[str, str]:
+        """Return the tasks that cannot be served, and those that cannot be read now, with the reason; never waits."""
+        return dict(sorted({**self._reader.hung(), **self.problems.copy()}.items()))
 
     @property
     def count(self) -> int:
@@ -142,16 +155,13 @@ class TaskRegistry:
         Pointers and versions are written by a rename, which changes the task's folder. Any other change to the files is
         seen by a thorough scan only.
         """
-        names = self.bank.folders()
-        changed = [name for name in {*names, *list(self.stamps)} if self._changed(name, thorough)]
-        refresh = partial(self.refresh, thorough=thorough)
-        if len(changed) > 1:
-            with ThreadPoolExecutor(_LOADERS) as pool:
-                list(pool.map(refresh, sorted(changed)))
-        else:
-            list(map(refresh, changed))
+        with self._heartbeat.work("listing the bank's tasks"):
+            names = self.bank.folders()
+        known = sorted({*names, *list(self.stamps)})
+        self._reader.each(known, partial(self._refresh, thorough=thorough))
         if not self.ready:
-            self._warm_up()
+            with self._heartbeat.work("compiling", _COMPILING):
+                self._warm_up()
         self.ready = not self._stopped.is_set()
 
     def _warm_up(self) -> None:
@@ -163,9 +173,11 @@ class TaskRegistry:
 
     def refresh(self, name: str, *, thorough: bool = False) -> None:
         """Read one task again if it has changed, without waiting for the next scan."""
-        with self._lock_of(name):
-            if self._changed(name, thorough) and not self._stopped.is_set():
-                self._replace(name)
+        self._reader.one(name, partial(self._refresh, name, thorough=thorough))
+
+    def _refresh(self, name: str, *, thorough: bool) -> None:
+        if not self._stopped.is_set() and self._changed(name, thorough):
+            self._replace(name)
 
     def _follow(self) -> None:
         last, scans = "", 0
@@ -178,10 +190,6 @@ class TaskRegistry:
                     log.error("bank", extra={"fields": {"problem": text}})
                 last = text
             self._stopped.wait(POLL)
-
-    def _lock_of(self, name: str) -> threading.Lock:
-        """Return the lock of a task; one request does not wait while a thousand other tasks are loaded."""
-        return self._locks[hash(name) % len(self._locks)]
 
     def _changed(self, name: str, thorough: bool) -> bool:
         """Whether a task differs from what was read; one written just now is compared, as times may be coarse."""
@@ -250,18 +258,26 @@ class TaskRegistry:
         else:
             package.tensors()  # its files have changed: do they still match the manifest?
         assert handle is not None
+        name, size = package.manifest.name, package.manifest.bytes
+        handle.source = lambda: self._reader.one(name, package.tensors, size)  # a lane must not hang with the disk
         return ServedTask(package, handle, key)
 
     def _pin(self, name: str, version: int) -> ServedTask:
-        with self._lock_of(name):
-            if served := self.find(f"{name}@{version}"):
-                return served
-            self._pinned[name, version] = served = self._load(self.bank.get(f"{name}@{version}"))
+        served = self._reader.one(name, partial(self._load_pinned, name, version))
         while len(self._pinned) > PINNED:
             with contextlib.suppress(KeyError):  # another thread was faster
-                extra = self._pinned.popitem(last=False)[1]
-                with self._lock_of(extra.package.manifest.name):
-                    self._release(extra)
+                key, extra = self._pinned.popitem(last=False)
+                try:
+                    self._reader.one(key[0], partial(self._release, extra))
+                except NoAnswer:  # it is released when its task is read again
+                    self._pinned[key] = extra
+                    break
+        return served
+
+    def _load_pinned(self, name: str, version: int) -> ServedTask:
+        if served := self.find(f"{name}@{version}"):
+            return served
+        self._pinned[name, version] = served = self._load(self.bank.get(f"{name}@{version}"))
         return served
 
     def _release(self, served: ServedTask) -> None:

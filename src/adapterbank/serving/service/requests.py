@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from adapterbank.errors import AdapterbankError, BankError, InputError, PackageDamaged, StorageError
-from adapterbank.inference.engine import Prepared
+from adapterbank.inference.engine import Engine, Prepared
 from adapterbank.kinds.table import KINDS
+from adapterbank.serving.heartbeat import BOUND
 from adapterbank.serving.service.protocol import FAILED, REQUEST, Ask, Refusal
 from adapterbank.serving.service.registry import ServedTask
 from adapterbank.serving.service.scheduler import QueueFull
+from adapterbank.serving.service.task_reader import NoAnswer
+from adapterbank.tasks.spec import Examples
 
 log = logging.getLogger("adapterbank.serving")
 
+Result = TypeVar("Result")
+
 _CHARACTERS = 3
 """Characters per token, a low estimate, so that the queue is rather over- than underestimated."""
+_TOKENISED = 100_000
+"""Characters per second that even a slow core tokenises."""
 
 
 @dataclass(eq=False)
@@ -39,7 +46,7 @@ class PendingRequest:
     """The id of its HTTP request, for the log."""
 
 
-def with_refusals(action: Callable[[], Any], bank: Path) -> Any:
+def with_refusals(action: Callable[[], Result], bank: Path) -> Result:
     """Run an action on a task of the bank, and turn its errors into refusals."""
     try:
         return action()
@@ -89,6 +96,21 @@ def estimate_tokens(pending: PendingRequest) -> int:
     return sum(min(longest, 3 + length // _CHARACTERS) for length in lengths)
 
 
+def tokenising_seconds(parts: Iterable[Examples]) -> float:
+    """Return the seconds that tokenising may take before it stands still."""
+    return BOUND + sum(len(text) for one in parts for text in (*one.texts, *(one.pairs or ()))) / _TOKENISED
+
+
+def finish(engine: Engine, pending: PendingRequest, bank: Path) -> Any:
+    """Turn the outputs of a request into its predictions, or into a refusal."""
+    assert pending.prepared is not None
+    try:
+        outputs = [out for _, outs in sorted(pending.outputs.items()) for out in outs]
+        return engine.finish_json(pending.prepared, outputs, pending.ask.best)
+    except Exception as error:
+        return to_refusal(error, pending, bank)
+
+
 def to_refusal(error: Exception, pending: PendingRequest, bank: Path) -> Exception:
     """Return the refusal that reports an error to the client."""
     if isinstance(error, Refusal):
@@ -97,6 +119,8 @@ def to_refusal(error: Exception, pending: PendingRequest, bank: Path) -> Excepti
         return Refusal("overloaded", f"The server is busy: {error}", retry_after=error.retry_after)
     if isinstance(error, InputError):
         return Refusal("bad_request", without_paths(error, bank))
+    if isinstance(error, NoAnswer):
+        return Refusal("damaged", str(error), retry_after=5)
     if isinstance(error, AdapterbankError):  # its slot was not in memory and cannot be loaded
         if pending.served.handle.removed or _is_gone(pending.served.package.path):
             return Refusal("unknown_task", "The task was removed while the request was queued; see GET /v1/tasks.")

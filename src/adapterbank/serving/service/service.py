@@ -21,23 +21,28 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import islice
 from typing import Any
 
-import numpy as np
-
-from adapterbank.encoder.batch import Tokens
 from adapterbank.inference.engine import Engine, Prepared
 from adapterbank.inference.graph_runner import Wait
 from adapterbank.inference.slot_cache import TaskHandle
 from adapterbank.runtime import use_one_thread
+from adapterbank.serving.daemon_pool import DaemonPool
+from adapterbank.serving.heartbeat import Heartbeat, Stalls
 from adapterbank.serving.service.admin import TaskAdmin
 from adapterbank.serving.service.bank_mirror import Mirror
+from adapterbank.serving.service.batches import Outputs, land, launch, most_seconds
 from adapterbank.serving.service.protocol import FAILED, STOPPING, Ask, Refusal, Reply
 from adapterbank.serving.service.registry import TaskRegistry
-from adapterbank.serving.service.requests import PendingRequest, check_pairs, estimate_tokens, resolve, to_refusal
+from adapterbank.serving.service.requests import (
+    PendingRequest,
+    check_pairs,
+    estimate_tokens,
+    finish,
+    resolve,
+    to_refusal,
+    tokenising_seconds,
+)
 from adapterbank.serving.service.scheduler import Part, QueueFull, RowGroup, Scheduler
 from adapterbank.storage.bank import Bank
 from adapterbank.tasks.spec import Examples
@@ -53,6 +58,10 @@ _CORE_TOKENS = 1024
 """Tokens of a batch on one core: larger batches are no cheaper per token, and other rows wait longer."""
 _GPU_TOKENS = 4096
 """The same for a GPU, which has several batches queued: 256 rows of 16 tokens."""
+_STOPPING = 30.0
+"""Seconds that `stop` waits for requests in progress."""
+_LEAVING = 1.0
+"""Seconds that `stop` waits for a thread that no request waits for."""
 
 
 class BankService:
@@ -89,9 +98,11 @@ class BankService:
         self._condition = threading.Condition()
         self.arrived: deque[RowGroup] = deque()
         """Groups that are not tokenised yet."""
-        self._texts = ThreadPoolExecutor(1, thread_name_prefix="texts")
-        self._loader = ThreadPoolExecutor(1, thread_name_prefix="slots")
+        self._texts, self._loader = DaemonPool(1, "texts"), DaemonPool(1, "slots")
         self._threads: list[threading.Thread] = []
+        self._lane_beats = [Heartbeat() for _ in range(self.lanes)]
+        self._text_beat, self._loader_beat = Heartbeat(), Heartbeat()
+        self._pending: set[PendingRequest] = set()
         self._callbacks: list[Callable[[int, int, float, float], None]] = []
         self._counts = {"batches": 0, "rows": 0, "tokens": 0}
         self._open = True
@@ -101,12 +112,13 @@ class BankService:
 
     @property
     def ready(self) -> bool:
-        """See `protocol.Service`."""
-        return self.registry.ready and self._open
+        """See `protocol.Service`; not while the tokenizer or all lanes stand still."""
+        lanes = all(beat.stalled() for beat in self._lane_beats)
+        return self.registry.ready and self._open and not lanes and not self._text_beat.stalled()
 
     @property
     def alive(self) -> bool:
-        """Whether the service is running and all its threads are alive."""
+        """Whether the service runs and all its threads are alive."""
         return self._open and all(thread.is_alive() for thread in self._threads)
 
     async def start(self) -> None:
@@ -116,9 +128,10 @@ class BankService:
         if self._threads:
             return
         sys.setswitchinterval(min(_SWITCH_INTERVAL, self._switch_interval))
-        for i in range(self.lanes):
-            self._threads.append(threading.Thread(target=self._compute_all, name=f"compute {i}", daemon=True))
-            self._threads[i].start()
+        for i, beat in enumerate(self._lane_beats):
+            thread = threading.Thread(target=self._compute_all, args=(beat,), name=f"compute {i}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
         if self.mirror:
             self.mirror.follow()
         self.registry.follow()
@@ -128,14 +141,30 @@ class BankService:
         with self._condition:
             self._open = False
             self._condition.notify_all()
-        for thread in self._threads:
-            await asyncio.to_thread(thread.join)
+        await self._end_lanes()
         await asyncio.to_thread(self.registry.stop)
         if self.mirror:
             await asyncio.to_thread(self.mirror.close)
         for pool in (self._loader, self._texts):
-            await asyncio.to_thread(pool.shutdown)
+            await asyncio.to_thread(pool.shutdown, patience=_LEAVING)
+        self._admin.close()
         sys.setswitchinterval(self._switch_interval)
+
+    async def _end_lanes(self) -> None:
+        """Wait until what is queued is answered; a lane that stands still keeps nobody waiting for longer."""
+        end = time.monotonic() + _STOPPING
+        while any(thread.is_alive() for thread in self._threads) and time.monotonic() < end:
+            await asyncio.sleep(0.005)
+            if not self._pending:
+                end = min(end, time.monotonic() + _LEAVING)
+        self._answer([(pending, Refusal("not_ready", STOPPING, retry_after=1)) for pending in self._pending.copy()])
+
+    def stalled(self) -> Stalls:
+        """See `protocol.Service`."""
+        parts: dict[str, Any] = {"bank": self.registry, **({"mirror": self.mirror} if self.mirror else {})}
+        parts |= {"tokenizer": self._text_beat, "slot loader": self._loader_beat}
+        parts |= {f"lane {i}": beat for i, beat in enumerate(self._lane_beats)}
+        return {name: part.stalled() for name, part in parts.items()}
 
     async def predict(self, asks: Sequence[Ask]) -> list[Reply]:
         """See `protocol.Service`."""
@@ -148,6 +177,7 @@ class BankService:
             check_pairs(pending)
         groups = [RowGroup(pending.served.key, pending, estimate_tokens(pending)) for pending in requests]
         self._enter(groups)
+        self._pending.update(requests)
         try:
             found = await asyncio.gather(*(pending.future for pending in requests))
         except BaseException:
@@ -156,6 +186,8 @@ class BankService:
                 pending.future.cancel()
                 _ = pending.future.done() and not pending.future.cancelled() and pending.future.exception()
             raise
+        finally:
+            self._pending.difference_update(requests)
         manifests = [pending.served.package.manifest for pending in requests]
         return [Reply(m.name, m.version, mine) for m, mine in zip(manifests, found, strict=True)]
 
@@ -182,7 +214,7 @@ class BankService:
             **self._counts,
             "queue_tokens": self.scheduler.waiting,
             "tasks": self.registry.count,
-            "problems": len(self.registry.problems),
+            "problems": len(self.registry.all_problems()),
             "resident": len(self.engine.stacks),
             "evictions": slots.evictions,
             "loads": slots.loads,
@@ -221,10 +253,12 @@ class BankService:
             asks = [(group.value.served.handle, group.value.ask) for group in arrived]
             texts = [(handle, Examples(ask.texts, ask.pairs)) for handle, ask in asks]
             prepared: list[Prepared | Exception]
-            try:
-                prepared = list(self.engine.tokenise(texts))
-            except BaseException:  # one of them is at fault: tokenise each alone
-                prepared = [self._tokenise_one(*one) for one in texts]
+            allowed = tokenising_seconds(examples for _, examples in texts)
+            with self._text_beat.work(f"tokenising {len(texts)} requests", allowed):
+                try:
+                    prepared = list(self.engine.tokenise(texts))
+                except BaseException:  # one of them is at fault: tokenise each alone
+                    prepared = [self._tokenise_one(*one) for one in texts]
             self._make_ready(list(zip(arrived, prepared, strict=True)))
 
     def _take_arrived(self) -> list[RowGroup]:
@@ -269,7 +303,8 @@ class BankService:
         found: Prepared | Exception = prepared
         try:
             if group.queued:
-                self.engine.slots.load_ahead(group.value.served.handle)
+                with self._loader_beat.work(f"loading {group.value.served.package.ref}"):
+                    self.engine.slots.load_ahead(group.value.served.handle)
         except Exception as error:
             found = error
         self._make_ready([(group, found)])
@@ -284,18 +319,21 @@ class BankService:
         except BaseException as error:  # such as a panic of the tokenizer, which must not end this thread
             return RuntimeError(type(error).__name__)
 
-    def _compute_all(self) -> None:
+    def _compute_all(self, beat: Heartbeat) -> None:
         """Compute batches until the service stops and nothing is left."""
         if self.lanes > 1:
             use_one_thread()
         launched: deque[tuple[list[Part], float, Wait]] = deque()
         landed = 0.0
         while (batch := self._next(len(launched))) or launched:
-            if batch:
-                launched.append((batch, time.monotonic(), self._launch(batch)))
-            if not batch or len(launched) > self.engine.ahead:
+            allowed = most_seconds(batch or launched[0][0], self.scheduler.pace, compiles=self.engine.ahead > 0)
+            with beat.work("computing a batch", allowed):
+                if batch:
+                    launched.append((batch, time.monotonic(), launch(self.engine, batch)))
+                if batch and len(launched) <= self.engine.ahead:
+                    continue
                 done, began, wait = launched.popleft()
-                outputs = self._land(done, wait)
+                outputs = land(self.engine, done, wait, beat)
                 began, landed = max(began, landed), time.monotonic()
                 self._count(done, landed - began)
                 self._answer_all(done, outputs)
@@ -327,35 +365,14 @@ class BankService:
                     return []
                 self._condition.wait(due)
 
-    def _launch(self, batch: list[Part]) -> Wait:
-        """Launch a batch; return a function that waits for the outputs or raises."""
-        tokens: list[Tokens] = []
-        tasks: list[TaskHandle | None] = []
-        for part in batch:
-            prepared = part.group.value.prepared
-            tokens += prepared.rows.tokens[part.start : part.stop]
-            tasks += [prepared.handle] * len(part)
-        try:
-            return self.engine.launch(tokens, tasks)
-        except Exception as error:
-            return partial(_fail, error)
-
-    def _land(self, batch: list[Part], wait: Wait) -> list[list[np.ndarray] | Exception]:
-        """Wait for a batch; return the outputs of each part, or the error."""
-        try:
-            outputs = iter(wait())
-            return [list(islice(outputs, len(part))) for part in batch]
-        except Exception as error:  # one of them is at fault: compute each alone
-            return [error] if len(batch) == 1 else [self._land([part], self._launch([part]))[0] for part in batch]
-
-    def _answer_all(self, batch: list[Part], outputs: list[list[np.ndarray] | Exception]) -> None:
+    def _answer_all(self, batch: list[Part], outputs: list[Outputs]) -> None:
         try:
             self._finish(batch, outputs)
         except Exception as error:  # the lane must go on, and no request may wait for ever
             log.error("failed", exc_info=error)
             self._answer([(part.group.value, Refusal("internal", FAILED)) for part in batch])
 
-    def _finish(self, batch: list[Part], outputs: list[list[np.ndarray] | Exception]) -> None:
+    def _finish(self, batch: list[Part], outputs: list[Outputs]) -> None:
         """Turn outputs into predictions for the requests that are complete."""
         done: list[tuple[PendingRequest, Any]] = []
         for part, outs in zip(batch, outputs, strict=True):
@@ -365,16 +382,8 @@ class BankService:
                 continue
             pending.outputs[part.start] = outs
             if sum(map(len, list(pending.outputs.values()))) == len(part.group.sizes):  # another lane may add outputs
-                done.append((pending, self._predictions(pending)))
+                done.append((pending, finish(self.engine, pending, self.bank.path)))
         self._answer(done)
-
-    def _predictions(self, pending: PendingRequest) -> Any:
-        assert pending.prepared is not None
-        try:
-            outputs = [out for _, outs in sorted(pending.outputs.items()) for out in outs]
-            return self.engine.finish_json(pending.prepared, outputs, pending.ask.best)
-        except Exception as error:
-            return to_refusal(error, pending, self.bank.path)
 
     def _answer(self, done: list[tuple[PendingRequest, Any]]) -> None:
         """Pass results to their requests, all of one event loop at once."""
@@ -384,7 +393,3 @@ class BankService:
         for loop, mine in loops.items():
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(resolve, mine)
-
-
-def _fail(error: Exception) -> list[np.ndarray]:
-    raise error
