@@ -123,10 +123,10 @@ def options() -> argparse.Namespace:
 def main() -> int:
     """Run the campaign; return its exit status."""
     arguments = options()
-    names, only = [name for name in arguments.only.split(",") if name], None
+    names, repeat = [name for name in arguments.only.split(",") if name], None
     if arguments.repeat:
-        failed = json.loads(arguments.repeat.read_text(encoding="utf-8"))
-        names, only, arguments.seed = [failed["trial"]], int(failed["case"]), int(failed["seed"])
+        repeat = json.loads(arguments.repeat.read_text(encoding="utf-8"))
+        names, arguments.seed = [repeat["trial"]], int(repeat["seed"])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console, stages, stopped = Console(), [], False
     try:
@@ -135,7 +135,7 @@ def main() -> int:
             minutes=arguments.minutes,
             seed=arguments.seed,
             failures_to=arguments.failures.resolve(),
-            only=only,
+            repeat=repeat,
             show=Progress(Console(stderr=True)),
         ):
             stages.append(stage)

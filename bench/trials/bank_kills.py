@@ -11,10 +11,12 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -23,10 +25,11 @@ import numpy as np
 from adapterbank.errors import AdapterbankError
 from adapterbank.storage.bank import Bank
 from packages import BACKBONE, draft
-from trials.children import Outcome, in_child
+from trials.children import in_child
 from trials.frame import Case, Stage, Trial
 
-CALLS = (
+Calls = Sequence[tuple[ModuleType, str]]
+CALLS: Calls = (
     *((os, name) for name in ("open", "close", "write", "fsync", "mkdir", "rmdir", "unlink", "remove", "replace")),
     *((os, name) for name in ("rename", "link", "listdir", "scandir", "stat", "lstat", "chmod", "fchmod")),
     *((builtins, "open"), (io, "open"), (fcntl, "flock")),
@@ -101,10 +104,10 @@ class Expected:
 
 
 @contextmanager
-def counted(stop_at: int = -1) -> Iterator[Callable[[], int]]:
-    """Count the calls, and kill this process at the one with this number: even before it, odd after it."""
+def counted(stop_at: int = -1, calls: Calls = CALLS) -> Iterator[Callable[[], int]]:
+    """Count calls, and kill this process at one of them: `stop_at` is twice its number, plus one for after it."""
     number = itertools.count()
-    last = 0
+    last = -1
 
     def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **options: Any) -> Any:
@@ -120,8 +123,8 @@ def counted(stop_at: int = -1) -> Iterator[Callable[[], int]]:
 
         return wrapped
 
-    patches = [mock.patch.object(module, name, wrap(getattr(module, name))) for module, name in CALLS]
-    supported = {getattr(os, name) for module, name in CALLS if module is os}
+    patches = [mock.patch.object(module, name, wrap(getattr(module, name))) for module, name in calls]
+    supported = {getattr(os, name) for module, name in calls if module is os}
     with (
         mock.patch.object(os, "supports_dir_fd", os.supports_dir_fd | supported),
         mock.patch.object(os, "supports_follow_symlinks", os.supports_follow_symlinks | supported),
@@ -174,7 +177,7 @@ def fresh(template: Path, folder: Path) -> Bank:
     return Bank.open(folder)
 
 
-def judge(name: str, expected: Expected, folder: Path, returned: bool) -> list[str]:
+def judge(expected: Expected, folder: Path, returned: bool) -> list[str]:
     """Return what is wrong with a bank whose writer was killed; a sentence each."""
     bank = Bank.open(folder)
     wrong = []
@@ -213,19 +216,29 @@ def judge(name: str, expected: Expected, folder: Path, returned: bool) -> list[s
     return wrong
 
 
-def at_a_moment(name: str, folder: Path, seconds: float) -> None:
-    """Run an operation with a timer of the kernel that ends the process as SIGKILL does: no handler, no clean-up."""
+def disturb(folder: Path, name: str, moment: float, step: int) -> None:
+    """Run an operation that is killed at a call, or with a step below zero after as many seconds.
+
+    The timer is the kernel's. Its signal ends the process as SIGKILL does: no handler, no clean-up.
+    """
+    if step >= 0:
+        with counted(step):
+            OPERATIONS[name](Bank.open(folder))
+        return
     bank = Bank.open(folder)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6))
+    signal.setitimer(signal.ITIMER_REAL, max(moment, 1e-6))
     OPERATIONS[name](bank)
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def at_a_call(name: str, folder: Path, stop_at: int) -> None:
-    """Run an operation that is killed at a call."""
-    with counted(stop_at):
-        OPERATIONS[name](Bank.open(folder))
+def draw(case: Case, expected: dict[str, Expected], steps: list[tuple[str, int]]) -> tuple[str, float, int]:
+    """Choose an operation and when it is killed: in turns at the next step of all, and at a random moment."""
+    if case.number % 2:
+        name, step = steps[case.number // 2 % len(steps)]
+        return name, 0.0, step
+    name = case.random.choice([*OPERATIONS])
+    return name, case.random.uniform(0, 1.2 * expected[name].seconds), -1
 
 
 def run(stage: Stage) -> None:
@@ -238,30 +251,19 @@ def run(stage: Stage) -> None:
     stage.note("steps of all writers at which one is killed", len(steps))
     killed = 0
     for case in stage.cases():
-        outcome, name, how = disturbed(case, expected, steps, template, folder)
+        name, moment, step = how = tuple(stage.repeated.get("how", draw(case, expected, steps)))
+        fresh(template, folder)
+        outcome = in_child(partial(disturb, folder, *how))
         killed += outcome.ended == "died"
         if outcome.ended not in ("returned", "died"):
             stage.fail(case, f"{name}: {outcome.summary}", how=how, trace=outcome.trace)
             continue
-        judged = in_child(lambda: judge(name, expected[name], folder, outcome.ended == "returned"))  # noqa: B023
+        judged = in_child(partial(judge, expected[name], folder, outcome.ended == "returned"))
         wrong = judged.value if judged.ended == "returned" else [f"The check {judged.summary}", judged.trace]
         if wrong:
-            stage.fail(case, f"{name}: {' '.join(wrong)}", how=how, ended=outcome.summary)
+            place = f"at {moment:.6f} s" if step < 0 else f"{('before', 'after')[step % 2]} call {step // 2}"
+            stage.fail(case, f"{name}, killed {place}: {' '.join(wrong)}", how=how, ended=outcome.summary)
     stage.note("writers that were killed before they were done", killed)
-
-
-def disturbed(
-    case: Case, expected: dict[str, Expected], steps: list[tuple[str, int]], template: Path, folder: Path
-) -> tuple[Outcome, str, str]:
-    """Run one writer to its death; return how it ended, which operation it was and where it was killed."""
-    fresh(template, folder)
-    if case.number % 2:
-        name, step = steps[case.number // 2 % len(steps)]
-        outcome = in_child(lambda: at_a_call(name, folder, step))
-        return outcome, name, f"{'after' if step % 2 else 'before'} call {step // 2}"
-    name = case.random.choice([*OPERATIONS])
-    moment = case.random.uniform(0, 1.2 * expected[name].seconds)
-    return in_child(lambda: at_a_moment(name, folder, moment)), name, f"after {moment:.6f} s"
 
 
 TRIAL = Trial(

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +63,8 @@ class Stage:
     failures_to: Path
     only: int | None = None
     """The number of the one case to repeat."""
+    repeated: Mapping[str, Any] = field(default_factory=dict)
+    """The evidence of the failure to repeat: what a trial drew beyond `case.random`."""
     show: Callable[[Stage], None] = lambda stage: None
     tries: int = 0
     failures: list[dict[str, Any]] = field(default_factory=list)
@@ -131,20 +133,21 @@ def run_all(
     minutes: float,
     seed: int,
     failures_to: Path,
-    only: int | None = None,
+    repeat: Mapping[str, Any] | None = None,
     show: Callable[[Stage], None] = lambda stage: None,
 ) -> Iterator[Stage]:
     """Run trials one after the other and yield each stage as it begins; its numbers are final when the next begins.
 
     The time that is left is divided by the weights of the trials that are left, so a trial that is complete early
-    passes its time on. An exception of a trial itself counts as its failure.
+    passes its time on. An exception of a trial itself counts as its failure. `repeat` is the file of a failure.
     """
+    only, evidence = (int(repeat["case"]), repeat["evidence"]) if repeat else (None, {})
     ends = time.monotonic() + 60 * minutes
     for place, trial in enumerate(trials):
         share = trial.weight / sum(one.weight for one in trials[place:])
         folder = Path(tempfile.mkdtemp(prefix=f"trial-{trial.name}-"))
         seconds = max(0.0, ends - time.monotonic()) * share
-        stage = Stage(trial, seed, seconds, folder, failures_to, only, show)
+        stage = Stage(trial, seed, seconds, folder, failures_to, only, evidence, show)
         yield stage
         try:
             with stage.closing:
