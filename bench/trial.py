@@ -111,7 +111,9 @@ def told(stages: list[Stage], arguments: argparse.Namespace) -> dict[str, Any]:
 def options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=2.0, help="time in all; divided among the trials (default 2)")
+    parser.add_argument(
+        "--minutes", type=float, default=2.0, help="time for all cases, divided among the trials (default 2)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="every case follows from it (default 0)")
     parser.add_argument("--only", default="", metavar="NAME,…", help=f"these trials alone: {', '.join(NAMES)}")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="write the result here")
@@ -148,7 +150,12 @@ def main() -> int:
         for name, value in stage.notes.items():
             console.print(f"{stage.trial.name}: {name}: {value}", highlight=False, markup=False)
         for failure in stage.failures[:20]:
-            console.print(f"{failure['file']}: {failure['what']}", highlight=False, markup=False, soft_wrap=True)
+            console.print(
+                f"{arguments.failures / failure['file']}: {failure['what']}",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
         if len(stage.failures) > 20:
             console.print(f"… and {len(stage.failures) - 20} more of {stage.trial.name}")
     if arguments.out:

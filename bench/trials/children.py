@@ -44,6 +44,8 @@ class Outcome:
     output: str = ""
     """The end of what it wrote to its standard output and error."""
     seconds: float = 0.0
+    cpu: float = 0.0
+    """Seconds of CPU time, which do not depend on what else the machine does."""
     megabytes: float = 0.0
     """Resident memory at its peak, above the parent's at the start."""
 
@@ -142,7 +144,9 @@ def _run(function: Callable[[], Any], answer: int, output: int, seconds: float, 
         except BaseException as error:
             told = {"ended": "raised", "error": type(error).__name__, "message": str(error)[:TAIL]}
             told["trace"] = traceback.format_exc()[-TAIL:]
-        told["megabytes"] = max(0.0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        told["cpu"] = used.ru_utime + used.ru_stime
+        told["megabytes"] = max(0.0, used.ru_maxrss / 1024 - before)
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         with suppress(OSError, ValueError):
             sys.stdout.flush()

@@ -28,7 +28,7 @@ from trials import spoil, tiny
 from trials.children import in_child
 from trials.frame import Case, Stage, Trial, remove
 
-SECONDS = 15
+SECONDS = 30
 MEGABYTES = 256
 """Memory that a case may take beyond what the process had; every file is a few kilobytes."""
 TEXT = "the big red fox was good"

@@ -30,7 +30,7 @@ from trials import tiny
 from trials.children import Outcome, in_child
 from trials.frame import Case, Stage, Trial
 
-SECONDS = 15
+SECONDS = 30
 MEGABYTES = 256
 TEXT = "the big red fox was good"
 TASKS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {

@@ -57,7 +57,7 @@ class Stage:
     trial: Trial
     seed: int
     seconds: float
-    """Time that the trial may take."""
+    """Time for the cases; what the trial prepares before its first case adds to it."""
     folder: Path
     """A scratch folder, removed afterwards."""
     failures_to: Path
@@ -70,6 +70,8 @@ class Stage:
     failures: list[dict[str, Any]] = field(default_factory=list)
     notes: dict[str, Any] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
+    prepared: float = 0.0
+    """Seconds before the first case."""
     took: float = 0.0
     closing: ExitStack = field(default_factory=ExitStack)
     """What ends with the trial, also with Ctrl-C: `stage.closing.callback(server.stop)`."""
@@ -77,11 +79,12 @@ class Stage:
     @property
     def left(self) -> float:
         """Return the seconds that are left."""
-        return max(0.0, self.seconds - (time.monotonic() - self.began))
+        return max(0.0, self.seconds + self.prepared - (time.monotonic() - self.began))
 
     def cases(self, count: int | None = None) -> Iterator[Case]:
         """Yield the cases until the time or the full count (or `count`) is used up; at least one, in any case."""
         most = count or self.trial.full
+        self.prepared = self.prepared or time.monotonic() - self.began
         for number in itertools.count() if self.only is None else (self.only,):
             if self.tries and (not self.left or (most and self.tries >= most)):
                 return
@@ -102,7 +105,7 @@ class Stage:
         same = sum(failure["case"] == case.number for failure in self.failures)
         path = self.failures_to / f"{case.trial}-{case.seed}-{case.number}{f'-{same + 1}' if same else ''}.json"
         path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-        self.failures.append({"case": case.number, "what": what, "file": str(path)})
+        self.failures.append({"case": case.number, "what": what, "file": path.name})
         self.show(self)
 
     def note(self, name: str, value: Any) -> None:
@@ -139,7 +142,8 @@ def run_all(
     """Run trials one after the other and yield each stage as it begins; its numbers are final when the next begins.
 
     The time that is left is divided by the weights of the trials that are left, so a trial that is complete early
-    passes its time on. An exception of a trial itself counts as its failure. `repeat` is the file of a failure.
+    passes its time on; the time to prepare a trial is not counted. An exception of a trial itself counts as its
+    failure. `repeat` is the content of a failure's file.
     """
     only, evidence = (int(repeat["case"]), repeat["evidence"]) if repeat else (None, {})
     ends = time.monotonic() + 60 * minutes
@@ -159,6 +163,7 @@ def run_all(
             )
         finally:
             stage.took = time.monotonic() - stage.began
+            ends += stage.prepared
             children.end_all()
             remove(folder)
 
