@@ -119,12 +119,16 @@ def options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="write the result here")
     parser.add_argument("--failures", type=Path, default=Path("trial-failures"), help="folder for what failed")
     parser.add_argument("--repeat", type=Path, metavar="FAILURE.json", help="run the case of this failure alone")
+    parser.add_argument("--list", action="store_true", help="print the trials and their promises, and run nothing")
     return parser.parse_args()
 
 
 def main() -> int:
     """Run the campaign; return its exit status."""
     arguments = options()
+    if arguments.list:
+        print("\n".join(f"{trial.name}: {trial.promise}" for trial in find([])))
+        return 0
     names, repeat = [name for name in arguments.only.split(",") if name], None
     if arguments.repeat:
         repeat = json.loads(arguments.repeat.read_text(encoding="utf-8"))
