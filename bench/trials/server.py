@@ -53,6 +53,8 @@ STOP_SECONDS = 35.0
 """Seconds after which a server that was asked to stop has failed to: the documents promise 30."""
 _MAIN = "from adapterbank.cli.entry import main; main()"
 
+Drawn = tuple[Any, ...]
+"""The kind of a task, the number that its weights are drawn from, and options of its adapters."""
 Row = tuple[str, str | None]
 """A text, and its pair where the task reads pairs."""
 
@@ -68,19 +70,24 @@ class TrialBank:
         self._pool = [
             " ".join(f"word{draw.randrange(104, 2000)}" for _ in range(draw.randint(3, 24))) for _ in range(texts)
         ]
-        self.drawn: dict[tuple[str, int], tuple[str, int]] = {}
-        """(task, version) -> the kind and the number that its weights were drawn from."""
+        self.drawn: dict[tuple[str, int], Drawn] = {}
+        """(task, version) -> what its weights were drawn from."""
         self._last: dict[str, int] = {}
-        self._known: dict[tuple[str, int], dict[Row, dict[str, Any]]] = {}
+        self._known: dict[Drawn, dict[Row, dict[str, Any]]] = {}
         self._common: dict[tuple[str, int], list[Row]] = {}
 
-    def put(self, name: str, number: int, kind: str = "classification") -> int:
+    def put(self, name: str, number: int, kind: str = "classification", **sizes: int) -> int:
         """Put a new version of a task; its answers are known before a server can give them."""
-        self.answers(kind, number)
+        return self.put_into(self.bank, name, number, kind, **sizes)
+
+    def put_into(self, bank: Bank, name: str, number: int, kind: str = "classification", **sizes: int) -> int:
+        """The same into a copy of the bank; `sizes` are options of the adapters (size, depth)."""
+        drawn = kind, number, *sorted(sizes.items())
+        self.answers(*drawn)
         metric = KINDS[kind][1]
-        plan, tensors = self._weights(kind, number)
+        plan, tensors = self._weights(*drawn)
         version = self._last.get(name, 0) + 1
-        self.drawn[name, version] = kind, number
+        self.drawn[name, version] = drawn
         trained = sum(array.size for array in tensors.values())
         draft = Manifest(
             format=FORMAT,
@@ -100,22 +107,23 @@ class TrialBank:
             created="",
             fingerprint={},
         )
-        assert self.bank.put(draft, tensors).manifest.version == version
+        assert bank.put(draft, tensors).manifest.version == version
         self._last[name] = version
         return version
 
-    def answers(self, kind: str, number: int) -> dict[Row, dict[str, Any]]:
+    def answers(self, kind: str, number: int, *sizes: tuple[str, int]) -> dict[Row, dict[str, Any]]:
         """Return the rows to ask and the right answers, computed by an engine that holds nothing else."""
-        if (kind, number) not in self._known:
+        drawn = kind, number, *sizes
+        if drawn not in self._known:
             engine = Engine(self.backbone, device="cpu", precision="fp32")
-            plan, tensors = self._weights(kind, number)
+            plan, tensors = self._weights(*drawn)
             engine.put("one", _task("one", kind), plan, tensors, 64)
             pairs = [*self._pool[1:], self._pool[0]] if kind == "span" else None
             found = engine.predict([("one", Examples(self._pool, pairs))])[0]
             rows = list(zip(self._pool, pairs or [None] * len(self._pool), strict=True))
             made = zip(rows, (json.loads(json.dumps(one.to_json())) for one in found), strict=True)
-            self._known[kind, number] = {row: one for row, one in made if _is_clear(one)}
-        return self._known[kind, number]
+            self._known[drawn] = {row: one for row, one in made if _is_clear(one)}
+        return self._known[drawn]
 
     def common(self, kind: str, count: int) -> list[Row]:
         """Return the rows that all of the first numbers of a kind answer clearly."""
@@ -129,9 +137,10 @@ class TrialBank:
         drawn = self.drawn.get((task, version))
         return drawn is not None and same(found, self.answers(*drawn)[row])
 
-    def _weights(self, kind: str, number: int) -> tuple[Plan, dict[str, Any]]:
+    def _weights(self, kind: str, number: int, *sizes: tuple[str, int]) -> tuple[Plan, dict[str, Any]]:
         head = Head(kind, KINDS[kind][2])
-        plan = make_plan(Options(size=4 + 4 * (number % 3)), depth=self.backbone.config.layers, head=head)
+        options = Options(**{"size": 4 + 4 * (number % 3), **dict(sizes)})
+        plan = make_plan(options, depth=self.backbone.config.layers, head=head)
         first = initial_tensors(plan, self.backbone, sigma=random_bank.SPREAD, seed=number)
         draw = np.random.default_rng(number)
         return plan, {
@@ -175,6 +184,7 @@ class Server:
         prelude: str = "",
         limits: Mapping[int, int] | None = None,
         environment: Mapping[str, str] | None = None,
+        wrap: Sequence[str] = (),
         wait: bool = True,
     ) -> None:
         """Start a server.
@@ -185,10 +195,11 @@ class Server:
             prelude: Code that the process runs first, to inject a fault.
             limits: Resource limits of the process (`resource.RLIMIT_…`).
             environment: Further environment variables.
+            wrap: Words before the command: a program that prepares something and then becomes the server.
             wait: Whether to wait until it is ready.
         """
         code = f"{prelude}\n{_MAIN}" if prelude else _MAIN
-        command = [sys.executable, "-c", code, "serve", "--bank", str(bank), "--port", "0", "--device", "cpu", *words]
+        plain = [sys.executable, "-c", code, "serve", "--bank", str(bank), "--port", "0", "--device", "cpu", *words]
 
         def prepare() -> None:
             for name, value in (limits or {}).items():
@@ -196,7 +207,7 @@ class Server:
 
         source = str(Path(__file__).resolve().parents[2] / "src")
         self.process = subprocess.Popen(
-            command,
+            [*wrap, *plain],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -312,6 +323,8 @@ class Server:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+    close = kill
 
 
 @contextlib.contextmanager

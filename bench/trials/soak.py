@@ -357,7 +357,7 @@ def run(stage: Stage) -> None:
     server = Server(known.bank.path)
     stage.closing.callback(server.kill)
     before = server.figures()
-    soak = Soak(stage, known, server, time.monotonic() + stage.left)
+    soak = Soak(stage, known, server, time.monotonic() + stage.seconds)
     asyncio.run(load(soak))
     finish(soak, before)
 
