@@ -305,4 +305,5 @@ TRIAL = Trial(
     ),
     full=len(FAULTS),
     run=run,
+    weight=2.0,
 )

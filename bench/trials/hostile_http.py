@@ -359,4 +359,5 @@ TRIAL = Trial(
     ),
     full=10_000,
     run=run,
+    weight=2.0,
 )

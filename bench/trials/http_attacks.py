@@ -141,7 +141,8 @@ def _right(world: World, draw: random.Random, operation: Operation) -> Attack:
         query = "?" + urllib.parse.urlencode({"epochs": "1", "max_length": "16", **chosen})
     elif method == "DELETE" or template.endswith("/rollback"):
         task = draw.choice(world.spare)
-    run = draw.choice(world.runs) if world.runs and draw.random() < 0.8 else "0" * 32
+    place, known = draw.random(), draw.random() < 0.8  # drawn in any case, so that the rest does not depend on runs
+    run = world.runs[int(place * len(world.runs))] if world.runs and known else "0" * 32
     path = template.replace("{task}", task).replace("{id}", run) + query
     if who:
         headers.append(("Authorization", f"Bearer {world.keys.get(who, 'abk_' + 'x' * 43)}"))

@@ -138,5 +138,5 @@ TRIAL = Trial(
     ),
     full=40,
     run=run,
-    weight=2.0,
+    weight=5.0,
 )

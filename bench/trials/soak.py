@@ -393,5 +393,5 @@ TRIAL = Trial(
     ),
     full=0,
     run=run,
-    weight=2.0,
+    weight=4.0,
 )
