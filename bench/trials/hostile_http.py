@@ -210,7 +210,7 @@ def _unlisted(attack: Attack, answer: Answer) -> list[str]:
     """Judge the answer at an address, or with a method, that the document does not have."""
     if UNLISTED.fullmatch(address(attack.path)) and answer.status in (200, 404, 405):
         return []
-    known = {400, 401, 403, 404, 405, 413, 415, 422, 429}
+    known = {400, 401, 403, 404, 405, 413, 415, 422, 429, 431}
     return [] if answer.status in known else [f"{answer.status} at an address that the document does not have"]
 
 

@@ -325,8 +325,10 @@ def _host(world: World, draw: random.Random, attack: Attack) -> None:
     name = draw.choice(
         ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example:80", "0x7f.1", "[::2]", "8.8.8.8")
     )
+    if attack.refused:  # it has two hosts already
+        return
     attack.headers = [("Host", name), *((known, value) for known, value in attack.headers if known != "Host")]
-    attack.refused |= not world.keys
+    attack.refused = not world.keys
 
 
 def _twice(world: World, draw: random.Random, attack: Attack) -> None:
