@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import os
 import random
 import shutil
@@ -240,9 +242,11 @@ def fresh(template: Path, place: Path) -> None:
 def draw(case: Case) -> tuple[str, str, list[str]]:
     """Choose a sort of file, its damage and two or three questions."""
     name = case.random.choice([*SORTS])
-    ways = [*spoil.CONTENT, *spoil.PLACE]
-    way = case.random.choice(ways)
     sort = SORTS[name]
+    ways = [*spoil.CONTENT, *spoil.PLACE]
+    if sort.files[0].count("/") == 1:
+        ways.remove("a file for its folder")  # that folder is the whole bank
+    way = case.random.choice(ways)
     asks = [one for one in sort.asks if one != "mirror" or way in spoil.CONTENT]  # a URL has neither pipes nor links
     asks = case.random.sample(asks, min(2, len(asks)))
     asks = [one for one in asks if one not in CHANGES] + [one for one in asks if one in CHANGES][:1]
@@ -262,9 +266,10 @@ def run(stage: Stage) -> None:
     """Damage files and ask."""
     template, place = make(stage), stage.folder / "case"
     right = {}
-    for name in ASKS:
+    for name in ASKS:  # here, so that the children find everything imported
         fresh(template, place)
-        (right[name],) = in_child(partial(ask, [name], place)).value.values()
+        with contextlib.redirect_stdout(io.StringIO()):
+            (right[name],) = ask([name], place).values()
         if right[name][0] != "said":
             raise AssertionError(f"{name} fails on an intact bank: {right[name]}")
     if os.geteuid() == 0:
@@ -314,5 +319,5 @@ TRIAL = Trial(
     "A damaged file of a bank gives the right answer or one clear error: never another answer, a crash or a hang.",
     full=10_000,
     run=run,
-    weight=6,
+    weight=9,
 )

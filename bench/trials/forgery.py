@@ -210,7 +210,7 @@ def rows(task: str) -> list[Any]:
 
 def predict(place: Path, task: str) -> list[Any]:
     """Predict with the forged task and the healthy one in one batch."""
-    bank = open_bank(place / "bank", str(place / "encoder"), device="cpu")
+    bank = open_bank(place / "bank", tiny.backbone(place / "encoder"), device="cpu")
     found = bank.predict([task, "good"], [*rows(task), TEXT])
     for one in found:
         check_finite(one)
@@ -310,7 +310,7 @@ def ask(names: list[str], place: Path, task: str) -> dict[str, str]:
 
 def healthy(place: Path) -> Any:
     """Return the healthy task's answer."""
-    (found,) = open_bank(place / "bank", str(place / "encoder"), device="cpu").predict("good", [TEXT])
+    (found,) = open_bank(place / "bank", tiny.backbone(place / "encoder"), device="cpu").predict("good", [TEXT])
     return json.loads(json.dumps(found.to_json()))
 
 
@@ -352,8 +352,8 @@ def run(stage: Stage) -> None:
 
 
 def draw(case: Case) -> list[str]:
-    """Choose three questions; those that change the bank come last."""
-    asks = case.random.sample([*ASKS], 3)
+    """Choose two questions; those that change the bank come last."""
+    asks = case.random.sample([*ASKS], 2)
     return sorted(asks, key=lambda name: name in ("gc", "rollback", "remove"))
 
 
@@ -362,7 +362,7 @@ def healthy_at(template: Path, place: Path) -> Any:
     shutil.rmtree(place / "bank", ignore_errors=True)
     shutil.copytree(template, place / "bank")
     for task in TASKS:
-        if problems := {key: text for key, text in ask([*ASKS][:-1], place, task).items() if key != "right"}:
+        if problems := {key: text for key, text in ask([*ASKS], place, task).items() if key != "right"}:
             raise AssertionError(f"{task} fails in an intact bank: {problems}")
         shutil.rmtree(place / "bank")
         shutil.copytree(template, place / "bank")
@@ -387,5 +387,5 @@ TRIAL = Trial(
     "A forged package with right checksums crashes nothing, answers finitely if it loads, and disturbs no other task.",
     full=5000,
     run=run,
-    weight=5,
+    weight=7,
 )

@@ -6,6 +6,7 @@ that one case can be repeated without the others.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import random
@@ -84,6 +85,8 @@ class Stage:
     def cases(self, count: int | None = None) -> Iterator[Case]:
         """Yield the cases until the time or the full count (or `count`) is used up; at least one, in any case."""
         most = count or self.trial.full
+        gc.collect()
+        gc.freeze()  # or every child would copy what its collector looks at
         self.prepared = self.prepared or time.monotonic() - self.began
         for number in itertools.count() if self.only is None else (self.only,):
             if self.tries and (not self.left or (most and self.tries >= most)):

@@ -54,6 +54,18 @@ def command(*words: Any) -> Printed:
 
 @cache
 def _main() -> Any:
+    """Return the command line, whose parser is built once and not in every child."""
+    import typer.main
+
     from adapterbank.cli.main import main
 
+    typer.main.get_command = cache(typer.main.get_command)
     return main
+
+
+@cache
+def backbone(folder: Path) -> Any:
+    """Return the encoder in memory, loaded once: a child finds it there."""
+    from adapterbank.encoder.backbone import load
+
+    return load(str(folder))

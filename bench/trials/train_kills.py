@@ -182,5 +182,5 @@ TRIAL = Trial(
     "A training or sweep that is killed and continued ends with the same bytes of weights, one version and one record.",
     full=300,
     run=run,
-    weight=2,
+    weight=3,
 )

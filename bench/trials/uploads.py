@@ -99,5 +99,5 @@ TRIAL = Trial(
     "A hostile data file or study is read or refused with one clear error, within twice its bound of memory, in time.",
     full=500,
     run=run,
-    weight=3,
+    weight=2,
 )
