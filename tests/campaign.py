@@ -14,6 +14,8 @@ sys.path.append(str(COMMAND.parent))
 
 from trials import frame  # noqa: E402
 
+sys.path.remove(str(COMMAND.parent))  # bench/serving.py would hide tests/serving
+
 __all__ = ["COMMAND", "ROOT", "frame", "run", "short"]
 
 
