@@ -27,8 +27,10 @@ DEFINES := pyproject.toml $(CONSTRAINTS)
 BENCH_VENV ?= .venv-bench
 # A folder with sst2/train.parquet and cola/train.parquet adds their real lengths: make bench BENCH_ARGS="--data FOLDER"
 BENCH_ARGS ?=
+# An hour on two cores gives every trial its full count.
+TRIAL_ARGS ?= --minutes 60 --out bench/results/trial.json
 
-.PHONY: help demo bench results test pytest pytest-portable check lint format-check types imports format install install-dev clean distclean
+.PHONY: help demo bench trial results test pytest pytest-portable check lint format-check types imports format install install-dev clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -40,6 +42,9 @@ test: check pytest-portable pytest ## Run all checks, then all tests; ends with 
 
 bench: $(VENV)/.installed $(VENV)/.installed-demo $(BENCH_VENV)/.installed ## Compare training steps with other libraries on this machine's CPU
 	$(BIN)/python bench/train_cpu.py --peers $(BENCH_VENV)/bin/python --out bench/results/train_cpu.json $(BENCH_ARGS)
+
+trial: $(VENV)/.installed-dev ## Try to break every promise of SECURITY.md: kills, damage, forgery, hostile HTTP
+	$(BIN)/python bench/trial.py $(TRIAL_ARGS)
 
 results: $(VENV)/.installed-dev ## Recompute results/ from its records: tables, figures, report
 	$(BIN)/adapterbank figures --records results/records --out results/figures
