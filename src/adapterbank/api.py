@@ -21,6 +21,7 @@ from adapterbank.kinds.span import Reading
 from adapterbank.kinds.table import KINDS
 from adapterbank.storage import records
 from adapterbank.storage.bank import Bank, Removed
+from adapterbank.storage.bank_head import is_unused
 from adapterbank.storage.package import Manifest, Package
 from adapterbank.studies import ablation, grid, pruning
 from adapterbank.studies.progress import SweepProgress
@@ -87,7 +88,7 @@ class OpenBank:
             if self._backbone is not None or (self._name is not None and self._name != stored["name"]):
                 Bank.open(self.path, {"name": self.backbone.name, "sha256": self.backbone.sha256})
             self._name = self._name or stored["name"]
-        elif self.path.exists():
+        elif not is_unused(self.path):
             Bank.open(self.path)  # refuse a file or a folder that is not a bank
 
     @property

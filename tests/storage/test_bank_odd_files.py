@@ -206,6 +206,26 @@ def test_gc_removes_the_version_of_a_killed_put_and_never_uses_its_number_again(
     assert bank.put(draft("sst2"), TENSORS).ref == "sst2@3"
 
 
+def test_gc_finishes_the_removal_of_a_default_that_was_killed(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(bank, "sst2", "sst2")
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "set_aside", lambda path: path)  # killed before the folder is hidden
+        patch.setattr(files, "discard", lambda path: None)
+        bank.remove("sst2@2")
+    assert bank.get("sst2").ref == "sst2@1"
+    assert [item.path.name for item in bank.gc()] == ["2"]
+    assert bank.versions("sst2") == [1]
+    assert bank.put(draft(), TENSORS).ref == "sst2@3"
+
+
+def test_gc_removes_the_empty_folder_of_a_task_whose_first_put_was_killed(bank: Bank) -> None:
+    (bank.path / "tasks" / "new").mkdir()
+    assert bank.gc() == []  # it may still be written
+    assert [item.path.name for item in bank.gc(dry_run=True, older_than_seconds=0)] == ["new"]
+    assert [item.path.name for item in bank.gc(older_than_seconds=0)] == ["new"]
+    assert os.listdir(bank.path / "tasks") == []
+
+
 def test_gc_removes_leftovers_dated_in_the_future(bank: Bank) -> None:
     left = bank.path / "tasks" / ".tmp-left"
     left.mkdir(parents=True)

@@ -138,7 +138,7 @@ def load(folders: Iterable[str | Path], by: str = "repeated") -> RunTable:
                 elif checksum not in seen:
                     rows.append(read_row(path, record))
                     seen.add(checksum)
-            except (AdapterbankError, AttributeError, KeyError, TypeError, ValueError) as error:
+            except (AdapterbankError, AttributeError, KeyError, OSError, TypeError, ValueError) as error:
                 problems.append(f"{path} is left out: {_reason(error, path)}")
     done = {selection.request(row.record) for row in rows}  # a run that failed and succeeded later is no problem
     problems += [

@@ -18,18 +18,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
-from adapterbank import errors, schema
-from adapterbank.storage import files, pointers, reading
+from adapterbank import errors
+from adapterbank.storage import bank_head, files, pointers
 from adapterbank.storage.package import (
     FORMAT,
     RESTORE,
     Array,
-    EncoderFields,
     Manifest,
     Package,
-    check_format,
     check_name,
     is_name,
     is_version,
@@ -38,15 +36,6 @@ from adapterbank.storage.package import (
     read_manifest,
 )
 from adapterbank.storage.pointers import Pointers
-
-_HEAD_BEFORE = ("format", "backbone", "created")
-
-
-class BankHead(TypedDict):
-    """The fields of a bank.json."""
-
-    format: int
-    backbone: EncoderFields
 
 
 class Removed(NamedTuple):
@@ -73,8 +62,8 @@ class Bank:
             if path.exists() and not path.is_dir():
                 raise errors.BankError(f"{path} is a file, and a bank is a folder; choose another path.")
             if create and not (path / "bank.json").exists():
-                _create(path, backbone)
-            bank = cls(path, _read_backbone(path))
+                bank_head.create(path, backbone)
+            bank = cls(path, bank_head.read_backbone(path))
         if backbone is not None:
             bank._check_backbone(backbone, "the backbone given")
         return bank
@@ -193,6 +182,9 @@ class Bank:
                 paths = [self._tasks / name / str(version) for version in unreferenced]
                 removed += [Removed(path, files.size_of(path), "no pointer leads to it") for path in paths]
                 hidden += self._hide(name, unreferenced) if unreferenced and not dry_run else []
+                if self._is_bare(name, older_than_seconds):
+                    removed.append(Removed(self._tasks / name, 0, "left by an interrupted write"))
+                    hidden += [] if dry_run else [files.set_aside(self._tasks / name)]
         for path in hidden:
             files.discard(path)
         return removed
@@ -286,13 +278,14 @@ class Bank:
             return Pointers(max(versions, default=None), (), max(versions, default=0))
 
     def _write_pointers(self, name: str, value: Pointers) -> None:
+        value = replace(value, gone=tuple(version for version in self._versions(name) if version in value.gone))
         pointers.write(self._tasks / name / pointers.FILE, name, value)
 
     def _unreferenced(self, name: str, older_than_seconds: float) -> list[int]:
         """Return the old versions without a pointer; none if the pointers are missing or damaged.
 
-        Versions newer than the default are kept, because a rollback may be undone, but for one that is newer than the
-        last: a write that was interrupted before its pointers were written left it.
+        Versions newer than the default are kept, because a rollback may be undone, except those that were removed, and
+        one that is newer than the last: a write that was interrupted before its pointers were written left it.
         """
         if not os.path.lexists(self._tasks / name / pointers.FILE):
             return []
@@ -302,9 +295,14 @@ class Bank:
             return []
         served = now.default or now.last + 1
         versions = self._versions(name)
-        old = [v for v in versions if v < served and v not in now.previous[-1:]]
+        old = [v for v in versions if v in now.gone or (v < served and v not in now.previous[-1:])]
         new = [v for v in versions if v > now.last]
         return old + [v for v in new if files.is_old(self._tasks / name / str(v), older_than_seconds)]
+
+    def _is_bare(self, name: str, older_than_seconds: float) -> bool:
+        """Return whether a task's folder is empty: the write of its first version was interrupted."""
+        folder = self._tasks / name
+        return not os.listdir(folder) and files.is_old(folder, older_than_seconds)
 
     def _hide(self, name: str, doomed: list[int]) -> list[Path]:
         """Remove versions from the pointers, then hide their folders; if it crashes in between, `gc` removes them.
@@ -313,7 +311,7 @@ class Bank:
         the pointers lead to a version that is gone, and the same removal can be repeated.
         """
         now = self._read_pointers(name)
-        left = now.without(doomed, set(self._versions(name)) - set(doomed))
+        left = now.without(doomed, set(self._versions(name)) - {*doomed, *now.gone})
         try:
             if left != now:
                 self._write_pointers(name, left)
@@ -343,48 +341,3 @@ def _describe(backbone: Mapping[str, Any]) -> str:
 
 def _join(versions: list[int]) -> str:
     return ", ".join(map(str, versions)) or "none"
-
-
-def _create(path: Path, backbone: Mapping[str, Any] | None) -> None:
-    """Create a bank; if several processes do so at once, the first one decides the content and all succeed."""
-    if backbone is None or not all(isinstance(backbone.get(key), str) for key in ("name", "sha256")):
-        raise errors.InputError(f"To create the bank {path}, give its backbone: the name and the sha256.")
-    fresh = not path.exists()
-    files.make_folder(path)
-    others = [name for name in os.listdir(path) if not name.startswith(".")]
-    head = path / "bank.json"
-    if others and not head.exists():
-        raise errors.BankError(f"{path} contains other files and is not a bank; choose an empty or new folder.")
-    value = {
-        "format": FORMAT,
-        "backbone": {"name": backbone["name"], "sha256": backbone["sha256"]},
-        "created": files.now(),
-    }
-    try:
-        with contextlib.suppress(FileExistsError):
-            files.atomic_create(head, files.pretty_json(reading.seal(value)))
-    except errors.StorageError:
-        if fresh:
-            with contextlib.suppress(OSError):
-                path.rmdir()
-        raise
-    files.make_folder(path / "tasks")
-
-
-def _read_backbone(path: Path) -> dict[str, str]:
-    """Read the name and sha256 of the bank's encoder from bank.json."""
-    head = path / "bank.json"
-    try:
-        value = reading.read_json(head, reading.SMALL)
-        if isinstance(value, dict):
-            check_format(value.get("format"), head)
-        checked = reading.check_seal(value, before=_HEAD_BEFORE)
-        if problem := schema.problem(BankHead, checked):
-            raise ValueError(problem)
-    except FileNotFoundError as error:
-        missing = "is not a bank: it has no bank.json" if path.exists() else "does not exist"
-        remedy = "the first training creates it, or serve with --create; see: adapterbank train --help"
-        raise errors.BankError(f"{path} {missing}; {remedy}.") from error
-    except (errors.InputError, ValueError) as error:
-        raise errors.BankError(f"{head} is damaged; restore it from a copy of the bank.") from error
-    return {"name": checked["backbone"]["name"], "sha256": checked["backbone"]["sha256"]}

@@ -25,11 +25,14 @@ class Pointers:
     default: int | None = schema.limited(low=1, high=LAST_VERSION)
     previous: tuple[int, ...] = schema.limited(low=1, high=LAST_VERSION)
     last: int = schema.limited(low=0, high=LAST_VERSION)
+    gone: tuple[int, ...] = schema.limited((), low=1, high=LAST_VERSION)
+    """Versions that were removed, and whose folders may still be there if that was interrupted."""
 
     def moved_to(self, version: int) -> Pointers:
         """Make `version` the default; a rollback returns to the old default."""
         earlier = self.previous if self.default is None else (*self.previous, self.default)
-        return Pointers(version, tuple(v for v in earlier if v != version), max(self.last, version))
+        previous = tuple(v for v in earlier if v != version)
+        return Pointers(version, previous, max(self.last, version), tuple(v for v in self.gone if v != version))
 
     def rolled_back_to(self, version: int) -> Pointers:
         """Return to an earlier default and drop those after it; otherwise the next rollback would undo this one."""
@@ -45,11 +48,12 @@ class Pointers:
         """Drop the versions `gone`; a dropped default is replaced by the one before it, or by the highest `left`."""
         previous = tuple(version for version in self.previous if version not in gone)
         last = max(self.last, *gone, 0)  # a number is never used again, not even that of an interrupted write
+        removed = tuple(sorted({*self.gone, *gone}))
         if self.default not in gone:
-            return Pointers(self.default, previous, last)
+            return Pointers(self.default, previous, last, removed)
         if previous:
-            return Pointers(previous[-1], previous[:-1], last)
-        return Pointers(max(left, default=None), (), last)
+            return Pointers(previous[-1], previous[:-1], last, removed)
+        return Pointers(max(left, default=None), (), last, removed)
 
 
 def read(file: Path, name: str) -> Pointers:
@@ -62,7 +66,7 @@ def read(file: Path, name: str) -> Pointers:
         raise _damaged(file, problem)
     if value.get("name", name) != name:
         raise _damaged(file, f"it is the file of the task {str(value['name'])[:100]!r}")
-    return Pointers(value["default"], tuple(value["previous"]), value["last"])
+    return Pointers(value["default"], tuple(value["previous"]), value["last"], tuple(value.get("gone", ())))
 
 
 def write(file: Path, name: str, pointers: Pointers) -> None:

@@ -40,10 +40,10 @@ def read_parquet(path: Path, budget: TableBudget) -> dict[str, list[Any]]:
             texts = _check_footer(file.metadata, budget)
         with ParquetFile(path, read_dictionary=texts, **_FOOTER) as file:
             return _read_batches(file, budget)
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, ArithmeticError, LookupError) as error:  # odd dates too
         if isinstance(error, MemoryError):
             raise
-        reason = short(str(error).splitlines()[0], 90)
+        reason = short(next(iter(str(error).splitlines()), type(error).__name__), 90)
         raise DataError(f"{path} cannot be read as a Parquet file ({reason}); write it again.") from None
 
 
