@@ -6,12 +6,11 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-from adapterbank.tasks.limits import TableLimits
-
 from adapterbank.errors import AdapterbankError, ConfigError
 from adapterbank.studies import grid
 from adapterbank.tasks.columns import find_columns, infer_task
 from adapterbank.tasks.examples import read_examples
+from adapterbank.tasks.limits import TableLimits
 from adapterbank.tasks.tables import read_table
 from trials.children import MIB, in_child
 from trials.frame import Stage, Trial

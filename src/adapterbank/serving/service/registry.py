@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from adapterbank.errors import AdapterbankError, PackageDamaged, UnknownName
+from adapterbank.errors import AdapterbankError, PackageDamaged, StorageError, UnknownName
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.slot_cache import TaskHandle
 from adapterbank.serving.heartbeat import Heartbeat
@@ -242,6 +242,8 @@ class TaskRegistry:
             version = self.bank.default(name)
             seen = (version, *seen[1:], *self._version_stats(name, version))
             return seen, self._load(self.bank.get(f"{name}@{version}")) if version else None, None
+        except StorageError as error:  # of the system: it may be temporary, so the task is read again
+            return _UNSEEN, None, str(error)
         except AdapterbankError as error:
             return seen, None, str(error)
         except Exception as error:  # an error of the system may be temporary, so the task is read again
@@ -254,12 +256,12 @@ class TaskRegistry:
         if handle is None:
             self.engine.load(package, key)
             handle = self.engine.slots.find(key)
+            assert handle is not None
+            read, size = handle.source, package.manifest.bytes
+            handle.source = lambda: self._reader.one(package.manifest.name, read, size)  # a lane must not hang
             log.info("loaded", extra={"fields": {"task": package.ref}})
         else:
             package.tensors()  # its files have changed: do they still match the manifest?
-        assert handle is not None
-        name, size = package.manifest.name, package.manifest.bytes
-        handle.source = lambda: self._reader.one(name, package.tensors, size)  # a lane must not hang with the disk
         return ServedTask(package, handle, key)
 
     def _pin(self, name: str, version: int) -> ServedTask:
