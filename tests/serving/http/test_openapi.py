@@ -18,6 +18,7 @@ from adapterbank.serving.http.app import create_app
 from adapterbank.serving.http.auth import Keys
 from adapterbank.serving.http.routes_train import TYPES
 from adapterbank.serving.jobs.queue import JobQueue
+from adapterbank.serving.service.protocol import Limits
 from adapterbank.storage.bank import Bank
 from serving.dummy import Dummy
 
@@ -70,9 +71,13 @@ def make_known(case):
     if isinstance(body, dict) and isinstance(body.get("rows"), list):
         rows = [row if not isinstance(row, dict) else _row(row) for row in body["rows"]]
         case.body = body | {"rows": rows}
-    elif isinstance(body, dict) and all(isinstance(body.get(name), list) and body[name] for name in ("texts", "pairs")):
+    elif isinstance(body, dict) and all(_is_short(body.get(name)) for name in ("texts", "pairs")):
         count = len(body["texts"])  # that there are as many pairs is more than a schema can say
         case.body = body | {"pairs": (body["pairs"] * count)[:count]}
+
+
+def _is_short(texts):
+    return isinstance(texts, list) and 0 < len(texts) <= Limits().texts and all(isinstance(one, str) for one in texts)
 
 
 def _row(row):

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import shutil
 import sys
+import threading
 from uuid import uuid4
 
 import fsspec
@@ -22,7 +23,7 @@ from adapterbank.serving.service.service import BankService
 from adapterbank.storage import cache
 from adapterbank.storage.bank import Bank
 from packages import BACKBONE, contents, put
-from serving.small_bank import until
+from serving.small_bank import PATIENCE, until
 
 SERVED = ("bank.json", "keys.json", "tasks/")
 
@@ -361,3 +362,31 @@ def test_the_message_of_a_read_only_bank_does_not_contain_its_address(small, tmp
         assert str(tmp_path) not in mirror.refusal
     finally:
         mirror.close()
+
+
+def test_a_task_that_cannot_be_fetched_holds_up_no_other(bank, mirror, monkeypatch):
+    put(bank, "hung")
+    put(bank, "quick")
+    mirror._reader.patience = 0.2
+    released, real = threading.Event(), mirror.fs.get_file
+
+    def fetch(source, target, **options):
+        assert "/hung/" not in source or released.wait(PATIENCE)
+        return real(source, target, **options)
+
+    monkeypatch.setattr(mirror.fs, "get_file", fetch)
+    mirror.refresh()
+    mirror.refresh()  # what hangs is skipped
+    copy = Bank.open(mirror.path)
+    assert copy.default("quick") == 1
+    assert copy.names() == ["quick"]
+    assert list(mirror._reader.hung()) == ["hung"]
+    released.set()
+
+    async def fetched():
+        await until(lambda: not mirror._reader.hung())
+
+    asyncio.run(fetched())
+    mirror.refresh()
+    assert copy.names() == ["hung", "quick"]
+    assert mirror.stalled() == []

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from adapterbank.config import Config
 from adapterbank.errors import InputError, StorageError
 from adapterbank.methods import METHODS, PROJECTIONS, SITES
+from adapterbank.serving.daemon_pool import DaemonPool
 from adapterbank.serving.http.access import access
 from adapterbank.serving.http.bodies import ClientDisconnected, check_encoding, json_response
 from adapterbank.serving.http.concurrency import ConcurrencyLimit
@@ -61,6 +62,8 @@ _EVENT = {
     "required": ["event", "data"],
 }
 """One server-sent event, for the OpenAPI document."""
+_THREADS = DaemonPool(16, "runs")
+"""For what may wait for the disk; a disk that hangs must not keep the server from ending."""
 _POLL = 0.25
 """Seconds between two reads of a run that is followed."""
 LIST_LIMIT = 100
@@ -167,7 +170,7 @@ def untrained_router(reason: str) -> APIRouter:
 async def in_thread(work: Callable[..., ThreadResult], *args: Any) -> ThreadResult:
     """Run in a thread what may wait for the disk; turn its errors into refusals."""
     try:
-        return await asyncio.to_thread(work, *args)
+        return await asyncio.get_running_loop().run_in_executor(_THREADS, work, *args)
     except TooLarge as error:
         raise Refusal("too_large", str(error)) from error
     except UnknownRun as error:
