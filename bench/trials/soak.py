@@ -380,7 +380,10 @@ def finish(soak: Soak, before: dict[str, float]) -> None:
         stage.fail(case, "the server did not stop within its time")
     stage.note("requests", dict(soak.counts))
     stage.note("memory", told)
-    stage.note("memory in MB by minute", [round(mb) for _, mb in soak.memory[:: max(1, len(soak.memory) // 60)]])
+    stage.note(
+        "memory in MB, samples of equal distance",
+        [round(mb) for _, mb in soak.memory[:: max(1, len(soak.memory) // 60)]],
+    )
     stage.note("open files and threads", {name: [before[name], after[name]] for name in ("files", "threads")})
     stage.note("slowest answer and slowest change, s", [round(soak.slowest, 2), round(soak.longest, 2)])
 
