@@ -39,6 +39,12 @@ def problem(hint: Any, value: Any, name: str = "") -> str | None:
     return _problem(hint, value, name, {})
 
 
+def unknown(kind: type, value: Mapping[str, Any], name: str) -> str | None:
+    """Return which key a class does not have, where an unknown one must not be ignored."""
+    keys = [key for key in value if key not in (_entries(kind) or {})]
+    return f"{_join(name, keys[0])!r} is not known" if keys else None
+
+
 def _problem(hint: Any, value: Any, name: str, limits: Mapping[str, Any]) -> str | None:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:

@@ -90,6 +90,8 @@ def _check(bank: Bank, ref: str, backbone: Backbone, device: str, precision: str
 
 def _compare(package: Package, outputs: list[Any], now: dict[str, Any]) -> Finding:
     stored = package.manifest.fingerprint
+    if not {"stamp", "outputs"} <= stored.keys():
+        return Finding(package.ref, False, "the manifest has no fingerprint to compare with")
     exact = same_bits(stored["stamp"], now)
     try:
         pairs = [(np.array(a, float), np.array(b, float)) for a, b in zip(stored["outputs"], outputs, strict=True)]

@@ -104,7 +104,7 @@ class Plan:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Plan:
         """Read a plan that `to_json` wrote; raise `ValueError` for what it cannot have written."""
-        if problem := schema.problem(_StoredPlan, value):
+        if problem := schema.problem(_StoredPlan, value) or schema.unknown(Head, value["head"], "head"):
             raise ValueError(problem)
         stored = [key for key in value if addition_name(key) in ADDITIONS and value[key] is not None]
         if len(stored) > MAX_ADDITIONS:
@@ -140,7 +140,7 @@ def _to_json(addition: Addition) -> dict[str, Any]:
 
 
 def _from_json(name: str, value: Mapping[str, Any]) -> Addition:
-    if problem := schema.problem(find_addition(name), value, name):
+    if problem := schema.problem(find_addition(name), value, name) or schema.unknown(find_addition(name), value, name):
         raise ValueError(problem)
     fields = {key: tuple(field) if isinstance(field, list) else field for key, field in value.items()}
     return find_addition(name)(**fields)

@@ -139,10 +139,10 @@ class StampFields(TypedDict):
 
 
 class FingerprintFields(TypedDict):
-    """Outputs on the probe texts, rows of numbers or of rows of them."""
+    """Outputs on the probe texts, rows of numbers or of rows of them; a package made by hand may have none."""
 
-    stamp: Annotated[dict[str, Any], StampFields]
-    outputs: list[list[float]] | list[list[list[float]]]
+    stamp: NotRequired[Annotated[dict[str, Any], StampFields]]
+    outputs: NotRequired[list[list[float]] | list[list[list[float]]]]
 
 
 @dataclass(frozen=True)

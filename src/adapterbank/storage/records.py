@@ -18,11 +18,8 @@ from adapterbank.storage import files, reading
 
 FORMAT = 1
 _HASH = re.compile(r"[0-9a-f]{16}")
-_ABLATION = (
-    *("package", "weights_sha256", "task", "backbone", "size", "layers", "data", "metric", "whole", "spans"),
-    *("stamp", "seconds", "created"),
-)
-"""The fields of an ablation."""
+_ABLATION = ("package", "layers", "whole", "spans", "backbone", "task")
+"""Fields that every ablation has."""
 _REMEDY = "restore the file from a copy, or move it elsewhere and run its config again"
 
 
@@ -83,12 +80,17 @@ def decode(data: bytes) -> dict[str, Any]:
         raise ValueError(f"is not JSON ({error})") from error
     if not isinstance(value, dict) or not isinstance(value.get("config"), dict):
         raise ValueError("is not a record: it has no 'config'")
-    if "format" not in value and reading.CHECKSUM not in value:
+    return _unsealed(value)
+
+
+def _unsealed(value: Any) -> dict[str, Any]:
+    """Return a record or an ablation without its format and checksum; an older one has neither."""
+    if isinstance(value, dict) and "format" not in value and reading.CHECKSUM not in value:
         return value
-    record = reading.check_seal(value)
-    if record.pop("format", None) != FORMAT:
+    found = reading.check_seal(value)
+    if found.pop("format", None) != FORMAT:
         raise ValueError(f"has another format than {FORMAT}; upgrade adapterbank")
-    return record
+    return found
 
 
 def read_all(folder: str | Path) -> list[dict[str, Any]]:
@@ -113,12 +115,15 @@ def find(folder: Path, hash: str) -> Path | None:
 
 def write_ablation(path: Path, found: Mapping[str, Any]) -> None:
     """Store an ablation, or replace the one of the same package and rows."""
-    files.write_json(path, reading.seal(found))
+    files.write_json(path, reading.seal({"format": FORMAT, **found}))
 
 
 def read_ablation(path: Path) -> dict[str, Any]:
     """Read an ablation; raise `InputError` or `StorageError` if the file is none, or was changed."""
-    found = reading.read_checked(path, before=_ABLATION)
+    try:
+        found = _unsealed(reading.read_json(path))
+    except ValueError as error:
+        raise InputError(f"The ablation {path} {error}; make it again.") from error
     if missing := [name for name in _ABLATION if name not in found]:
         raise InputError(f"{path} is not an ablation: it has no {missing[0]!r}.")
     return found

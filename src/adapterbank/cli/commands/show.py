@@ -28,6 +28,7 @@ def command(bank: BankPath, task: TaskName, json: AsJson = False) -> None:
     default = opened.get(m.name).manifest.version
     versions = [f"{v} (default)" if v == default else str(v) for v in opened.versions(m.name)]
     shown = [f"{name} {_plain(value)}" for name, value in shown_fields(m.method).items()]
+    made_with = m.fingerprint.get("stamp", {}).get("torch", "unknown")
     lines = {
         "task": f"{package.ref}, {m.task['kind']}, reads {' and '.join(m.task['text'])}",
         "labels": ", ".join(m.task["labels"]) or "-",
@@ -44,7 +45,7 @@ def command(bank: BankPath, task: TaskName, json: AsJson = False) -> None:
         + f", seed {m.seed}",
         **_pruned(m.recipe.get("pruned")),
         "data": ", ".join(f"{s} {d['rows']} rows ({d['sha256'][:12]})" for s, d in m.data.items()),
-        "created": f"{m.created} by adapterbank {m.library}, torch {m.fingerprint['stamp']['torch']}",
+        "created": f"{m.created} by adapterbank {m.library}, torch {made_with}",
         "versions": ", ".join(versions),
         "files": str(package.path),
     }

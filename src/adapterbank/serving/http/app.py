@@ -113,9 +113,8 @@ def _lifespan(service: Service, jobs: Any, watchdog: Watchdog) -> Lifespan:
         watchdog.start(asyncio.get_running_loop())
         yield
         app.state.draining = True
-        if jobs is not None:
-            await jobs.stop()
-        await service.stop()
+        stopping = [service.stop()] if jobs is None else [jobs.stop(), service.stop()]
+        await asyncio.gather(*stopping)  # neither waits for the other
         watchdog.stop()
 
     return lifespan

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-
-from starlette.types import Scope
+from typing import TYPE_CHECKING
 
 from adapterbank.serving.service.protocol import Refusal
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
 
 MAX_HEAD = 64 << 10
 """Bytes of a request's head: its first line and its headers."""

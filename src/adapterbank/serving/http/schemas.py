@@ -228,6 +228,8 @@ def responses(model: type[BaseModel], *codes: str) -> dict[int | str, dict[str, 
     errors: dict[int, list[str]] = {}
     for code in (*_COMMON, *codes):
         errors.setdefault(CODES[code], []).append(code)
+    if CODES["not_found"] in errors:  # a control character in the address, whatever the route
+        errors[CODES["not_found"]].append("not_found")
     return found | {
         status: {"model": ErrorAnswer, "description": ", ".join(dict.fromkeys(names))}
         for status, names in sorted(errors.items())
