@@ -314,7 +314,7 @@ def test_a_weights_file_without_tensors_is_refused_in_one_sentence(tmp_path, ber
     (path / "weights.safetensors").write_bytes(b"not tensors")
     manifest = json.loads((path / "manifest.json").read_text())
     del manifest["checksum"]
-    manifest["weights_sha256"] = files.sha256_bytes(b"not tensors")
+    manifest |= {"weights_sha256": files.sha256_bytes(b"not tensors"), "bytes": len(b"not tensors")}
     files.write_json(path / "manifest.json", manifest | {"checksum": files.sha256_json(manifest)})
     with pytest.raises(AdapterbankError, match="contains no tensors"):
         open_bank(tmp_path / "bank", bert, device="cpu").predict("s", ["the cat"])

@@ -46,6 +46,8 @@ class Sort:
     asks: tuple[str, ...]
     sealed: bool = True
     """Whether another answer without a word is a failure; otherwise any answer is right that is no crash."""
+    optional: bool = False
+    """Whether a bank may also be without it, so that its absence cannot be noticed."""
     shared: bool = False
     """Whether all tasks need the file; otherwise the healthy task must answer as before."""
 
@@ -57,11 +59,11 @@ SORTS = {
     "manifest": Sort(("bank/tasks/hurt/2/manifest.json", "bank/tasks/*/*/manifest.json"), PACKAGE),
     "old manifest": Sort(("bank/tasks/hurt/1/manifest.json", "bank/tasks/*/*/manifest.json"), PACKAGE),
     "weights": Sort(("bank/tasks/hurt/2/weights.safetensors", "bank/tasks/*/*/weights.safetensors"), PACKAGE),
-    "record": Sort(("bank/records/*.json",), ("records", "table", "train", "tasks"), sealed=False),
-    "ablation": Sort(("bank/records/ablations/*.json", "bank/records/*.json"), ("table",), sealed=False),
+    "record": Sort(("bank/records/*.json",), ("records", "table", "train", "tasks"), optional=True),
+    "ablation": Sort(("bank/records/ablations/*.json", "bank/records/*.json"), ("table",), optional=True),
     "run state": Sort(("bank/runs/*/state.json", "bank/records/*.json"), ("resume", "gc runs")),
     "run weights": Sort(("bank/runs/*/epoch-*.safetensors", "bank/tasks/*/*/weights*"), ("resume", "gc runs")),
-    "keys.json": Sort(("bank/keys.json", "bank/records/*.json"), ("keys",), sealed=False),
+    "keys.json": Sort(("bank/keys.json", "bank/records/*.json"), ("keys",), optional=True),
     "runs.sqlite3": Sort(("bank/serving/runs.sqlite3", "bank/records/*.json"), ("runs",), sealed=False),
     "cache": Sort(("cache/*.npz",), ("cache",)),
 }
@@ -120,7 +122,7 @@ def table(place: Path) -> Any:
     found = run_table.load([place / "bank"])
     if found.problems:
         raise AdapterbankError(found.problems[0])
-    return len(found.rows), len(found.ablations)
+    return [row.record for row in found.rows], found.ablations
 
 
 def cached(place: Path) -> Any:
@@ -156,7 +158,7 @@ ASKS: dict[str, Callable[[Path], Any]] = {
     "keys": shell("keys", "list"),
     "library": library,
     "mirror": mirror,
-    "records": lambda place: len(records.read_all(place / "bank" / "records")),
+    "records": lambda place: records.read_all(place / "bank" / "records"),
     "table": table,
     "train": again,
     "resume": resume,
@@ -165,6 +167,8 @@ ASKS: dict[str, Callable[[Path], Any]] = {
 }
 
 
+ABSENT = ("absent", "dangling link", "a file for its folder")
+"""Damages after which there is no file."""
 CHANGES = ("gc", "gc runs", "remove", "rollback", "train", "resume")
 """Questions that change the bank; a case asks one of them at most, and last."""
 FREE = ("gc", "gc runs", "remove")
@@ -188,7 +192,7 @@ def ask(names: list[str], place: Path) -> dict[str, tuple[str, Any]]:
 # --- what is right ----------------------------------------------------------------------------------------
 
 
-def verdict(name: str, answer: tuple[str, Any], right: Any, sort: Sort) -> str:
+def verdict(name: str, answer: tuple[str, Any], right: Any, judged: bool) -> str:
     """Return what is wrong with an answer; empty if nothing is."""
     kind, value = answer
     if kind == "crashed":
@@ -205,7 +209,7 @@ def verdict(name: str, answer: tuple[str, Any], right: Any, sort: Sort) -> str:
             return f"{name} printed a traceback."
         if value.status or value.err.strip():
             return "" if said and len(value.err.splitlines()) <= 3 else f"{name} explained itself badly: {said[:300]!r}"
-    return f"{name} gave another answer in silence: {value!r} instead of {right!r}"[:600] if sort.sealed else ""
+    return f"{name} gave another answer in silence: {value!r} instead of {right!r}"[:600] if judged else ""
 
 
 def make(stage: Stage) -> Path:
@@ -283,7 +287,8 @@ def run(stage: Stage) -> None:
         content = path.read_bytes() if path.is_file() and path.stat().st_size < 20_000 else b""
         outcome = in_child(partial(ask, asks, place), seconds=SECONDS, megabytes=4 * MEGABYTES)
         highest = max(highest, outcome.megabytes)
-        wrong = judge(outcome, asks, sort, right)
+        judged = SORTS[sort].sealed and not (SORTS[sort].optional and way in ABSENT)
+        wrong = judge(outcome, asks, judged, right)
         if not healthy(template, place):
             wrong.append("A file of the healthy task was changed.")
         if wrong:
@@ -298,7 +303,7 @@ def healthy(template: Path, place: Path) -> bool:
     return all(path.read_bytes() == (place / path.relative_to(template)).read_bytes() for path in found)
 
 
-def judge(outcome: Any, asks: list[str], sort: str, right: dict[str, tuple[str, Any]]) -> list[str]:
+def judge(outcome: Any, asks: list[str], judged: bool, right: dict[str, tuple[str, Any]]) -> list[str]:
     """Return what is wrong with a case; a sentence each."""
     if outcome.ended != "returned":
         last = outcome.output.strip().splitlines()[-1:] or ["the start"]
@@ -307,7 +312,7 @@ def judge(outcome: Any, asks: list[str], sort: str, right: dict[str, tuple[str, 
     for name in asks:
         if name == "predict good" and outcome.value[name] != right[name]:
             wrong.append(f"The healthy task gave another answer: {outcome.value[name]}"[:400])
-        elif problem := verdict(name, outcome.value[name], right[name][1], SORTS[sort]):
+        elif problem := verdict(name, outcome.value[name], right[name][1], judged):
             wrong.append(problem)
     if outcome.megabytes > MEGABYTES:
         wrong.append(f"{', '.join(asks)} took {outcome.megabytes:.0f} MiB.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from adapterbank.api import open_bank
 from adapterbank.storage import records
@@ -44,24 +47,25 @@ def train(files: Files, again: bool) -> None:
     open_bank(files.bank, str(files.encoder), device="cpu").train("one", str(files.data), resume=again, **options)
 
 
-def sweep(files: Files, again: bool) -> None:
-    """Run a study of six runs on two tasks and keep the best of each; a second call is the same call."""
+def sweep(files: Files, again: bool, *, at_once: int = 1) -> None:
+    """Run a study of eight runs on two tasks and keep the best of each; a second call is the same call."""
     tasks = [{"task": name, "train": str(files.data), "dev": str(files.data)} for name in ("one", "two")]
     study = {**FAST, "task": tasks, "size": [4, 8], "seeds": 2}
-    open_bank(files.bank, str(files.encoder), device="cpu").sweep(study, keep="best", jobs=3)
+    open_bank(files.bank, str(files.encoder), device="cpu").sweep(study, keep="best", jobs=at_once)
 
 
-RUNS: dict[str, Callable[[Files, bool], None]] = {"train": train, "sweep": sweep}
+GROUPED = "sweep, three at once"
+RUNS: dict[str, Callable[[Files, bool], None]] = {"train": train, "sweep": sweep, GROUPED: partial(sweep, at_once=3)}
+ROUNDING = 1e-4
+"""Runs that train together are grouped otherwise after a kill, which changes the last digits; see docs/studies.md."""
 
 
 def look(bank: Path) -> dict[str, Any]:
     """Return what a run made: the weights of every version, the defaults, the records but for times."""
     found = Bank.open(bank)
-    weights = {
-        f"{name}@{version}": found.get(f"{name}@{version}").manifest.weights_sha256
-        for name in found.names()
-        for version in found.versions(name)
-    }
+    packages = [found.get(f"{name}@{version}") for name in found.names() for version in found.versions(name)]
+    weights = {package.ref: package.manifest.weights_sha256 for package in packages}
+    tensors = {package.ref: package.tensors() for package in packages}
     problems = [problem for name in found.names() for problem in found.get(name).verify()]
     rows = []
     for record in records.read_all(found.records_path):
@@ -69,7 +73,7 @@ def look(bank: Path) -> dict[str, Any]:
         rows.append({key: value for key, value in record.items() if key not in TIMES} | {"history": history})
     rows.sort(key=lambda row: json.dumps(row["config"], sort_keys=True))
     left = sorted(str(path.relative_to(bank)) for path in (bank / "runs").rglob("*"))
-    return {"weights": weights, "problems": problems, "records": rows, "unfinished": left}
+    return {"weights": weights, "tensors": tensors, "problems": problems, "records": rows, "unfinished": left}
 
 
 @dataclass(frozen=True)
@@ -132,15 +136,36 @@ def draw(case: Case, expected: dict[str, Expected]) -> tuple[str, list[tuple[flo
     return name, kills
 
 
-def compare(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """Return what differs; a sentence each."""
-    wrong = [f"{name} differs: {found[name]} instead of {expected[name]}." for name in ("weights", "problems")
-             if found[name] != expected[name]]  # fmt: skip
+def equal(ours: Any, theirs: Any) -> bool:
+    """Return whether two values of a record are equal up to rounding."""
+    if isinstance(ours, float) and isinstance(theirs, float):
+        return math.isclose(ours, theirs, rel_tol=ROUNDING, abs_tol=ROUNDING)
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return ours.keys() == theirs.keys() and all(equal(ours[key], theirs[key]) for key in ours)
+    if isinstance(ours, list) and isinstance(theirs, list):
+        return len(ours) == len(theirs) and all(map(equal, ours, theirs))
+    return bool(ours == theirs)
+
+
+def close(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    """Return whether two banks have the same versions, with weights that are equal up to rounding."""
+    return ours.keys() == theirs.keys() and all(
+        ours[ref].keys() == theirs[ref].keys()
+        and all(np.allclose(ours[ref][name], theirs[ref][name], atol=ROUNDING) for name in ours[ref])
+        for ref in ours
+    )
+
+
+def compare(expected: dict[str, Any], found: dict[str, Any], *, exact: bool) -> list[str]:
+    """Return what differs, to the byte or else up to rounding; a sentence each."""
+    same = found["weights"] == expected["weights"] if exact else close(found["tensors"], expected["tensors"])
+    wrong = [] if same else [f"The weights are {found['weights']} instead of {expected['weights']}."]
+    wrong += [f"{problem}." for problem in found["problems"]]
     if len(found["records"]) != len(expected["records"]):
         wrong.append(f"There are {len(found['records'])} records instead of {len(expected['records'])}.")
     for ours, theirs in zip(found["records"], expected["records"], strict=False):
         for key in ours.keys() | theirs.keys():
-            if ours.get(key) != theirs.get(key):
+            if not (ours.get(key) == theirs.get(key) if exact else equal(ours.get(key), theirs.get(key))):
                 wrong.append(f"A record differs in {key}: {ours.get(key)} instead of {theirs.get(key)}.")
     if found["unfinished"] != expected["unfinished"]:
         wrong.append(f"States of unfinished runs are left: {found['unfinished']}.")
@@ -171,7 +196,8 @@ def run(stage: Stage) -> None:
             stage.fail(case, f"{name}: {outcome.summary}", how=(name, kills), trace=outcome.trace)
             continue
         looked = in_child(partial(look, files.bank))
-        wrong = compare(expected[name].result, looked.value) if looked.value else [looked.summary]
+        exact = name != GROUPED
+        wrong = compare(expected[name].result, looked.value, exact=exact) if looked.value else [looked.summary]
         if wrong:
             stage.fail(case, f"{name}: {wrong[0]}", how=(name, kills), wrong=wrong)
     stage.note("runs that were killed", killed)
@@ -179,7 +205,8 @@ def run(stage: Stage) -> None:
 
 TRIAL = Trial(
     "train_kills",
-    "A training or sweep that is killed and continued ends with the same bytes of weights, one version and one record.",
+    "A training or sweep that is killed and continued ends with the same bytes of weights (runs that train together: "
+    "equal up to rounding), one version and one record.",
     full=300,
     run=run,
     weight=3,

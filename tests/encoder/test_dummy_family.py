@@ -365,7 +365,7 @@ def test_the_dummy_trains_predicts_evaluates_and_serves(dummy: Backbone, tmp_pat
     from serving.sample_server import served
 
     bank = adapterbank.open_bank(tmp_path / "bank", dummy, device="cpu")
-    bank.train("sentiment", reviews(), epochs=12, size=8, lr=0.01, batch=8, max_length=32)
+    bank.train("sentiment", reviews(), epochs=24, size=8, lr=0.01, batch=8, max_length=32)
     bank.train("plain", reviews(), method="layernorm", epochs=2, max_length=32)
     assert bank.evaluate("sentiment", reviews())["accuracy"] > 0.9
     texts = [text for text, _ in reviews(6)]

@@ -11,7 +11,7 @@ import pytest
 import scipy.special
 import torch
 
-from adapterbank.errors import UnknownName
+from adapterbank.errors import PackageDamaged, UnknownName
 from adapterbank.inference import runner
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.predictions import Prediction, predict, predict_json
@@ -163,15 +163,22 @@ def test_probabilities_have_six_digits_in_json(likely):
     assert Prediction(probabilities={"a": likely}).to_json() == {"probabilities": {"a": round(likely, 6)}}
 
 
-def test_a_nan_probability_stays_nan_in_json():
-    assert str(Prediction(label="a", probabilities={"a": float("nan")}).to_json()["probabilities"]["a"]) == "nan"
+@pytest.mark.parametrize("kind", ["classification", "multilabel", "regression"])
+@pytest.mark.parametrize("output", [np.nan, np.inf, -np.inf])
+def test_an_output_that_is_not_finite_is_refused(kind, output):
+    outputs = np.zeros((3, 1 if kind == "regression" else len(LABELS)), np.float32)
+    outputs[1, 0] = output
+    many = HeadOutputs(task("a", kind), Examples([""] * 3), Rows([], None), list(outputs))
+    for make in (predict, predict_json):
+        with pytest.raises(PackageDamaged, match="'a' computes numbers that are not finite"):
+            make(many)
 
 
 @pytest.mark.parametrize("kind", ["classification", "multilabel", "regression"])
 def test_predict_json_equals_the_json_of_each_prediction_to_the_bit(kind):
     wide = 1 if kind == "regression" else len(LABELS)
     outputs = np.random.default_rng(4).normal(0, 9, (500, wide)).astype(np.float32)
-    outputs[7, 0], outputs[8], outputs[9] = np.nan, 0, 300
+    outputs[8], outputs[9] = 0, 300
     many = HeadOutputs(task("a", kind), Examples([""] * 500), Rows([], None), list(outputs))
     assert json.dumps(predict_json(many)) == json.dumps([one.to_json() for one in predict(many)])
     none = HeadOutputs(task("a", kind), Examples([]), Rows([], None), [])

@@ -117,6 +117,6 @@ def test_finite_weights_that_overflow_are_refused_and_rows_of_other_tasks_in_the
 
 def test_the_command_prints_no_nan_and_fails(bank):
     forge("adapter", tensors=overflowing)
-    found = shell("predict", "--bank", "bank", "--task", "adapter", "--device", "cpu", "the cat sat")
+    found = shell("predict", "--bank", "bank", "--task", "adapter", "--device", "cpu", "--text", "the cat sat")
     assert (found.code, found.out) == (2, "")
     assert "computes numbers that are not finite" in found.err

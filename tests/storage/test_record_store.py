@@ -72,10 +72,16 @@ def test_a_relative_folder_does_not_depend_on_the_working_directory(tmp_path, mo
 
 
 def test_each_record_is_parsed_once_and_new_ones_are_found(place, monkeypatch):
-    store, parsed, real = open_store(place), [], records.config_hash
+    store, parsed, real = open_store(place), [], records.decode
+
+    def decode(data):
+        found = real(data)
+        parsed.append(found["config"]["seed"])
+        return found
+
     for number in (1, 2):
         open_store(place).add(record(number))
-    monkeypatch.setattr(records, "config_hash", lambda config: parsed.append(config["seed"]) or real(config))
+    monkeypatch.setattr(records, "decode", decode)
     assert len(store.all()) == len(store.all()) == 2
     assert sorted(parsed) == [1, 2]
     other = open_store(place)  # of another process

@@ -106,3 +106,20 @@ def test_a_value_that_is_not_a_hash_is_refused(tmp_path: Path, hash: str) -> Non
 def test_a_folder_may_be_a_string(tmp_path):
     records.write(tmp_path, {"config": {"seed": 1}})
     assert records.read_all(str(tmp_path)) == [{"config": {"seed": 1}}]
+
+
+def test_a_record_in_place_of_another_is_refused(tmp_path):
+    first, second = (records.write(tmp_path, {"config": {"seed": seed}}) for seed in (1, 2))
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(DataError, match="is the record of another config"):
+        records.read(first)
+
+
+def test_a_changed_record_is_refused_and_an_older_one_without_a_checksum_is_read(tmp_path):
+    path = records.write(tmp_path, {"config": {"seed": 1}, "score": 0.75})
+    assert records.read(path) == {"config": {"seed": 1}, "score": 0.75}
+    path.write_text(path.read_text().replace("0.75", "0.95"))
+    with pytest.raises(DataError, match="was changed after it was written"):
+        records.read(path)
+    path.write_text('{"config": {"seed": 1}, "score": 0.75}')
+    assert records.read(path)["score"] == 0.75

@@ -13,7 +13,7 @@ from adapterbank.inference.runner import outputs
 from adapterbank.methods import Options
 from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.stack import Stacks
-from adapterbank.storage import files
+from adapterbank.storage import records
 from adapterbank.studies import ablation
 from adapterbank.studies.ablation import span_outputs, spans, without
 from small_data import FAST, answers, reviews
@@ -125,7 +125,7 @@ def test_the_ablation_of_a_task_is_stored_beside_the_records(bert, tmp_path):
     whole, bare = found["whole"]["accuracy"], everything["scores"]["accuracy"]
     assert everything["change"]["accuracy"] == pytest.approx(100 * (bare - whole) / whole)
     (path,) = (tmp_path / "bank" / "records" / "ablations").glob("*.json")
-    assert files.read_json(path)["spans"] == found["spans"]
+    assert records.read_ablation(path) == found
     assert path.name.startswith("s@1-")
 
 

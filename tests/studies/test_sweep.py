@@ -152,8 +152,9 @@ def test_the_choice_is_among_the_records_of_the_current_data(bank, here):
     grid = study(task=[task("a")], lr=[0.02, 1e-6], size=4, seeds=1, select={"seeds": 1})
     bank.sweep(grid)
     for path in (bank.path / "records").iterdir():  # as if made yesterday
-        record = json.loads(path.read_text())
-        path.write_text(json.dumps({**record, "created": "2020-01-01T00:00:00+00:00"}))
+        record = records.read(path)
+        path.unlink()
+        records.write(path.parent, {**record, "created": "2020-01-01T00:00:00+00:00"})
     write(here / "a.csv", reviews(20))
     outcome = bank.sweep(grid)
     assert outcome.progress.done == 2

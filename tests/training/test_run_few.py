@@ -45,5 +45,5 @@ def test_a_plan_that_does_not_match_the_tensors_of_the_package_is_refused(bank, 
     package = bank.train("s", ROWS, ROWS, **FAST, method="lora").package
     plan = package.manifest.method
     manifest = replace(package.manifest, method={**plan, "lora": {**plan["lora"], **change}})
-    with pytest.raises(PackageDamaged, match="s@1 does not match its manifest"):
+    with pytest.raises(PackageDamaged, match=r"s@1 (has other tensors than its method|cannot be used)"):
         bank.engine.load(replace(package, manifest=manifest))

@@ -64,7 +64,11 @@ def _create(path: Path, data: bytes) -> bool:
 def read(path: Path) -> dict[str, Any]:
     """Read one record."""
     try:
-        return decode(reading.read_file(path, reading.LARGE))
+        record = decode(reading.read_file(path, reading.LARGE))
+        name = order(path.name)[0]
+        if _HASH.fullmatch(name) and name != config_hash(record["config"]):
+            raise ValueError("is the record of another config")
+        return record
     except FileNotFoundError as error:
         raise DataError(f"There is no record {path}; list its folder to see which records exist.") from error
     except (StorageError, ValueError) as error:

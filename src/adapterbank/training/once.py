@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +11,12 @@ from typing import Any
 from adapterbank.errors import AdapterbankError
 from adapterbank.storage import files
 from adapterbank.storage.bank import Bank
-from adapterbank.storage.package import Array, Manifest, Package, pack
+from adapterbank.storage.package import Array, Manifest, Package
 from adapterbank.training.builder import ResolvedRun
+
+Scores = Mapping[str, Mapping[str, float]]
+_ROUNDING = 1e-4
+"""How far the scores of two runs of one config may be from each other."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +28,15 @@ class PutOnce:
     """The newest version that cannot be that of the run."""
 
     def put(self, draft: Manifest, tensors: Mapping[str, Array]) -> Package:
-        """Return the version with this very content, or add it."""
+        """Return the version of this very run, or add it.
+
+        Runs that train together may be grouped otherwise when they go on, which changes the last digits of weights; so
+        a version is the run's own if its data, method, seed and recipe are, and its scores are up to rounding.
+        """
         wanted = _identity(draft.to_json())
         for package in _later(self.bank, draft.name, self.after):
             made = package.manifest
-            if _identity(made.to_json()) == wanted and made.weights_sha256 == files.sha256_bytes(pack(tensors)):
+            if _identity(made.to_json()) == wanted and _are_close(made.metrics, draft.metrics):
                 return _served(self.bank, package)
         return self.bank.put(draft, tensors)
 
@@ -56,6 +65,15 @@ def newest_version(bank: Bank, task: str) -> int:
 
 def _identity(about: Mapping[str, Any]) -> str:
     return files.canonical_json([about[name] for name in ("data", "method", "seed", "recipe")])
+
+
+def _are_close(ours: Scores, theirs: Scores) -> bool:
+    """Return whether the scores of two runs are equal up to rounding."""
+    left, right = ({(split, name): score for split, one in scores.items() for name, score in one.items()}
+                   for scores in (ours, theirs))  # fmt: skip
+    return left.keys() == right.keys() and all(
+        math.isclose(left[key], right[key], rel_tol=_ROUNDING, abs_tol=_ROUNDING) for key in left
+    )
 
 
 def _later(bank: Bank, task: str, after: int) -> Iterator[Package]:

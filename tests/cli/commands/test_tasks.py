@@ -42,7 +42,7 @@ def test_an_empty_bank_says_how_to_fill_it(here):
 def test_a_damaged_task_is_named_and_the_others_are_listed(here):
     (here / "bank" / "tasks" / "score" / "1" / "manifest.json").write_text("{")
     found = shell("tasks", "--bank", "bank")
-    assert found.code == 0
+    assert found.code == 1
     assert [line.split()[0] for line in found.out.splitlines()[1:5]] == ["pair", "sentiment", "span", "tags"]
     assert len(found.err.splitlines()) == 1
     assert "score/1/manifest.json is not JSON" in found.err

@@ -348,7 +348,7 @@ def test_a_damaged_package_is_refused_by_the_registry_and_served_when_it_is_rest
     registry = TaskRegistry(Bank.open(mirror.path), small.engine())
     registry.scan()
     assert list(registry.tasks()) == ["first"]
-    assert "its sha256 differs" in registry.problems["second"]
+    assert "weights.safetensors has been changed" in registry.problems["second"]
     file.write_bytes(good)
     mirror.refresh()
     registry.scan()

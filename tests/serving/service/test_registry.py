@@ -179,11 +179,11 @@ def test_an_unexpected_error_affects_no_other_task_and_may_be_temporary(registry
     path = small.bank.path / "tasks" / "first" / file
     whole = path.read_bytes()
     path.unlink()
-    path.mkdir()  # the system's error, which is none of the bank's
+    path.mkdir()
     for _ in range(2):
         registry.scan()
     assert list(registry.tasks()) == ["second", "third"]
-    assert "cannot be read (IsADirectoryError" in registry.problems["first"]
+    assert "cannot be read: it is a folder" in registry.problems["first"]
     path.rmdir()
     path.write_bytes(whole)
     registry.scan()
