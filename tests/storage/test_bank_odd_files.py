@@ -74,6 +74,18 @@ def test_an_odd_head_of_the_bank_is_named(bank: Bank, make: Callable[[Path], Non
         Bank.open(bank.path)
 
 
+def test_a_file_in_place_of_a_task_is_named(bank: Bank) -> None:
+    put(bank, "mrpc", "sst2")
+    shutil.rmtree(bank.path / "tasks" / "sst2")
+    (bank.path / "tasks" / "sst2").write_text("")
+    packages, problems = bank.listing()
+    assert [package.manifest.name for package in packages] == ["mrpc"]
+    assert "a part of its path is a file" in problems[0]
+    assert bank.gc(older_than_seconds=0) == []
+    with pytest.raises(AdapterbankError, match="sst2"):
+        bank.put(draft("sst2"), TENSORS)
+
+
 # --- pointers
 
 

@@ -245,14 +245,20 @@ class Bank:
         return errors.BankError(f"{name!r} has no version {version}; its versions are {there}.")
 
     def folders(self) -> list[str]:
-        """Return the names of all task folders, sorted; the folder of a removed task is among them."""
+        """Return the names of all task folders, sorted; the folder of a removed task is among them.
+
+        A file in place of a folder is among them too, so that whoever reads it says what is wrong; one with an ending,
+        such as notes.txt, is not.
+        """
         tasks = self._tasks
         with (
             files.storage_errors(tasks),
             contextlib.suppress(FileNotFoundError),
             os.scandir(tasks) as found,
         ):
-            return sorted(entry.name for entry in found if is_name(entry.name) and entry.is_dir())
+            return sorted(
+                entry.name for entry in found if is_name(entry.name) and (entry.is_dir() or "." not in entry.name)
+            )
         return []
 
     def _versions(self, name: str) -> list[int]:
@@ -302,7 +308,7 @@ class Bank:
     def _is_bare(self, name: str, older_than_seconds: float) -> bool:
         """Return whether a task's folder is empty: the write of its first version was interrupted."""
         folder = self._tasks / name
-        return not os.listdir(folder) and files.is_old(folder, older_than_seconds)
+        return folder.is_dir() and not os.listdir(folder) and files.is_old(folder, older_than_seconds)
 
     def _hide(self, name: str, doomed: list[int]) -> list[Path]:
         """Remove versions from the pointers, then hide their folders; if it crashes in between, `gc` removes them.
