@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import sys
 import threading
+from types import SimpleNamespace
 from uuid import uuid4
 
 import fsspec
@@ -390,3 +392,36 @@ def test_a_task_that_cannot_be_fetched_holds_up_no_other(bank, mirror, monkeypat
     mirror.refresh()
     assert copy.names() == ["hung", "quick"]
     assert mirror.stalled() == []
+
+
+@pytest.mark.parametrize("file", ["task.json", "1/manifest.json"])
+def test_a_pipe_at_the_source_is_not_waited_for(small, file):
+    small.put("first", 0)
+    odd = small.put("second", 1).path.parent / file
+    odd.unlink()
+    os.mkfifo(odd)
+    mirror = Mirror(f"local://{small.bank.path}")
+    mirror.refresh()
+    assert "first" in [package.manifest.name for package in Bank.open(mirror.path).listing()[0]]
+
+
+def test_pointers_that_are_too_large_are_refused_and_not_fetched_whole(small):
+    small.put("first", 0)
+    os.truncate(small.put("second", 1).path.parent / "task.json", 10 << 30)
+    mirror = Mirror(f"local://{small.bank.path}")
+    mirror.refresh()
+    packages, problems = Bank.open(mirror.path).listing()
+    assert [package.manifest.name for package in packages] == ["first"]
+    assert "task.json is damaged" in problems[0]
+
+
+@pytest.mark.parametrize("file", ["1/manifest.json", "1/weights.safetensors"])
+def test_a_file_that_is_too_large_is_not_fetched_and_the_others_are(small, file, monkeypatch):
+    small.put("first", 0)
+    huge = small.put("second", 1).path.parent / file
+    os.truncate(huge, 10 << 30)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 30))
+    mirror = Mirror(f"local://{small.bank.path}")
+    with pytest.raises(BankError, match=f"{file} has "):
+        mirror.refresh()
+    assert [package.manifest.name for package in Bank.open(mirror.path).listing()[0]] == ["first"]

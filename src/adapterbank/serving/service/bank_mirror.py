@@ -4,8 +4,9 @@
     tasks/<name>/<version>/     complete, by one rename
     tasks/<name>/task.json      after the versions, so that a pointer never names a version that is not here yet
 
-The source is listed twice a second, and only new or changed files are fetched. Nothing is checked here: a package that
-is damaged at the source is damaged here, and refused by its reader. The folder is in the cache, belongs to one process
+The source is listed twice a second, and only new or changed files are fetched: plain files, no larger than such a file
+can be, and weights that leave half of the disk's free space. Nothing else is checked here: a package that is damaged at
+the source is damaged here, and refused by its reader. The folder is in the cache, belongs to one process
 and is removed with it; the next process removes the folders of killed ones.
 """
 
@@ -26,7 +27,7 @@ from uuid import uuid4
 from adapterbank.errors import AdapterbankError, BankError, InputError
 from adapterbank.serving.heartbeat import Heartbeat
 from adapterbank.serving.service.task_reader import TaskReader
-from adapterbank.storage import cache
+from adapterbank.storage import cache, reading
 from adapterbank.storage import files as storage
 from adapterbank.storage.package import is_name, is_version
 
@@ -68,6 +69,7 @@ class Mirror:
         self.fs, self._root = _open(url)
         self._heads: RemoteFiles = {}
         self._have: dict[str, RemoteFiles] = {}
+        self._sizes: dict[str, int | None] = {}
         self._missing: set[tuple[str, str]] = set()
         self._incomplete: set[tuple[str, str]] = set()
         self._reader = TaskReader(_AT_ONCE, _FETCHING)
@@ -147,7 +149,7 @@ class Mirror:
     def _fetch_heads(self) -> None:
         self.fs.invalidate_cache()  # other processes write there
         with contextlib.suppress(FileNotFoundError):
-            found = {_leaf(info): info for info in self.fs.ls(self._root, detail=True)}
+            found = {_leaf(info): info for info in self.fs.ls(self._root, detail=True) if _is_file(info)}
             if "bank.json" in found:
                 self._copy_heads({name: _stamp(found[name]) for name in _HEADS if name in found})
                 return
@@ -156,7 +158,7 @@ class Mirror:
     def _copy_heads(self, found: RemoteFiles) -> None:
         for name, stamp in found.items():
             if self._heads.get(name) != stamp:
-                data = self.fs.cat_file(f"{self._root}/{name}")
+                data = self._cat(f"{self._root}/{name}", reading.LARGE)
                 storage.atomic_write(self.path / name, data, private=True)
         for name in self._heads.keys() - found:  # keys that were removed there must not work here
             storage.discard(self.path / name)
@@ -166,11 +168,14 @@ class Mirror:
         """Return the files of each task; files whose names do not belong in a bank are ignored."""
         start = f"{self._root}/tasks/".lstrip("/")
         found: dict[str, RemoteFiles] = {}
+        sizes: dict[str, int | None] = {}
         for path, info in self.fs.find(f"{self._root}/tasks", detail=True).items():
             name, _, rest = path.lstrip("/").removeprefix(start).partition("/")
             version, _, file = rest.rpartition("/")
-            if is_name(name) and (rest == _POINTERS or (is_version(version) and file in _FILES)):
+            if is_name(name) and _is_file(info) and (rest == _POINTERS or (is_version(version) and file in _FILES)):
                 found.setdefault(name, {})[rest] = _stamp(info)
+                sizes[path.lstrip("/")] = info.get("size")
+        self._sizes = sizes
         return found
 
     def _confirmed(self, found: dict[str, RemoteFiles]) -> dict[str, RemoteFiles]:
@@ -215,7 +220,7 @@ class Mirror:
             return
         with storage.temporary_folder(folder.parent) as temporary:
             for file in changed:
-                self.fs.get_file(f"{self._root}/tasks/{folder.name}/{file}", str(temporary / Path(file).name))
+                self._get(f"{self._root}/tasks/{folder.name}/{file}", temporary / Path(file).name)
             final = folder / _version(next(iter(changed)))
             if final.exists():
                 for file in changed:
@@ -224,6 +229,18 @@ class Mirror:
                 temporary.chmod(0o755)
                 os.rename(temporary, final)
         have |= changed
+
+    def _cat(self, path: str, limit: int) -> bytes:
+        """Return a file, of one that is too large only as much as its reader needs to refuse it."""
+        data: bytes = self.fs.cat_file(path, end=limit + 1)
+        return data
+
+    def _get(self, path: str, target: Path) -> None:
+        """Fetch a file of a version, unless it is too large."""
+        limit = reading.LARGE if target.name == _FILES[0] else shutil.disk_usage(self.path).free // 2
+        if (size := self._sizes.get(path.lstrip("/")) or 0) > limit:
+            raise BankError(f"{path} has {size:,} bytes, more than the {limit:,} that it may have here.")
+        self.fs.get_file(path, str(target))
 
     def _point(self, folder: Path, wanted: RemoteFiles, have: RemoteFiles) -> bool:
         """Update the pointers unless they name a version that is incomplete; return whether it did."""
@@ -234,7 +251,7 @@ class Mirror:
             storage.discard(folder / _POINTERS)
             del have[_POINTERS]
             return True
-        data = self.fs.cat_file(f"{self._root}/tasks/{folder.name}/{_POINTERS}")
+        data = self._cat(f"{self._root}/tasks/{folder.name}/{_POINTERS}", reading.SMALL)
         default = _default(data)
         served = (folder / _POINTERS).exists()
         if served and default is not None and not {f"{default}/{file}" for file in _FILES} <= have.keys():
@@ -280,6 +297,11 @@ def _own_folder() -> Iterator[Path]:
 def _version(file: str) -> str:
     """Return the version that a file of a task belongs to; empty for the pointers."""
     return file.rpartition("/")[0]
+
+
+def _is_file(info: Mapping[str, Any]) -> bool:
+    """Return whether an entry is a plain file, which a store's pipe or folder in place of one is not."""
+    return bool(info.get("type", "file") == "file")
 
 
 def _leaf(info: Mapping[str, Any]) -> str:
