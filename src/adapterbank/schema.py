@@ -11,7 +11,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -21,6 +21,10 @@ _SHOWN = 60
 """Characters of a wrong value that a message quotes."""
 _NAMES = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text", types.NoneType: "null"}
 _SEQUENCES = (list, tuple, frozenset)
+
+Found = tuple[str, str] | None
+"""Where in a value, and what is wrong there."""
+Check = Callable[[Any], Found]
 
 
 def limited(
@@ -36,107 +40,153 @@ def limited(
 
 def problem(hint: Any, value: Any, name: str = "") -> str | None:
     """Return why a JSON value does not fit a type, as the end of a sentence (`metrics is [], not a mapping`)."""
-    return _problem(hint, value, name, {})
+    found = _compiled(hint)(value)
+    return None if found is None else f"{_join(name, found[0]) or 'it'} {found[1]}"
 
 
 def unknown(kind: type, value: Mapping[str, Any], name: str) -> str | None:
     """Return which key a class does not have, where an unknown one must not be ignored."""
     keys = [key for key in value if key not in (_entries(kind) or {})]
-    return f"{_join(name, keys[0])!r} is not known" if keys else None
-
-
-def _problem(hint: Any, value: Any, name: str, limits: Mapping[str, Any]) -> str | None:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return None
-    if origin is typing.Annotated:  # what a dictionary holds, or the limits of a number
-        inner = arguments[1]
-        return _problem(arguments[0], value, name, inner if isinstance(inner, Mapping) else limits) or (
-            None if isinstance(inner, Mapping) else _problem(inner, value, name, limits)
-        )
-    if origin is typing.NotRequired:
-        return _problem(arguments[0], value, name, limits)
-    if origin in (typing.Union, types.UnionType):
-        found = [_problem(one, value, name, limits) for one in arguments]
-        return None if None in found else next(one for one in found if one)
-    if isinstance(hint, type) and _entries(hint) is not None:
-        return _mapping_problem(hint, value, name)
-    if origin is dict:
-        if not isinstance(value, dict):
-            return _wrong(name, value, "a mapping")
-        return next(filter(None, (_problem(arguments[1], v, _join(name, k), limits) for k, v in value.items())), None)
-    if origin in _SEQUENCES:
-        return _sequence_problem(arguments[0], value, name, limits)
-    return _scalar_problem(hint, value, name, limits)
+    return f"{_join(name, _short(keys[0]))!r} is not known" if keys else None
 
 
 @cache
-def _entries(hint: Any) -> dict[str, tuple[Any, bool, Mapping[str, Any]]] | None:
+def _compiled(hint: type) -> Check:
+    return _check(hint, {})
+
+
+def _check(hint: Any, limits: Mapping[str, Any]) -> Check:
+    """Return the function that checks values of a type: made once, because a bank has many manifests."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return lambda value: None
+    if origin is typing.Annotated and isinstance(arguments[1], Mapping):  # the limits of a number
+        return _check(arguments[0], arguments[1])
+    if origin is typing.Annotated:  # what a dictionary holds
+        return _both(_check(arguments[0], limits), _check(arguments[1], limits))
+    if origin is typing.NotRequired:
+        return _check(arguments[0], limits)
+    if origin in (typing.Union, types.UnionType):
+        return _any([_check(one, limits) for one in arguments])
+    if isinstance(hint, type) and (entries := _entries(hint)) is not None:
+        return _record({key: (_check(kind, own), required) for key, (kind, required, own) in entries.items()})
+    if origin is dict:
+        return _table(_check(arguments[1], limits))
+    if origin in _SEQUENCES:
+        return _sequence(
+            _check(arguments[0], limits), plain=arguments[0] is float and not limits, distinct=bool(limits)
+        )
+    return _scalar(hint, limits)
+
+
+@cache
+def _entries(hint: type) -> dict[str, tuple[Any, bool, Mapping[str, Any]]] | None:
     """Return the keys of a dataclass or TypedDict: type, whether it is required, limits; None for other types."""
+    hints = typing.get_type_hints(hint, include_extras=True)
     if dataclasses.is_dataclass(hint):
-        hints = typing.get_type_hints(hint, include_extras=True)
-        fields = dataclasses.fields(hint)
+        absent = dataclasses.MISSING
         return {
-            f.name: (
-                hints[f.name],
-                f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING,
-                f.metadata,
-            )
-            for f in fields
+            f.name: (hints[f.name], f.default is absent and f.default_factory is absent, f.metadata)
+            for f in dataclasses.fields(hint)
         }
     if typing.is_typeddict(hint):
-        hints = typing.get_type_hints(hint, include_extras=True)
         # Not `__required_keys__`, which is wrong where annotations are strings.
         return {name: (kind, typing.get_origin(kind) is not typing.NotRequired, {}) for name, kind in hints.items()}
     return None
 
 
-def _mapping_problem(hint: Any, value: Any, name: str) -> str | None:
-    if not isinstance(value, Mapping):
-        return _wrong(name, value, "a mapping")
-    for key, (kind, required, limits) in (_entries(hint) or {}).items():
-        if key not in value:
-            if required:
-                return f"{_join(name, key)} is missing"
-        elif found := _problem(kind, value[key], _join(name, key), limits):
-            return found
-    return None
+def _both(first: Check, second: Check) -> Check:
+    return lambda value: first(value) or second(value)
 
 
-def _sequence_problem(kind: Any, value: Any, name: str, limits: Mapping[str, Any]) -> str | None:
-    if not isinstance(value, _SEQUENCES):
-        return _wrong(name, value, "a list")
-    for number, item in enumerate(value):
-        if found := _problem(kind, item, f"{name}[{number}]", limits):
-            return found
-    if limits and len({*value}) < len(value):
-        return f"{name} has an item twice"
-    return None
+def _any(checks: list[Check]) -> Check:
+    def check(value: Any) -> Found:
+        found = None
+        for one in checks:
+            if (now := one(value)) is None:
+                return None
+            found = found or now
+        return found
+
+    return check
 
 
-def _scalar_problem(kind: Any, value: Any, name: str, limits: Mapping[str, Any]) -> str | None:
-    if kind is float:
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
-        fits = fits and (isinstance(value, float) or abs(value) < _LARGEST)
-    else:
-        fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-        fits = fits and (kind is not int or abs(value) < _LARGEST)
-    if not fits:
-        return _wrong(name, value, _NAMES.get(kind, getattr(kind, "__name__", str(kind))))
+def _record(entries: dict[str, tuple[Check, bool]]) -> Check:
+    def check(value: Any) -> Found:
+        if not isinstance(value, Mapping):
+            return _wrong(value, "a mapping")
+        for key, (inner, required) in entries.items():
+            if key not in value:
+                if required:
+                    return key, "is missing"
+            elif found := inner(value[key]):
+                return _join(key, found[0]), found[1]
+        return None
+
+    return check
+
+
+def _table(inner: Check) -> Check:
+    def check(value: Any) -> Found:
+        if not isinstance(value, dict):
+            return _wrong(value, "a mapping")
+        for key, item in value.items():
+            if found := inner(item):
+                return _join(_short(key), found[0]), found[1]
+        return None
+
+    return check
+
+
+def _sequence(inner: Check, *, plain: bool, distinct: bool) -> Check:
+    def check(value: Any) -> Found:
+        if not isinstance(value, _SEQUENCES):
+            return _wrong(value, "a list")
+        if plain and {*map(type, value)} <= {float} and all(map(math.isfinite, value)):
+            return None
+        for number, item in enumerate(value):
+            if found := inner(item):
+                return _join(f"[{number}]", found[0]), found[1]
+        return ("", "has an item twice") if distinct and len({*value}) < len(value) else None
+
+    return check
+
+
+def _scalar(kind: Any, limits: Mapping[str, Any]) -> Check:
     low, high, choices = (limits.get(key) for key in ("low", "high", "choices"))
-    if choices and value not in choices:
-        return _wrong(name, value, f"one of {', '.join(choices)}")
-    if isinstance(value, int | float) and ((low is not None and value < low) or (high is not None and value > high)):
-        return _wrong(name, value, f"from {low} to {high}" if high is not None else f"at least {low}")
-    return None
+    wanted = _NAMES.get(kind, getattr(kind, "__name__", str(kind)))
+    bounds = f"from {low} to {high}" if high is not None else f"at least {low}"
+
+    def check(value: Any) -> Found:
+        if not _fits(kind, value):
+            return _wrong(value, wanted)
+        if choices and value not in choices:
+            return _wrong(value, f"one of {', '.join(choices)}")
+        outside = isinstance(value, int | float) and (
+            (low is not None and value < low) or (high is not None and value > high)
+        )
+        return _wrong(value, bounds) if outside else None
+
+    return check
 
 
-def _join(name: str, key: Any) -> str:
-    return f"{name}.{_short(key)}" if name else _short(key)
+def _fits(kind: Any, value: Any) -> bool:
+    """Return whether a value is of a type; true and false are no numbers, and no number is infinite or huge."""
+    if isinstance(value, bool):
+        return kind is bool
+    if isinstance(value, int):
+        return kind in (int, float) and -_LARGEST < value < _LARGEST
+    if isinstance(value, float):
+        return kind is float and math.isfinite(value)
+    return isinstance(value, kind)
 
 
-def _wrong(name: str, value: Any, wanted: str) -> str:
-    return f"{name or 'it'} is {_short(value, quoted=True)}, not {wanted}"
+def _join(name: str, rest: str) -> str:
+    return f"{name}.{rest}" if name and rest and not rest.startswith("[") else name + rest
+
+
+def _wrong(value: Any, wanted: str) -> tuple[str, str]:
+    return "", f"is {_short(value, quoted=True)}, not {wanted}"
 
 
 def _short(value: Any, *, quoted: bool = False) -> str:
