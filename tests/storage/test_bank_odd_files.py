@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from adapterbank.errors import AdapterbankError, BankError, PackageDamaged, StorageError
+from adapterbank.errors import AdapterbankError, BankError, InputError, PackageDamaged, StorageError
 from adapterbank.storage import files, reading
 from adapterbank.storage.bank import Bank
 from packages import TENSORS, draft, pointers, put
@@ -80,7 +80,7 @@ def test_a_file_in_place_of_a_task_is_named(bank: Bank) -> None:
     (bank.path / "tasks" / "sst2").write_text("")
     packages, problems = bank.listing()
     assert [package.manifest.name for package in packages] == ["mrpc"]
-    assert "a part of its path is a file" in problems[0]
+    assert "tasks/sst2 is not a folder of a task; remove it" in problems[0]
     assert bank.gc(older_than_seconds=0) == []
     with pytest.raises(AdapterbankError, match="sst2"):
         bank.put(draft("sst2"), TENSORS)
@@ -148,6 +148,50 @@ def test_a_changed_head_of_the_bank_is_damaged(bank: Bank) -> None:
         Bank.open(bank.path)
 
 
+@pytest.mark.parametrize(
+    "pointers",
+    [
+        {"default": 3, "previous": [1, 2], "last": 1},
+        {"default": 3, "previous": [1, 4], "last": 3},
+        {"default": 3, "previous": [2, 3], "last": 3},
+        {"default": 3, "previous": [1, 2], "last": 3, "gone": [3]},
+    ],
+)
+def test_pointers_that_contradict_themselves_are_damaged_and_gc_removes_nothing(
+    bank: Bank, pointers: dict[str, object]
+) -> None:
+    put(bank, "sst2", "sst2", "sst2")
+    file = bank.path / "tasks" / "sst2" / "task.json"
+    for value in (reading.seal({"name": "sst2", **pointers}), pointers):
+        files.write_json(file, value)
+        assert bank.gc(older_than_seconds=0) == []
+        assert "task.json is damaged" in bank.listing()[1][0]
+    file.unlink()
+    assert bank.versions("sst2") == [1, 2, 3]
+
+
+def test_gc_keeps_versions_that_an_older_copy_of_the_pointers_does_not_know(bank: Bank) -> None:
+    put(bank, "sst2")
+    file = bank.path / "tasks" / "sst2" / "task.json"
+    before = file.read_bytes()
+    put(bank, "sst2", "sst2")
+    file.write_bytes(before)
+    assert bank.gc(older_than_seconds=0) == []
+    assert bank.versions("sst2") == [1, 2, 3]
+
+
+@pytest.mark.parametrize("target", ["loop", "x" * 4000, "sst2/task.json/x"])
+def test_a_link_that_leads_nowhere_in_place_of_a_task_is_named(bank: Bank, target: str) -> None:
+    put(bank, "mrpc", "sst2")
+    (bank.path / "tasks" / "loop").symlink_to(target)
+    packages, problems = bank.listing()
+    assert [package.manifest.name for package in packages] == ["mrpc", "sst2"]
+    assert len(problems) == 1
+    assert "tasks/loop" in problems[0]
+    assert bank.gc(older_than_seconds=0) == []
+    assert bank.default("mrpc") == 1
+
+
 # --- a full disk
 
 
@@ -191,6 +235,27 @@ def test_a_removal_that_was_killed_on_a_full_disk_can_be_repeated(bank: Bank) ->
     assert bank.get("sst2").ref == "sst2@1"
 
 
+def test_a_task_whose_versions_are_all_gone_can_be_removed(bank: Bank) -> None:
+    put(bank, "sst2", "sst2", "mrpc")
+    for version in ("1", "2"):
+        shutil.rmtree(bank.path / "tasks" / "sst2" / version)
+    bank.remove("sst2")
+    assert bank.names() == ["mrpc"]
+    assert bank.listing()[1] == []
+    assert bank.put(draft(), TENSORS).ref == "sst2@3"
+
+
+def test_what_is_too_large_to_be_read_back_is_not_written(bank: Bank) -> None:
+    labels = [f"label {number} of a task with far too many" for number in range(300_000)]
+    task = {"kind": "classification", "text": ["text"], "labels": labels, "metric": "accuracy"}
+    with pytest.raises(InputError, match="use fewer or shorter labels"):
+        bank.put(draft(task=task), TENSORS)
+    assert bank.names() == []
+    (bank.path / "tasks" / "sst2" / "999999999").mkdir(parents=True)
+    with pytest.raises(BankError, match="the highest possible"):
+        bank.put(draft(), TENSORS)
+
+
 # --- leftovers
 
 
@@ -198,7 +263,7 @@ def killed_put(bank: Bank, name: str) -> None:
     """Leave a version as a put does that is killed after its rename and before its pointers are written."""
     task = bank.path / "tasks" / name / "task.json"
     before = task.read_bytes()
-    bank.put(draft(name), TENSORS)
+    (bank.put(draft(name), TENSORS).path / ".unfinished").touch()
     task.write_bytes(before)
 
 

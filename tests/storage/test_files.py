@@ -111,10 +111,18 @@ def test_a_real_full_device_is_explained() -> None:
         file.write(b"x")
 
 
-def test_an_error_without_a_remedy_is_raised_unchanged(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="bad") as caught, files.storage_errors(tmp_path):
+def test_any_error_of_the_system_names_the_path(tmp_path: Path) -> None:
+    with (
+        pytest.raises(StorageError, match=f"{tmp_path.name} cannot be used: Input/output error"),
+        files.storage_errors(tmp_path),
+    ):
         raise OSError(errno.EIO, "bad")
-    assert not isinstance(caught.value, StorageError)
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, FileExistsError])
+def test_a_missing_or_existing_file_is_left_to_the_caller(tmp_path: Path, error: type[OSError]) -> None:
+    with pytest.raises(error), files.storage_errors(tmp_path):
+        raise error
 
 
 def test_a_folder_that_cannot_be_flushed_does_not_fail_a_completed_write(

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
+from adapterbank import schema
 from adapterbank.config import Config
 from adapterbank.errors import AdapterbankError, InputError
 from adapterbank.methods import METHODS, size_option
@@ -17,6 +18,39 @@ from adapterbank.training.dataset import catalog_name
 
 _VARIANTS = ("layers", "sites", "activation", "sigma", "train_norms", "placement", "combine", "inner_norm", "depth")
 """The options of an adapter that make a run a variant of the paper's method."""
+
+
+class _RowsFields(TypedDict):
+    rows: int
+
+
+class _DataFields(TypedDict):
+    train: _RowsFields
+
+
+class _ConfigFields(TypedDict):
+    task: str
+    backbone: str
+    method: str
+    seed: int
+    data: _DataFields
+    lr: NotRequired[float | None]
+    epochs: NotRequired[int | None]
+    sigma: NotRequired[float | None]
+
+
+class _TaskFields(TypedDict):
+    metric: str
+
+
+class _RecordFields(TypedDict):
+    """What tables and figures read of a record."""
+
+    config: _ConfigFields
+    task: _TaskFields
+    metrics: NotRequired[dict[str, Annotated[dict[str, Any], dict[str, Any]]] | None]
+    params: NotRequired[Annotated[dict[str, Any], dict[str, float | None]] | None]
+    history: NotRequired[list[dict[str, Any]] | None]
 
 
 @dataclass(frozen=True)
@@ -189,6 +223,8 @@ def _records_folder(folder: str | Path) -> Path:
 
 def read_row(path: Path, record: dict[str, Any]) -> RunRow:
     """Return the row of a record."""
+    if problem := schema.problem(_RecordFields, record):
+        raise ValueError(problem)
     config = record["config"]
     if not record.get("metrics"):
         raise ValueError("the run has no scores")

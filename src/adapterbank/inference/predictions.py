@@ -61,6 +61,8 @@ class Prediction:
         return fields
 
 
+LARGEST = 1e30
+"""Outputs are smaller than this: sums and differences of larger ones overflow float32."""
 _NAMES = frozenset(one.name for one in dataclass_fields(Prediction))
 
 
@@ -69,12 +71,15 @@ def decide(task: Task, examples: Examples, rows: Rows, outputs: Sequence[np.ndar
     return KINDS[task.kind].decide(HeadOutputs(task, examples, rows, outputs)) if outputs else []
 
 
+def are_usable(outputs: Sequence[np.ndarray]) -> bool:
+    """Return whether outputs can be turned into answers; all at once, because a batch has many rows."""
+    return not outputs or bool((np.abs(np.concatenate([out.ravel() for out in outputs])) < LARGEST).all())
+
+
 def check_finite(head_outputs: HeadOutputs) -> None:
     """Refuse outputs that are nan or infinite, which finite weights can lead to if they are large."""
-    task, outputs = head_outputs.task, head_outputs.outputs
-    per_token = KINDS[task.kind].per_token
-    numbers = np.concatenate([out.ravel() for out in outputs]) if per_token else head_outputs.matrix
-    if not np.isfinite(numbers).all():
+    task = head_outputs.task
+    if not are_usable(head_outputs.outputs):
         raise PackageDamaged(
             f"{task.name!r} computes numbers that are not finite, so its weights are useless; train it again."
         )

@@ -24,6 +24,8 @@ from adapterbank import errors
 from adapterbank.storage import bank_head, files, pointers
 from adapterbank.storage.package import (
     FORMAT,
+    LAST_VERSION,
+    MANIFEST_BYTES,
     RESTORE,
     Array,
     Manifest,
@@ -36,6 +38,9 @@ from adapterbank.storage.package import (
     read_manifest,
 )
 from adapterbank.storage.pointers import Pointers
+
+_UNFINISHED = ".unfinished"
+"""A file in a version whose pointers are not written yet."""
 
 
 class Removed(NamedTuple):
@@ -164,7 +169,7 @@ class Bank:
             # A pointer may lead to a version that is gone: its folder was deleted, or a removal was interrupted.
             if version is not None and version not in versions and not self._read_pointers(name).names(version):
                 raise self._no_version(name, version)
-            hidden = self._hide(name, versions if version is None else [version])
+            hidden = self._hide(name, [*versions, *self._existing(name).named] if version is None else [version])
         for path in hidden:
             files.discard(path)
 
@@ -190,12 +195,13 @@ class Bank:
         return removed
 
     def unfinished(self) -> list[str]:
-        """Return the versions of removed tasks that an interrupted write left, which no other method lists."""
+        """Return the versions that an interrupted write or removal left, and that belong to no task."""
         found = []
         for name in self.folders():
             with contextlib.suppress(errors.AdapterbankError):
-                if self._read_pointers(name).default is None:
-                    found += [f"{name}@{version}" for version in self._versions(name)]
+                now = self._read_pointers(name)
+                left = [version for version in self._versions(name) if now.default is None or version in now.gone]
+                found += [f"{name}@{version}" for version in left]
         return found
 
     def total_bytes(self) -> int:
@@ -213,7 +219,16 @@ class Bank:
         """Rename a finished folder to the next version and make it the default; undo the rename if that fails."""
         name, now = filled.name, self._read_pointers(filled.name)
         version = 1 + max(now.last, *self._versions(name), 0)
-        files.write_json(temporary / "manifest.json", replace(filled, version=version).to_json())
+        if version > LAST_VERSION:
+            raise errors.BankError(f"{name!r} has a version {version - 1}, the highest possible; remove it.")
+        manifest = files.pretty_json(replace(filled, version=version).to_json())
+        if len(manifest) > MANIFEST_BYTES:
+            raise errors.InputError(
+                f"The manifest of {name!r} has {len(manifest):,} bytes, and {MANIFEST_BYTES:,} are possible; "
+                "use fewer or shorter labels."
+            )
+        files.atomic_write(temporary / "manifest.json", manifest)
+        (temporary / _UNFINISHED).touch()  # until the pointers are written, so that `gc` knows what a kill left
         final = self._tasks / name / str(version)
         try:
             files.make_folder(final.parent)
@@ -227,6 +242,7 @@ class Bank:
                 with contextlib.suppress(OSError):
                     final.parent.rmdir()  # succeeds only for the empty folder of a new task
             raise
+        (final / _UNFINISHED).unlink(missing_ok=True)
         return self._package(name, version)
 
     def _package(self, name: str, version: int | None) -> Package:
@@ -256,9 +272,7 @@ class Bank:
             contextlib.suppress(FileNotFoundError),
             os.scandir(tasks) as found,
         ):
-            return sorted(
-                entry.name for entry in found if is_name(entry.name) and (entry.is_dir() or "." not in entry.name)
-            )
+            return sorted(entry.name for entry in found if is_name(entry.name) and _may_be_task(entry))
         return []
 
     def _versions(self, name: str) -> list[int]:
@@ -291,7 +305,7 @@ class Bank:
         """Return the old versions without a pointer; none if the pointers are missing or damaged.
 
         Versions newer than the default are kept, because a rollback may be undone, except those that were removed, and
-        one that is newer than the last: a write that was interrupted before its pointers were written left it.
+        those that a write left which was interrupted before its pointers were written.
         """
         if not os.path.lexists(self._tasks / name / pointers.FILE):
             return []
@@ -302,13 +316,13 @@ class Bank:
         served = now.default or now.last + 1
         versions = self._versions(name)
         old = [v for v in versions if v in now.gone or (v < served and v not in now.previous[-1:])]
-        new = [v for v in versions if v > now.last]
-        return old + [v for v in new if files.is_old(self._tasks / name / str(v), older_than_seconds)]
+        marked = [v for v in versions if v > now.last and (self._tasks / name / str(v) / _UNFINISHED).exists()]
+        return old + [v for v in marked if files.is_old(self._tasks / name / str(v), older_than_seconds)]
 
     def _is_bare(self, name: str, older_than_seconds: float) -> bool:
         """Return whether a task's folder is empty: the write of its first version was interrupted."""
         folder = self._tasks / name
-        return folder.is_dir() and not os.listdir(folder) and files.is_old(folder, older_than_seconds)
+        return os.path.isdir(folder) and not os.listdir(folder) and files.is_old(folder, older_than_seconds)
 
     def _hide(self, name: str, doomed: list[int]) -> list[Path]:
         """Remove versions from the pointers, then hide their folders; if it crashes in between, `gc` removes them.
@@ -339,6 +353,13 @@ class Bank:
                 f"The bank {self.path} is for {_describe(self.backbone)}, but {what} is {_describe(other)}; "
                 "use the same encoder, or another bank."
             )
+
+
+def _may_be_task(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir() or "." not in entry.name
+    except OSError:  # such as a link that leads to itself: whoever reads it says so
+        return True
 
 
 def _describe(backbone: Mapping[str, Any]) -> str:

@@ -1,8 +1,8 @@
 """Atomic writes, checksums and locks on a local disk; `reading` is the way back. Knows no banks, packages or records.
 
 The name of every unfinished file or folder starts with `.tmp-`, which distinguishes the leftovers of a killed process
-from finished files. An operating system error that the user can fix (disk full, no permission) becomes a `StorageError`
-in one place, `storage_errors`; any other `OSError` is raised unchanged.
+from finished files. An operating system error (disk full, no permission) becomes a `StorageError` in one place,
+`storage_errors`; only a file that is missing or exists already is left to the caller.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Raise operating system errors that the user can fix as a `StorageError` that names `path`."""
+    """Raise operating system errors as a `StorageError` that names `path`; a missing or existing file is none."""
     try:
         yield
+    except (FileNotFoundError, FileExistsError):
+        raise
     except OSError as error:
-        if error.errno not in _REMEDIES:
-            raise
         raise storage_error(path, error) from error
 
 

@@ -32,6 +32,8 @@ FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
 LAST_VERSION = 999_999_999
+MANIFEST_BYTES = 8 << 20
+"""The most bytes of a manifest."""
 RESTORE = "restore it from a copy of the bank, or remove this version and train it again"
 """The remedy for a damaged package, as the end of a sentence."""
 
@@ -276,7 +278,7 @@ def read_manifest(path: Path) -> Manifest:
     """Read and check the manifest of the package folder `path`."""
     file = path / "manifest.json"
     try:
-        return Manifest.from_json(reading.read_json(file), file)
+        return Manifest.from_json(reading.read_json(file, MANIFEST_BYTES), file)
     except FileNotFoundError as error:
         raise errors.PackageDamaged(f"{file} is missing; {RESTORE}.") from error
     except errors.InputError as error:

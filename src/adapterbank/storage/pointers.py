@@ -5,6 +5,7 @@ The file is sealed and names its task: a flipped bit, or the file of another tas
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -40,9 +41,20 @@ class Pointers:
             return self.moved_to(version)
         return replace(self, default=version, previous=self.previous[: self.previous.index(version)])
 
+    @property
+    def named(self) -> tuple[int, ...]:
+        """The versions that a pointer leads to."""
+        return (*self.previous, *(() if self.default is None else (self.default,)))
+
+    @property
+    def consistent(self) -> bool:
+        """Whether every pointer is to a number that was assigned, and none to a version that was removed."""
+        distinct = len({*self.named}) == len(self.named) and not {*self.named} & {*self.gone}
+        return distinct and max(self.named, default=0) <= self.last
+
     def names(self, version: int) -> bool:
         """Return whether a pointer leads to a version."""
-        return version == self.default or version in self.previous
+        return version in self.named
 
     def without(self, gone: Collection[int], left: Collection[int]) -> Pointers:
         """Drop the versions `gone`; a dropped default is replaced by the one before it, or by the highest `left`."""
@@ -61,12 +73,17 @@ def read(file: Path, name: str) -> Pointers:
     try:
         value = reading.read_checked(file, reading.SMALL, before=_BEFORE)
     except (errors.InputError, errors.StorageError) as error:
+        if not os.path.isdir(file.parent):  # unlike `Path.is_dir`, this never raises
+            raise errors.PackageDamaged(f"{file.parent} is not a folder of a task; remove it.") from error
         raise _damaged(file, error) from error
     if problem := schema.problem(Pointers, value):
         raise _damaged(file, problem)
     if value.get("name", name) != name:
         raise _damaged(file, f"it is the file of the task {str(value['name'])[:100]!r}")
-    return Pointers(value["default"], tuple(value["previous"]), value["last"], tuple(value.get("gone", ())))
+    found = Pointers(value["default"], tuple(value["previous"]), value["last"], tuple(value.get("gone", ())))
+    if not found.consistent:
+        raise _damaged(file, "its numbers contradict each other")
+    return found
 
 
 def write(file: Path, name: str, pointers: Pointers) -> None:

@@ -123,7 +123,11 @@ def check_seal(value: Any, *, before: Collection[str] = ()) -> dict[str, Any]:
     rest = {key: item for key, item in value.items() if key != CHECKSUM}
     if CHECKSUM not in value and before and rest.keys() == {*before}:
         return rest
-    if value.get(CHECKSUM) != files.sha256_json(rest, parsed=True):
+    try:
+        checksum = files.sha256_json(rest, parsed=True)
+    except InputError as error:
+        raise ValueError(f"holds what cannot be written ({error})") from error
+    if value.get(CHECKSUM) != checksum:
         raise ValueError("was changed after it was written")
     return rest
 

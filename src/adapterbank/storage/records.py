@@ -33,7 +33,10 @@ def encode(record: Mapping[str, Any]) -> tuple[str, bytes]:
     config = record.get("config")
     if not isinstance(config, Mapping):
         raise InputError("A record needs the whole 'config' as a mapping; without it the run cannot be repeated.")
-    return config_hash(config), files.pretty_json(reading.seal({"format": FORMAT, **record}))
+    data = files.pretty_json(reading.seal({"format": FORMAT, **record}))
+    if len(data) > reading.LARGE:
+        raise InputError(f"The record has {len(data):,} bytes, and {reading.LARGE:,} are possible; use fewer epochs.")
+    return config_hash(config), data
 
 
 def write(folder: Path, record: Mapping[str, Any]) -> Path:

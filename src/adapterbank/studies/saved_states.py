@@ -45,7 +45,7 @@ class SavedStates:
             folder = self._folder / one.resolved.hash if self._folder else None
             if folder is not None and (folder / "state.json").is_file():
                 with contextlib.suppress(InputError):
-                    state = run_state.load(folder)
+                    state = run_state.load(folder, one.job)
                     if state is not None:
                         found[number] = state
                         one.notes.append(f"Resuming after epoch {state.epoch}.")

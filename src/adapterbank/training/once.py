@@ -78,7 +78,10 @@ def _are_close(ours: Scores, theirs: Scores) -> bool:
 
 def _later(bank: Bank, task: str, after: int) -> Iterator[Package]:
     """Yield the readable versions after a number, newest first."""
-    for version in range(newest_version(bank, task), after, -1):
+    versions: list[int] = []
+    with contextlib.suppress(AdapterbankError):
+        versions = bank.versions(task)
+    for version in reversed([version for version in versions if version > after]):
         with contextlib.suppress(AdapterbankError):
             yield bank.get(f"{task}@{version}")
 

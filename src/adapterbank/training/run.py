@@ -116,7 +116,7 @@ def run(
         if resuming and (ended := _ended_before(bank, resolved, newest)):
             run_state.forget(folder)
             return ended
-        resumed = {0: reached} if reached else _resumed(folder, resuming, prepared.notes.append)
+        resumed = {0: reached} if reached else _resumed(folder, resuming, prepared)
         report()
         outcomes: list[RunOutcome] = []
         train_together(
@@ -304,13 +304,13 @@ def _scores(
     return scoring.report(task, predicted, targets)
 
 
-def _resumed(folder: Path, resuming: bool, note: Callable[[str], None]) -> dict[int, RunState]:
-    state = run_state.load(folder) if resuming else None
+def _resumed(folder: Path, resuming: bool, prepared: PreparedRun) -> dict[int, RunState]:
+    state = run_state.load(folder, prepared.job) if resuming else None
     if state is not None:
-        note(f"Resuming after epoch {state.epoch}.")
+        prepared.notes.append(f"Resuming after epoch {state.epoch}.")
         return {0: state}
     if resuming:
-        note("There is no unfinished run of this config and data; training starts at the first epoch.")
+        prepared.notes.append("There is no unfinished run of this config and data; training starts at the first epoch.")
     return {}
 
 

@@ -10,14 +10,37 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, NotRequired, TypedDict
 
 import safetensors.torch
 from safetensors import SafetensorError
 
-from adapterbank import __version__
+from adapterbank import __version__, schema
 from adapterbank.errors import AdapterbankError, InputError
 from adapterbank.storage import files, reading
-from adapterbank.training.job import RunState
+from adapterbank.training.job import RunState, TrainingJob
+
+
+class EpochFields(TypedDict):
+    """One epoch of a run's history."""
+
+    loss: float
+    score: float
+    seconds: NotRequired[float]
+
+
+class StateFields(TypedDict):
+    """The fields of a state.json."""
+
+    library: str
+    sha256: str
+    epoch: Annotated[int, {"low": 1, "high": 10**6}]
+    step: Annotated[int, {"low": 0}]
+    best_epoch: Annotated[int, {"low": 0}]
+    history: list[EpochFields]
+    newest: NotRequired[int | None]
+    bytes: NotRequired[Annotated[int, {"low": 0}]]
+
 
 _LARGEST_STATE = 64 << 20
 """The most bytes of a state.json, which has a line for each epoch."""
@@ -54,25 +77,44 @@ def save(folder: Path, state: RunState, newest: int | None = None) -> None:
             old.unlink(missing_ok=True)
 
 
-def load(folder: Path) -> RunState | None:
-    """Return the last saved state, or None if there is none."""
+def load(folder: Path, job: TrainingJob | None = None) -> RunState | None:
+    """Return the last saved state, or None if there is none; with its `job`, refuse a state that is not the job's."""
     if not os.path.lexists(folder / "state.json"):
         return None
     try:
         about = reading.read_checked(folder / "state.json", _LARGEST_STATE, before=_BEFORE)
+        if problem := schema.problem(StateFields, about):
+            raise InputError(problem)
         if about["library"] != __version__:
             raise InputError(f"adapterbank {about['library']} wrote it, this is {__version__}")
         data = _read_weights(folder / f"epoch-{about['epoch']:d}.safetensors", about.get("bytes"))
         if files.sha256_bytes(data) != about["sha256"]:
             raise InputError("the checksum of the weights does not match")
-        flat = safetensors.torch.load(data)
         state = RunState(about["epoch"], about["step"], about["history"], about["best_epoch"])
-    except (AdapterbankError, KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
+        for key, tensor in safetensors.torch.load(data).items():
+            part, _, name = key.partition("/")
+            state.tensors.setdefault(part, {})[name] = tensor
+        _check_state(state, job)
+    except (AdapterbankError, OSError, SafetensorError) as error:
         raise InputError(f"The state in {folder} cannot be read ({error}); run again without --resume.") from error
-    for key, tensor in flat.items():
-        part, name = key.split("/", 1)
-        state.tensors.setdefault(part, {})[name] = tensor
     return state
+
+
+def _check_state(state: RunState, job: TrainingJob | None) -> None:
+    """Refuse a state that no run has saved, or none of this job; a checksum does not exclude it."""
+    if len(state.history) != state.epoch or state.best_epoch > state.epoch or (job and state.epoch > job.epochs):
+        raise InputError("its epochs contradict each other")
+    shapes = [
+        {name: tuple(tensor.shape) for name, tensor in state.tensors.get(part, {}).items()}
+        for part in ("weights", "first", "second", *(["best"] if state.best_epoch else []))
+    ]
+    expected = {name: tuple(tensor.shape) for name, tensor in job.initial.items()} if job else shapes[0]
+    if not expected or any(found != expected for found in shapes):
+        raise InputError("its tensors are not those of the run")
+    for part in state.tensors.values():
+        for name, tensor in part.items():
+            if not tensor.is_floating_point() or not tensor.isfinite().all():
+                raise InputError(f"{name} holds something else than finite floating-point numbers")
 
 
 def _read_weights(path: Path, size: int | None) -> bytes:
@@ -86,8 +128,9 @@ def _read_weights(path: Path, size: int | None) -> bytes:
 def newest_before(folder: Path, otherwise: int) -> int:
     """Return the task's newest version when the run of a saved state began, or `otherwise` if no state notes it."""
     with contextlib.suppress(AdapterbankError, OSError):
-        found = reading.read_checked(folder / "state.json", _LARGEST_STATE, before=_BEFORE).get("newest")
-        return found if isinstance(found, int) else otherwise
+        about = reading.read_checked(folder / "state.json", _LARGEST_STATE, before=_BEFORE)
+        if schema.problem(StateFields, about) is None and about.get("newest") is not None:
+            return int(about["newest"])
     return otherwise
 
 

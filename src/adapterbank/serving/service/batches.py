@@ -15,6 +15,7 @@ import numpy as np
 from adapterbank.encoder.batch import Tokens
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.graph_runner import Wait
+from adapterbank.inference.predictions import are_usable
 from adapterbank.inference.slot_cache import TaskHandle
 from adapterbank.serving.heartbeat import BOUND, Heartbeat
 from adapterbank.serving.service.protocol import Refusal
@@ -22,9 +23,6 @@ from adapterbank.serving.service.scheduler import Part
 
 Outputs = list[np.ndarray] | Exception
 """The outputs of the rows of a part, or its error."""
-
-LARGEST = 1e30
-"""Outputs are smaller than this: sums and differences of larger ones overflow float32."""
 
 _SLOW = 10
 """A batch stands still when it takes so many times as long as the last ones did, and longer than `BOUND`."""
@@ -62,7 +60,7 @@ def land(engine: Engine, batch: Sequence[Part], wait: Wait, heartbeat: Heartbeat
         computed = wait()
         outputs = iter(computed)
         parts = [list(islice(outputs, len(part))) for part in batch]
-        sendable = _are_sendable(computed)
+        sendable = are_usable(computed)
         found = [mine if sendable else _checked(part, mine) for part, mine in zip(batch, parts, strict=True)]
     except Exception as error:
         found = [error] * len(batch)
@@ -74,14 +72,9 @@ def land(engine: Engine, batch: Sequence[Part], wait: Wait, heartbeat: Heartbeat
     return found
 
 
-def _are_sendable(outputs: Sequence[np.ndarray]) -> bool:
-    """Return whether outputs can be sent as JSON; all at once, since a batch has many rows."""
-    return not outputs or bool((np.abs(np.concatenate([out.ravel() for out in outputs])) < LARGEST).all())
-
-
 def _checked(part: Part, outputs: list[np.ndarray]) -> Outputs:
     """Return the outputs of a part, or a refusal if they cannot be sent."""
-    if _are_sendable(outputs):
+    if are_usable(outputs):
         return outputs
     ref = part.group.value.served.package.ref
     remedy = "roll back to an earlier version, or train it again"
