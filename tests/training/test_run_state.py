@@ -8,11 +8,13 @@ import time
 from unittest import mock
 
 import pytest
+import safetensors.torch
 import torch
 
 from adapterbank.api import open_bank
 from adapterbank.cli.progress import Display
 from adapterbank.errors import InputError
+from adapterbank.storage import files, reading
 from adapterbank.training import run_state
 from adapterbank.training.job import RunState
 from small_data import FAST, flags, process, reviews, shell, snapshot, write
@@ -165,7 +167,48 @@ def flip(folder):
     file.write_bytes(data)
 
 
+def forged(change=lambda about: None, tensors=lambda flat: flat):
+    """Return a damage with checksums that fit."""
+
+    def damage(folder):
+        file = folder / "epoch-1.safetensors"
+        data = safetensors.torch.save(tensors(safetensors.torch.load(file.read_bytes())))
+        file.write_bytes(data)
+        about = json.loads((folder / "state.json").read_text())
+        del about["checksum"]
+        about |= {"sha256": files.sha256_bytes(data), "bytes": len(data)}
+        change(about)
+        files.write_json(folder / "state.json", reading.seal(about))
+
+    return damage
+
+
+def first_changed(change):
+    """Return a change of the first tensor of a state."""
+
+    def changed(flat):
+        name = min(flat)
+        return {**flat, name: change(flat[name])}
+
+    return changed
+
+
+FORGED = {
+    "a step that is text": forged(lambda about: about.update(step="x")),
+    "a best epoch that was not run": forged(lambda about: about.update(best_epoch=5)),
+    "a negative best epoch": forged(lambda about: about.update(best_epoch=-3)),
+    "no history": forged(lambda about: about.update(history=[])),
+    "a history of numbers": forged(lambda about: about.update(history=[3])),
+    "more epochs than the run has": forged(lambda about: about.update(epoch=9, history=9 * about["history"])),
+    "a tensor too few": forged(tensors=lambda flat: {name: flat[name] for name in sorted(flat)[1:]}),
+    "no tensors": forged(tensors=lambda flat: {}),
+    "a name without a part": forged(tensors=lambda flat: {name.replace("/", ""): flat[name] for name in flat}),
+    "another shape": forged(tensors=first_changed(lambda tensor: torch.zeros(3))),
+    "whole numbers": forged(tensors=first_changed(lambda tensor: tensor.long())),
+    "nan": forged(tensors=first_changed(lambda tensor: tensor * torch.nan)),
+}
 DAMAGES = {
+    **FORGED,
     "state.json cut off": lambda folder: (folder / "state.json").write_text('{"epoch": 1, '),
     "state.json of another shape": lambda folder: (folder / "state.json").write_text("[]"),
     "state.json without fields": lambda folder: (folder / "state.json").write_text('{"epoch": 1}'),

@@ -255,7 +255,10 @@ def size_of(path: Path) -> int:
 
 def leftovers(folders: Iterable[Path], older_than_seconds: float) -> list[Path]:
     """Return the unfinished files and folders in `folders` that have not been written to for that long."""
-    found = [path for folder in folders for path in sorted(folder.glob(f"{TEMPORARY}*"))]
+    found: list[Path] = []
+    for folder in folders:
+        with contextlib.suppress(OSError):  # there is none, or it cannot be read: whoever needs it says so
+            found += [folder / name for name in sorted(os.listdir(folder)) if name.startswith(TEMPORARY)]
     return [path for path in found if is_old(path, older_than_seconds)]
 
 
