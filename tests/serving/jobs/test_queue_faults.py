@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 import pytest
 
 from adapterbank.errors import StorageError
 from adapterbank.serving.jobs import queue
 from adapterbank.serving.jobs.queue import JobQueue
 from adapterbank.serving.jobs.run_store import RunStore
-from serving.training import left, new_bank, send, until
+from serving.training import DATA, left, new_bank, send, until
 
 
 @pytest.fixture
@@ -85,3 +87,20 @@ def test_a_file_that_cannot_be_deleted_delays_no_run(idle, monkeypatch):
     monkeypatch.undo()
     idle.clean_up()
     assert left(idle) == []
+
+
+def test_damaged_rows_delete_nothing_of_the_bank_and_hold_up_no_run(idle, monkeypatch):
+    treasure = idle.bank / "tasks" / "t" / "task.json"
+    treasure.parent.mkdir(parents=True)
+    treasure.write_text("{}")
+    for id, state in (("a" * 16, "cancelled"), ("b" * 16, "running"), ("c" * 16, "queued"), ("../../tasks", "running")):
+        made = idle.runs.add("t", {}, DATA, None).id
+        with sqlite3.connect(idle.runs.path) as db:
+            db.execute("UPDATE runs SET id = ?, state = ?, kept = '../tasks' WHERE id = ?", (id, state, made))
+    monkeypatch.setattr(JobQueue, "train", lambda self, run: self.runs.end(run.id, "cancelled"))
+    run = send(idle)
+    idle.begin()
+    assert until(idle, run.id).state == "cancelled"
+    idle.close()
+    assert treasure.read_text() == "{}"
+    assert idle.numbers() == {"runs_queued": 0, "runs_running": 0}

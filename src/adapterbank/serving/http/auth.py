@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from adapterbank import schema
 from adapterbank.errors import AdapterbankError, InputError, StorageError, UnknownName
@@ -44,10 +44,10 @@ class Key:
     """An API key; its secret is not stored."""
 
     name: str
-    scopes: tuple[str, ...] = schema.limited(choices=SCOPES)
+    scopes: Annotated[tuple[str, ...], {"choices": SCOPES}]
     tasks: tuple[str, ...] | None
     """Names in the bank; None for all tasks."""
-    rate: int | None = schema.limited(low=1, high=_FASTEST)
+    rate: Annotated[int | None, {"low": 1, "high": _FASTEST}]
     """Requests per minute; None for no limit."""
     created: str
     sha256: str = field(repr=False)

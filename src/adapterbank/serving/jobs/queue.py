@@ -26,7 +26,8 @@ from adapterbank.errors import AdapterbankError, StorageError
 from adapterbank.serving.heartbeat import Heartbeat, Stalls
 from adapterbank.serving.jobs.options import check
 from adapterbank.serving.jobs.run_recorder import RunRecorder, interrupt
-from adapterbank.serving.jobs.run_store import RunStore, TrainingRun
+from adapterbank.serving.jobs.run_row import FORMATS, TrainingRun
+from adapterbank.serving.jobs.run_store import RunStore
 from adapterbank.serving.jobs.uploads import Upload
 from adapterbank.serving.jobs.worker_process import GRACE, listen, start_worker
 from adapterbank.storage import cache, files
@@ -204,6 +205,7 @@ class JobQueue:
         with self._owned() as owned:
             while owned and not self._closing.is_set():
                 try:
+                    self.runs.end_damaged()
                     for run in self.runs.list(-1, "running"):
                         self._interrupted(run, "the server was killed")
                     self.clean_up()
@@ -348,7 +350,8 @@ class JobQueue:
 
         What cannot be deleted now is deleted when the next server starts; no run waits for that.
         """
-        paths = [self._file(run), self._cache(run), *([self.bank / "runs" / run.kept] if run.kept else [])]
+        paths = [self._data / f"{run.id}.{ending}" for ending in FORMATS]  # a damaged row has no format
+        paths += [self._cache(run), *([self.bank / "runs" / run.kept] if run.kept else [])]
         for path in paths if run.over else []:
             try:
                 files.discard(path)
