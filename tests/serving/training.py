@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 from adapterbank.serving.jobs.queue import JobQueue
-from adapterbank.serving.jobs.run_store import TrainingRun
+from adapterbank.serving.jobs.run_row import TrainingRun
 from adapterbank.storage.bank import Bank
 from small_data import reviews
 
 FAST: dict[str, Any] = {"epochs": 2, "size": 4, "lr": 0.01, "batch": 8, "max_length": 32}
+DATA: dict[str, Any] = {"format": "csv", "bytes": 3, "sha256": "0" * 64}
+"""What a run's row says of its data file."""
 linux = pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="looks for processes in /proc")
 LONG: dict[str, Any] = {**FAST, "epochs": 2000, "patience": 0}
 """More epochs than any test waits for."""

@@ -2,7 +2,8 @@
 
 A part says what it does (`with heartbeat.work("reading x")`) before it does it. Work that takes longer than its bound
 stands still: it is in the body of /readyz and in /metrics from that moment, and in the log within a second. It stops
-being so by itself as soon as the work goes on.
+being so by itself as soon as the work goes on. Work that fails and is tried again (`retried`) stands still too, from
+its first failure until it succeeds.
 """
 
 from __future__ import annotations
@@ -40,26 +41,35 @@ class Heartbeat:
         """Take the seconds after which a piece of work stands still."""
         self._bound = bound
         self._work: _Work | None = None
+        self._failing: _Work | None = None
 
     @contextlib.contextmanager
-    def work(self, what: str, bound: float | None = None) -> Iterator[None]:
-        """Name a piece of work for as long as the `with` lasts; `bound` is for one that may rightly take longer."""
+    def work(self, what: str, bound: float | None = None, *, retried: bool = False) -> Iterator[None]:
+        """Name a piece of work for as long as the `with` lasts; `bound` is for one that may rightly take longer.
+
+        `retried` is for work that is tried again until it succeeds.
+        """
         before, self._work = self._work, _Work(what, time.monotonic(), bound or self._bound)
+        began = self._work
         try:
             yield
+            self._failing = None if retried else self._failing
+        except Exception:
+            self._failing = (self._failing or began) if retried else self._failing
+            raise
         finally:
             self._work = before and replace(before, since=time.monotonic())
 
-    def beat(self, what: str = "") -> None:
-        """Note that the work in progress goes on; with a name, only if it is that work."""
+    def beat(self, what: str = "", bound: float | None = None) -> None:
+        """Note that the work in progress goes on; with a name, only if it is that work. `bound` is for its rest."""
         if self._work and what in ("", self._work.what):
-            self._work = replace(self._work, since=time.monotonic())
+            self._work = replace(self._work, since=time.monotonic(), bound=bound or self._work.bound)
 
     def stalled(self) -> list[str]:
         """Return what stands still, and for how long; empty if nothing does."""
-        work = self._work
-        seconds = time.monotonic() - work.since if work else 0.0
-        return [standing(work.what, seconds)] if work and seconds > work.bound else []
+        now = time.monotonic()
+        found = [work for work in (self._failing or self._work,) if work and now - work.since > work.bound]
+        return [standing(work.what, now - work.since) for work in found]
 
 
 def standing(what: str, seconds: float) -> str:

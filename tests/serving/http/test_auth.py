@@ -147,6 +147,46 @@ def test_a_damaged_file_grants_no_access_and_is_reported(keys, content):
             keys.check(secret)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": None},
+        {"name": "../x"},
+        {"scopes": {"admin": 1}},
+        {"scopes": "admin"},
+        {"scopes": ["admin", "root"]},
+        {"scopes": ["admin", "admin"]},
+        {"scopes": []},
+        {"tasks": "abc"},
+        {"tasks": [1]},
+        {"tasks": ["../x"]},
+        {"rate": 10**4000},
+        {"rate": 1_000_001},
+        {"rate": True},
+        {"rate": 1.5},
+        {"created": 5},
+        {"sha256": None},
+        {"sha256": "0" * 63},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_key_that_could_not_have_been_added_is_refused_in_one_bounded_sentence(keys, change):
+    secret = keys.add("a", ["admin"], rate=5)
+    (row,) = json.loads(keys.path.read_text())["keys"]
+    keys.path.write_text(json.dumps({"format": 1, "keys": [{**row, **change}]}))
+    with pytest.raises(StorageError, match=r"The key file .* cannot be read") as refused:
+        keys.check(secret)
+    assert len(str(refused.value)) < 500
+
+
+def test_a_file_with_two_keys_of_one_name_grants_no_access(keys):
+    secret = keys.add("a", ["predict"], rate=1)
+    (row,) = json.loads(keys.path.read_text())["keys"]
+    keys.path.write_text(json.dumps({"format": 1, "keys": [row, {**row, "scopes": ["admin"], "sha256": "0" * 64}]}))
+    with pytest.raises(StorageError, match="two keys have the same name"):
+        keys.check(secret)
+
+
 def test_keys_added_at_once_are_all_kept(keys):
     threads = [threading.Thread(target=Keys(keys.path).add, args=(f"k{i}", ["predict"])) for i in range(8)]
     for thread in threads:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from adapterbank.serving.http.app import create_app
+from adapterbank.serving.http.auth import Keys
 from serving.dummy import Dummy, ask, calling, code
 
 
@@ -24,6 +25,22 @@ def test_it_is_alive_before_it_is_ready():
     assert ask(app, "GET", "/readyz").json() == {"status": "ready", "stalled": ["bank: reading x for 6 s"]}
     service.ready = False
     assert "bank: reading x for 6 s" in ask(app, "GET", "/readyz").json()["error"]["message"]
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_only_a_key_for_all_tasks_learns_what_a_part_stands_still_at(tmp_path, ready):
+    keys, service = Keys(tmp_path / "keys.json"), Dummy()
+    secrets = [keys.add("all", ["predict"]), keys.add("some", ["admin"], ["x"]), "abk_wrong"]
+    service.ready, service.standing = ready, ["reading secret-task for 6 s", "reading x for 6 s"]
+    app = create_app(service, keys=keys, page=False)
+    headers = [{"Authorization": f"Bearer {secret}"} for secret in secrets]
+    told = [ask(app, "GET", "/readyz", headers=one).text for one in (*headers, {})]
+    assert ["secret-task" in text for text in told] == [True, False, False, False]
+    assert all("bank" in text for text in told)
+    if ready:
+        assert ask(app, "GET", "/readyz").json() == {"status": "ready", "stalled": ["bank"]}
+    keys.path.write_text("damaged")
+    assert "secret-task" not in ask(app, "GET", "/readyz", headers=headers[0]).text
 
 
 @pytest.mark.parametrize(("ready", "status"), [(True, 200), (False, 503)])

@@ -19,7 +19,7 @@ from adapterbank.serving.service.service import BankService
 from adapterbank.storage.bank import Bank
 from serving.dummy import calling
 from serving.small_bank import PATIENCE
-from serving.training import FAST, events, new_bank
+from serving.training import DATA, FAST, events, new_bank
 from small_data import reviews
 
 PATH = "/v1/tasks/sentiment/train"
@@ -31,7 +31,7 @@ async def take(generator, count):
 
 def test_events_replay_the_epochs_then_follow_every_change_and_end_with_the_run(tmp_path):
     runs = RunStore(tmp_path / "runs.sqlite3")
-    id = runs.add("t", {"epochs": 3}, {}, None).id
+    id = runs.add("t", {"epochs": 3}, DATA, None).id
     runs.begin()
     now = {"epoch": 2, "epochs": 3, "step": 5, "steps": 9, "loss": 0.4, "rows_per_second": 90.0}
     row = {"epoch": 1, "loss": 0.5, "score": 0.75, "seconds": 1.5}
@@ -66,7 +66,7 @@ def test_events_replay_the_epochs_then_follow_every_change_and_end_with_the_run(
 
 def test_a_stream_ends_when_its_reader_disconnects_or_the_server_stops(tmp_path):
     runs = RunStore(tmp_path / "runs.sqlite3")
-    id = runs.add("t", {}, {}, None).id
+    id = runs.add("t", {}, DATA, None).id
     reads, stopping = [], []
 
     async def read(after):
@@ -135,7 +135,7 @@ def test_a_trained_task_is_served_at_once_and_so_is_its_next_version(tmp_path, b
 
 def test_a_stream_reads_each_epoch_once_and_all_of_them_when_the_state_changes(tmp_path):
     runs = RunStore(tmp_path / "runs.sqlite3")
-    running = runs.add("t", {"epochs": 3}, {}, None).id
+    running = runs.add("t", {"epochs": 3}, DATA, None).id
     runs.begin()
     requested = []
 

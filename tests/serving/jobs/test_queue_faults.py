@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
 import pytest
 
 from adapterbank.errors import StorageError
 from adapterbank.serving.jobs import queue
 from adapterbank.serving.jobs.queue import JobQueue
 from adapterbank.serving.jobs.run_store import RunStore
-from serving.training import left, new_bank, send, until
+from serving.training import DATA, left, new_bank, send, until
 
 
 @pytest.fixture
@@ -85,3 +93,72 @@ def test_a_file_that_cannot_be_deleted_delays_no_run(idle, monkeypatch):
     monkeypatch.undo()
     idle.clean_up()
     assert left(idle) == []
+
+
+def waits_until(condition, seconds=300):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_worker_that_hangs_is_named_until_it_goes_on(idle, monkeypatch):
+    code = (
+        "import os, signal; print('{}', flush=True); os.kill(os.getpid(), signal.SIGSTOP); print('{\"failed\": \"x\"}')"
+    )
+    started = []
+
+    @contextlib.contextmanager
+    def start(*given):
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+            started.append(process)
+            yield process
+
+    monkeypatch.setattr(queue, "start_worker", start)
+    monkeypatch.setattr(queue, "_SILENT", 0.3)
+    run = send(idle)
+    idle.begin()
+    waits_until(lambda: any(f"run {run.id}" in work for work in idle.stalled()["training 0"]))
+    os.kill(started[0].pid, signal.SIGCONT)
+    assert until(idle, run.id).failure == "x"
+    waits_until(lambda: not idle.stalled()["training 0"])
+    idle.close()
+
+
+@pytest.mark.parametrize(("place", "part"), [("list", "training"), ("begin", "training 0")])
+def test_training_that_is_blocked_stands_still_until_it_goes_on(idle, monkeypatch, place, part):
+    monkeypatch.setattr(JobQueue, "train", lambda self, run: self.runs.end(run.id, "failed"))
+    monkeypatch.setattr(queue, "RETRY", 0.01)
+    run, blocked, original = send(idle), [True], getattr(RunStore, place)
+    for beat in (idle._owner, *idle._heartbeats):
+        monkeypatch.setattr(beat, "_bound", 0.1)
+
+    def fail(self, *given):
+        if blocked:
+            raise StorageError("the disk is full")
+        return original(self, *given)
+
+    monkeypatch.setattr(RunStore, place, fail)
+    idle.begin()
+    waits_until(lambda: idle.stalled()[part])
+    blocked.clear()
+    until(idle, run.id)
+    waits_until(lambda: not idle.stalled()[part])
+    idle.close()
+
+
+def test_damaged_rows_delete_nothing_of_the_bank_and_hold_up_no_run(idle, monkeypatch):
+    treasure = idle.bank / "tasks" / "t" / "task.json"
+    treasure.parent.mkdir(parents=True)
+    treasure.write_text("{}")
+    for id, state in (("a" * 16, "cancelled"), ("b" * 16, "running"), ("c" * 16, "queued"), ("../../tasks", "running")):
+        made = idle.runs.add("t", {}, DATA, None).id
+        with sqlite3.connect(idle.runs.path) as db:
+            db.execute("UPDATE runs SET id = ?, state = ?, kept = '../tasks' WHERE id = ?", (id, state, made))
+    monkeypatch.setattr(JobQueue, "train", lambda self, run: self.runs.end(run.id, "cancelled"))
+    run = send(idle)
+    idle.begin()
+    assert until(idle, run.id).state == "cancelled"
+    idle.close()
+    assert treasure.read_text() == "{}"
+    assert idle.numbers() == {"runs_queued": 0, "runs_running": 0}

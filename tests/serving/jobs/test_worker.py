@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -23,10 +24,21 @@ def test_an_unexpected_error_is_reported_by_its_place_and_quotes_nothing():
     with subprocess.Popen(words, text=True, **pipes) as child:  # whose input stays open, as the server is alive
         child.stdin.write(job)
         child.stdin.flush()
-        failure = json.loads(child.stdout.readline())["failed"]
+        failure = next(message["failed"] for line in child.stdout if (message := json.loads(line)))
         assert (child.wait(), child.stderr.read()) == (0, "")
     assert "a bug in adapterbank (KeyError at worker.py:" in failure
     assert "secret" not in failure
+
+
+def test_a_worker_says_that_it_is_alive_even_while_it_waits(idle):
+    job = idle.job(send(idle), resuming=False)
+    words = [sys.executable, "-m", "adapterbank.serving.jobs.worker"]
+    with open(job["file"]) as file, subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as if another process trained this run
+        child.stdin.write(json.dumps(job).encode() + b"\n")
+        child.stdin.flush()
+        assert [child.stdout.readline() for _ in range(3)] == [b"{}\n"] * 3
+        child.kill()
 
 
 def test_a_version_that_was_added_before_a_kill_is_not_added_twice(idle):
@@ -78,7 +90,7 @@ def reports(job):
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         child.stdin.write(json.dumps(job) + "\n")
         child.stdin.flush()
-        found = [json.loads(line) for line in child.stdout]
+        found = [message for line in child.stdout if (message := json.loads(line))]
         assert child.wait() == 0
     return found
 

@@ -405,6 +405,46 @@ def test_a_pipe_at_the_source_is_not_waited_for(small, file):
     assert "first" in [package.manifest.name for package in Bank.open(mirror.path).listing()[0]]
 
 
+@pytest.mark.parametrize("place", ["task.json", "1/manifest.json", "1", ""])
+def test_a_pipe_in_place_of_what_was_fetched_removes_nothing_and_is_logged_once(bank, mirror, caplog, place):
+    put(bank, "first")
+    put(bank, "second")
+    settle(mirror)
+    before = copied(bank)
+    odd = bank.path / "tasks" / "second" / place
+    moved = odd.rename(bank.path / "aside")
+    os.mkfifo(odd)
+    for _ in range(4):
+        mirror.refresh()
+    assert copied(Bank.open(mirror.path)) == before
+    assert len([record for record in caplog.records if "tasks/second" in str(vars(record).get("fields"))]) == 1
+    odd.unlink()
+    moved.rename(odd)
+    put(bank, "third")
+    settle(mirror)
+    assert same(mirror, bank)
+
+
+def test_pointers_that_are_nested_too_deeply_hide_no_other_task(bank, mirror):
+    put(bank, "first")
+    put(bank, "second")
+    (bank.path / "tasks" / "first" / "task.json").write_text("[" * 100_000)
+    mirror.refresh()
+    mirror.refresh()
+    assert same(mirror, bank)
+    packages, problems = Bank.open(mirror.path).listing()
+    assert [package.manifest.name for package in packages] == ["second"]
+    assert len(problems) == 1
+
+
+@pytest.mark.parametrize("name", ["bank.json", "keys.json"])
+def test_a_bank_whose_keys_are_a_pipe_is_not_opened_without_them(bank, name):
+    (bank.path / name).unlink(missing_ok=True)
+    os.mkfifo(bank.path / name)
+    with pytest.raises(BankError, match=f"{name} is not a regular file"):
+        Mirror(f"local://{bank.path}")
+
+
 def test_pointers_that_are_too_large_are_refused_and_not_fetched_whole(small):
     small.put("first", 0)
     os.truncate(small.put("second", 1).path.parent / "task.json", 10 << 30)

@@ -13,14 +13,15 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from adapterbank import schema
 from adapterbank.errors import AdapterbankError, InputError, StorageError, UnknownName
 from adapterbank.storage import files, reading
-from adapterbank.storage.package import check_name, parse_ref
+from adapterbank.storage.package import parse_ref
 from adapterbank.tasks.catalog import bank_name
 
 SCOPES = ("predict", "train", "admin")
@@ -31,6 +32,9 @@ FILE = "keys.json"
 """Its name within a bank."""
 _FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_FASTEST = 1_000_000
+"""The highest rate, in requests per minute."""
 _BURST_SECONDS = 10.0
 """A key may use the requests of this many seconds at once."""
 
@@ -40,10 +44,10 @@ class Key:
     """An API key; its secret is not stored."""
 
     name: str
-    scopes: tuple[str, ...]
+    scopes: Annotated[tuple[str, ...], {"choices": SCOPES}]
     tasks: tuple[str, ...] | None
     """Names in the bank; None for all tasks."""
-    rate: int | None
+    rate: Annotated[int | None, {"low": 1, "high": _FASTEST}]
     """Requests per minute; None for no limit."""
     created: str
     sha256: str = field(repr=False)
@@ -150,9 +154,9 @@ def _hash(secret: str) -> str:
 
 
 def _checked(
-    name: str, scopes: tuple[str, ...], tasks: tuple[str, ...] | None, rate: int | None
+    name: str, scopes: Sequence[str], tasks: Sequence[str] | None, rate: int | None
 ) -> tuple[str, tuple[str, ...], tuple[str, ...] | None, int | None]:
-    """Check the fields of a new key; return them with the tasks under their names in the bank."""
+    """Check the fields of a key; return them with the tasks under their names in the bank."""
     if not _NAME.fullmatch(name):
         allowed = "1 to 64 of A-Z a-z 0-9 . _ -, starting with a letter or digit"
         raise InputError(f"{name!r} cannot be the name of a key; use {allowed}.")
@@ -163,8 +167,8 @@ def _checked(
         raise InputError(f"The key {name!r} has no scope; give at least one of {', '.join(SCOPES)}.")
     if tasks is not None and not tasks:
         raise InputError(f"The key {name!r} has an empty list of tasks; name at least one, or omit the list for all.")
-    if rate is not None and not 1 <= rate <= 1_000_000:
-        raise InputError(f"rate is {rate!r}; it must be from 1 to 1000000 requests per minute.")
+    if rate is not None and not 1 <= rate <= _FASTEST:
+        raise InputError(f"rate is {rate!r}; it must be from 1 to {_FASTEST} requests per minute.")
     named = None if tasks is None else tuple(dict.fromkeys(_task(task) for task in tasks))
     return name, tuple(scope for scope in SCOPES if scope in scopes), named, rate
 
@@ -182,7 +186,12 @@ def _read(path: Path) -> tuple[Key, ...]:
         value = reading.read_checked(path, before=("format", "keys"))
         if value["format"] != _FORMAT:
             raise ValueError(f"format {value['format']!r}")
-        return tuple(_key(row) for row in value["keys"])
+        if problem := schema.problem(list[Key], value["keys"], "keys"):
+            raise ValueError(problem)
+        found = tuple(_key(row) for row in value["keys"])
+        if len({key.name for key in found}) < len(found):
+            raise ValueError("two keys have the same name")
+        return found
     except FileNotFoundError:
         return ()
     except (AdapterbankError, KeyError, TypeError, ValueError) as error:
@@ -191,9 +200,8 @@ def _read(path: Path) -> tuple[Key, ...]:
 
 
 def _key(row: dict[str, Any]) -> Key:
-    tasks = None if row["tasks"] is None else tuple(check_name(task) for task in row["tasks"])
-    scopes = tuple(scope for scope in row["scopes"] if scope in SCOPES)
-    rate = row["rate"]
-    if not re.fullmatch(r"[0-9a-f]{64}", row["sha256"]) or not (rate is None or (type(rate) is int and rate > 0)):
-        raise ValueError(f"the key {row['name']!r}")
-    return Key(str(row["name"]), scopes, tasks, rate, str(row["created"]), row["sha256"])
+    """Return the key of a row whose types and ranges are checked; refuse what `add` would."""
+    name, scopes, tasks, rate = _checked(row["name"], row["scopes"], row["tasks"], row["rate"])
+    if not _SHA256.fullmatch(row["sha256"]):
+        raise ValueError(f"the key {name!r} has no sha256")
+    return Key(name, scopes, tasks, rate, row["created"], row["sha256"])

@@ -5,12 +5,14 @@ It is plain ASGI: it costs microseconds per request, and streamed responses pass
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -47,6 +49,8 @@ class RequestContext:
     """The task that answered, for the log."""
     key_is_valid: Callable[[], bool] = lambda: True
     """Whether the key still exists, for long responses."""
+    sees_all: Callable[[], bool] = lambda: True
+    """Whether the client may see the names of all tasks, for routes that need no key."""
 
     @property
     def key_name(self) -> str | None:
@@ -162,6 +166,8 @@ class RequestMiddleware:
         if _CONTROL.search(path):
             raise Refusal("not_found", NOT_FOUND)
         if address.scope == OPEN:
+            if self.keys is not None:
+                context.sees_all = partial(_sees_all, self.keys, headers)
             return
         if self.keys is None:
             check_origin(scope["method"], headers)
@@ -172,19 +178,18 @@ class RequestMiddleware:
         context.require(address.scope, address.task)
 
     def _authenticate(self, keys: KeyStore, headers: dict[bytes, bytes], context: RequestContext) -> None:
-        kind, _, secret = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-        bearer = kind.lower() == "bearer"
+        secret = _secret(headers)
         try:
-            context.key = keys.check(secret.strip()) if bearer else None
+            context.key = None if secret is None else keys.check(secret)
         except StorageError as error:  # its message names the file and the remedy, and quotes no secret
             log_event("keys unreadable", level=logging.ERROR, request_id=context.id, problem=str(error))
             message = "The server cannot read its keys; the server's log has the reason."
             raise Refusal("not_ready", message, retry_after=30) from error
-        context.key_is_valid = lambda: keys.check(secret.strip()) is not None
+        context.key_is_valid = lambda: secret is not None and keys.check(secret) is not None
         if context.key is None:
             unknown = "The key is not known to this server; ask its operator for a new one."
             missing = "This server requires a key: send the header 'Authorization: Bearer KEY'."
-            raise Refusal("unauthorized", unknown if bearer else missing)
+            raise Refusal("unauthorized", missing if secret is None else unknown)
         if wait := self.rate_limit(context.key):
             message = f"The key {context.key.name!r} is over its rate limit; try again in {wait:.1f} s."
             raise Refusal("rate_limited", message, retry_after=wait)
@@ -200,6 +205,21 @@ class RequestMiddleware:
         fields |= {"task": context.task} if context.task else {}
         fields |= {"key": context.key_name} if context.key_name else {}
         log_event("request", **fields)
+
+
+def _secret(headers: dict[bytes, bytes]) -> str | None:
+    """Return the secret that a request sends; None if it sends none."""
+    kind, _, secret = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+    return secret.strip() if kind.lower() == "bearer" else None
+
+
+def _sees_all(keys: KeyStore, headers: dict[bytes, bytes]) -> bool:
+    """Return whether a request has a key for all tasks."""
+    secret = _secret(headers)
+    with contextlib.suppress(StorageError):
+        key = None if secret is None else keys.check(secret)
+        return key is not None and any(key.allows(scope, "?") for scope in SCOPES)
+    return False
 
 
 async def send_refusal(refusal: Refusal, request_id: str, send: Send) -> None:

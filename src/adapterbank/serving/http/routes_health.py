@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from adapterbank.serving.daemon_pool import DaemonPool
 from adapterbank.serving.heartbeat import Stalls
@@ -32,9 +32,15 @@ def health_router(
 
     @router.get("/readyz", responses=responses(Readiness))
     @access(OPEN, logged=False)
-    async def readyz() -> Response:
-        """Report whether requests are answered, and which parts of the server stand still."""
-        stalled = [f"{part}: {work}" for part, found in stalls().items() for work in found]
+    async def readyz(request: Request) -> Response:
+        """Report whether requests are answered, and which parts of the server stand still.
+
+        What they stand still at names tasks and runs: a server with keys tells it only to a key for all tasks.
+        """
+        parts = {part: found for part, found in stalls().items() if found}
+        stalled = [*parts]
+        if parts and request.state.context.sees_all():
+            stalled = [f"{part}: {work}" for part, found in parts.items() for work in found]
         if draining() or not service.ready:
             why = f"parts of it stand still ({'; '.join(stalled)})" if stalled else "it is loading the bank's tasks"
             message = STOPPING if draining() else f"The server answers no requests, because {why}; try again soon."

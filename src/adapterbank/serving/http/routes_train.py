@@ -26,8 +26,9 @@ from adapterbank.serving.http.schemas import RunAnswer, RunsAnswer, responses
 from adapterbank.serving.http.telemetry import LOG
 from adapterbank.serving.jobs.options import OPTIONS, check
 from adapterbank.serving.jobs.queue import JobQueue, JobQueueFull, KeyQueueFull
-from adapterbank.serving.jobs.run_store import TrainingRun, UnknownRun
-from adapterbank.serving.jobs.uploads import FORMATS, TooLarge, check_size
+from adapterbank.serving.jobs.run_row import FORMATS, TrainingRun
+from adapterbank.serving.jobs.run_store import UnknownRun
+from adapterbank.serving.jobs.uploads import TooLarge, check_size
 from adapterbank.serving.service.protocol import REQUEST, Refusal
 
 ThreadResult = TypeVar("ThreadResult")

@@ -8,7 +8,7 @@ from typing import Any
 from adapterbank import config as configs
 from adapterbank.errors import ConfigError, InputError, UnknownName
 from adapterbank.methods import METHODS
-from adapterbank.serving.jobs.uploads import FORMATS
+from adapterbank.serving.jobs.run_row import FORMATS
 from adapterbank.storage.package import parse_ref
 
 OPTIONS = (

@@ -26,7 +26,8 @@ from adapterbank.errors import AdapterbankError, StorageError
 from adapterbank.serving.heartbeat import Heartbeat, Stalls
 from adapterbank.serving.jobs.options import check
 from adapterbank.serving.jobs.run_recorder import RunRecorder, interrupt
-from adapterbank.serving.jobs.run_store import RunStore, TrainingRun
+from adapterbank.serving.jobs.run_row import FORMATS, TrainingRun
+from adapterbank.serving.jobs.run_store import RunStore
 from adapterbank.serving.jobs.uploads import Upload
 from adapterbank.serving.jobs.worker_process import GRACE, listen, start_worker
 from adapterbank.storage import cache, files
@@ -39,6 +40,10 @@ RETRY = 1.0
 """Seconds until something that failed, and may be temporary, is tried again."""
 _STALE = 3600.0
 """Seconds after which a file that belongs to no run is deleted."""
+_STARTING = 60.0
+"""Seconds until a worker says that it is alive: it imports torch first, at a low priority."""
+_SILENT = 4.0
+"""Seconds without a word of a worker, which says once a second that it is alive, until it stands still."""
 _SLACK = 5.0
 """Seconds for writing down the end of a run whose worker has ended."""
 
@@ -103,6 +108,7 @@ class JobQueue:
         self._device = {"device": device, "precision": precision}
         self._weights = weights
         self._heartbeats = [Heartbeat() for _ in range(limits.workers)]
+        self._owner = Heartbeat()
         self._threads = threads or max(1, len(os.sched_getaffinity(0)) - 1 if hasattr(os, "sched_getaffinity") else 1)
         self._folder = self.bank / "serving"
         self._data = self._folder / "data"
@@ -204,9 +210,11 @@ class JobQueue:
         with self._owned() as owned:
             while owned and not self._closing.is_set():
                 try:
-                    for run in self.runs.list(-1, "running"):
-                        self._interrupted(run, "the server was killed")
-                    self.clean_up()
+                    with self._owner.work("tidying up the table of runs", retried=True):
+                        self.runs.end_damaged()
+                        for run in self.runs.list(-1, "running"):
+                            self._interrupted(run, "the server was killed")
+                        self.clean_up()
                     break
                 except Exception as error:
                     self._pause(error)
@@ -223,13 +231,12 @@ class JobQueue:
         path, lock = self._folder / ".owner", None
         while lock is None and not self._closing.is_set():
             try:
-                lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with self._owner.work("locking the table of runs", retried=True):
+                    lock = _try_lock(path)
+                if lock is None:
+                    self._pause(None)
             except OSError as error:
-                if lock is not None:
-                    os.close(lock)
-                lock = None
-                self._pause(None if isinstance(error, BlockingIOError) else error)
+                self._pause(error)
         try:
             yield lock is not None
         finally:
@@ -246,7 +253,10 @@ class JobQueue:
 
     def stalled(self) -> Stalls:
         """Return the threads that train, and what stands still in each; never waits."""
-        return {f"training {i}": beat.stalled() for i, beat in enumerate(self._heartbeats)}
+        return {
+            "training": self._owner.stalled(),
+            **{f"training {i}": beat.stalled() for i, beat in enumerate(self._heartbeats)},
+        }
 
     def _work(self, beat: Heartbeat) -> None:
         """Train one run after the other. A problem (a full disk) may be temporary, so only `close` ends this."""
@@ -254,7 +264,7 @@ class JobQueue:
         problem = ""
         while not self._closing.is_set():
             try:
-                with beat.work("reading the table of runs"):
+                with beat.work("reading the table of runs", retried=True):
                     if run is not None:
                         self._interrupted(run, problem)
                         run = None
@@ -263,9 +273,10 @@ class JobQueue:
                 if run is None:
                     self._wake.wait(RETRY)  # another server of this bank may queue one
                     continue
-                with beat.work(f"run {run.id}"):
+                with beat.work(f"run {run.id}", _STARTING):
                     self.train(run)
-                self._delete_data(ended := self.runs.get(run.id))
+                with beat.work(f"tidying up run {run.id}"):
+                    self._delete_data(ended := self.runs.get(run.id))
                 # Not the failure, which may quote the data.
                 log.info("run", extra={"fields": {"run": run.id, "task": run.task, "state": ended.state}})
                 run = None
@@ -282,13 +293,17 @@ class JobQueue:
             run = self._note_newest(run)
         recorder = RunRecorder(self.runs, run)
         with start_worker(self.job(run, resuming=resuming), self._environment(run), self._weights) as process:
-            reason = listen(process, recorder.record, lambda: self.stop_reason(run.id, recorder.spent))
+            reason = listen(process, partial(self._hear, recorder), lambda: self.stop_reason(run.id, recorder.spent))
         recorder.finish(reason, process.returncode)
+
+    def _hear(self, recorder: RunRecorder, message: Mapping[str, Any]) -> None:
+        """Record a message of a worker, each of which is a sign of life."""
+        for beat in self._heartbeats:
+            beat.beat(f"run {recorder.id}", _SILENT)
+        recorder.record(message)
 
     def stop_reason(self, id: str, spent: float = 0.0) -> str:
         """Return why a running run has to stop: `close`, `cancel`, a sentence if it has taken too long, or nothing."""
-        for beat in self._heartbeats:
-            beat.beat(f"run {id}")
         if self._closing.is_set():
             return "close"
         with contextlib.suppress(StorageError):  # a table that is locked for long is no reason to stop
@@ -348,7 +363,8 @@ class JobQueue:
 
         What cannot be deleted now is deleted when the next server starts; no run waits for that.
         """
-        paths = [self._file(run), self._cache(run), *([self.bank / "runs" / run.kept] if run.kept else [])]
+        paths = [self._data / f"{run.id}.{ending}" for ending in FORMATS]  # a damaged row has no format
+        paths += [self._cache(run), *([self.bank / "runs" / run.kept] if run.kept else [])]
         for path in paths if run.over else []:
             try:
                 files.discard(path)
@@ -359,6 +375,7 @@ class JobQueue:
         """Delete what a killed server left: data of ended runs, and old files that belong to no run."""
         runs = self.runs.list(-1)
         for run in runs:
+            self._owner.beat()
             self._delete_data(run)
         needed = {path.name for run in runs if not run.over for path in (self._file(run), self._cache(run))}
         limit = time.time() - _STALE
@@ -366,3 +383,16 @@ class JobQueue:
             with contextlib.suppress(FileNotFoundError):
                 if path.name not in needed and path.stat().st_mtime < limit:
                     files.discard(path)
+
+
+def _try_lock(path: Path) -> int | None:
+    """Return a descriptor that holds the lock on a file; None if another process has it."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
+    return lock

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from adapterbank.errors import StorageError
-from adapterbank.serving.jobs.run_store import RunStore, TrainingRun
+from adapterbank.serving.jobs.run_row import TrainingRun
+from adapterbank.serving.jobs.run_store import RunStore
 
 ATTEMPTS = 3
 """How often a run is started whose worker, or server, is killed before it has finished another epoch."""

@@ -11,15 +11,14 @@ import json
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from adapterbank import schema
 from adapterbank.errors import InputError, StorageError
+from adapterbank.serving.jobs.run_row import COLUMNS, ENDED, JSON, EpochFields, TrainingRun, is_task, parse, read_row
 from adapterbank.storage import files
 
-ENDED = ("done", "failed", "cancelled")
-"""The final states of a run; before them it is queued or running."""
 KEPT = 1000
 """Number of ended runs that are kept, the newest."""
 _VERSION = 3
@@ -57,70 +56,13 @@ CREATE TABLE IF NOT EXISTS epochs (
     PRIMARY KEY (run, epoch)
 ) WITHOUT ROWID;
 """
-_JSON = ("options", "data", "progress", "notes", "metrics")
-_NO_PROGRESS = {"epoch": 0, "epochs": 0, "step": 0, "steps": 0, "loss": None, "rows_per_second": None}
 
 
 class UnknownRun(InputError):
     """There is no run with that id. Others are not listed: not every key may see them."""
 
 
-@dataclass(frozen=True)
-class TrainingRun:
-    """A row of the table."""
-
-    number: int
-    id: str
-    task: str
-    state: str
-    """queued, running, done, failed or cancelled."""
-    options: dict[str, Any]
-    data: dict[str, Any]
-    """The uploaded file: `format`, `bytes`, `sha256`."""
-    asked_by: str | None
-    """The name of the key, on a server with keys."""
-    created: str
-    started: str | None
-    ended: str | None
-    progress: dict[str, Any] | None
-    history: list[dict[str, Any]]
-    """A row for each finished epoch: `epoch`, `loss`, `score`, `seconds`."""
-    notes: list[str]
-    version: int | None
-    """The version that a finished run added to the bank."""
-    metrics: dict[str, Any] | None
-    failure: str | None
-    attempts: int
-    """How often it was started since its last new epoch; more than once if a process was killed."""
-    cancelling: int
-    kept: str | None
-    """The folder, below the bank's runs, of the state that it resumes from."""
-    newest: int | None
-    """The task's newest version when the run was first started; 0 for none."""
-    spent: float
-    """Seconds that it has run, in all its attempts."""
-    turn: int | None
-    """Its place among all starts of runs, which decides whose turn is next; None before it starts."""
-    changes: int
-    """How often this row was written."""
-
-    @property
-    def over(self) -> bool:
-        """Whether it has ended."""
-        return self.state in ENDED
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields that clients may see."""
-        shown = ("id", "task", "state", "options", "data", "created", "started", "ended", "progress", "history")
-        found = {name: getattr(self, name) for name in (*shown, "notes")}
-        found["progress"] = self.progress or {**_NO_PROGRESS, "epochs": self.options.get("epochs") or 0}
-        return found | {
-            name: value for name in ("version", "metrics", "failure") if (value := getattr(self, name)) is not None
-        }
-
-
-_NAMES = tuple(f.name for f in fields(TrainingRun) if f.name != "history")
-_COLUMNS = ", ".join(_NAMES)
+_COLUMNS = ", ".join(COLUMNS)
 
 
 class RunStore:
@@ -172,9 +114,9 @@ class RunStore:
         """Return a run with its epochs after a number."""
         with self._open("DEFERRED") as db:
             row = db.execute(f"SELECT {_COLUMNS} FROM runs WHERE id = ?", (id,)).fetchone()
-            if row is None:
+            if row is None or (run := _run(db, row, after)) is None:
                 raise UnknownRun(f"There is no run {id!r}; see GET /v1/runs.")
-            return _run(db, row, after)
+            return run
 
     def cancelling(self, id: str) -> bool:
         """Whether a run is to be cancelled; called often, so it reads nothing else."""
@@ -188,12 +130,20 @@ class RunStore:
         """Return runs, newest first, of the tasks that `may` allows."""
         where, values = ("state = ?", [state]) if state else ("1", [])
         with self._open("DEFERRED") as db:
-            tasks = [task for (task,) in db.execute("SELECT DISTINCT task FROM runs") if may(task)]
+            tasks = [task for (task,) in db.execute("SELECT DISTINCT task FROM runs") if is_task(task) and may(task)]
             where += f" AND task IN ({', '.join('?' * len(tasks))})"
             rows = db.execute(
                 f"SELECT {_COLUMNS} FROM runs WHERE {where} ORDER BY number DESC LIMIT ?", (*values, *tasks, limit)
             ).fetchall()
-            return [_run(db, row) for row in rows]
+            found = [run for row in rows if (run := _run(db, row))]
+        return [run for run in found if state in (None, run.state)]
+
+    def end_damaged(self) -> None:
+        """End the runs whose rows are damaged, so that none of them is started or counted."""
+        with self._open("IMMEDIATE") as db:
+            rows = db.execute(f"SELECT {_COLUMNS} FROM runs WHERE state NOT IN {ENDED}").fetchall()
+            for row in rows:
+                _end_damaged(db, row)
 
     def begin(self) -> TrainingRun | None:
         """Take the next queued run and mark it as running, so that no other worker takes it.
@@ -205,14 +155,16 @@ class RunStore:
         last = "SELECT coalesce(max(r.turn), 0) FROM runs AS r WHERE r.asked_by IS q.asked_by"
         order = f"ORDER BY ({running}), ({last}), q.number LIMIT 1"
         with self._open("IMMEDIATE") as db:
-            rows = db.execute(
+            while rows := db.execute(
                 "UPDATE runs SET state = 'running', started = coalesce(started, ?), attempts = attempts + 1,"
                 " turn = (SELECT coalesce(max(turn), 0) + 1 FROM runs), changes = changes + 1"
                 f" WHERE number = (SELECT q.number FROM runs AS q WHERE q.state = 'queued' {order})"
                 f" RETURNING {_COLUMNS}",
                 (files.now(),),
-            ).fetchall()
-            return _run(db, rows[0]) if rows else None
+            ).fetchall():
+                if not _end_damaged(db, rows[0]):
+                    return _run(db, rows[0])
+            return None
 
     def update(self, id: str, **values: Any) -> None:
         """Update a running run.
@@ -256,7 +208,7 @@ class RunStore:
 
     def _set(self, id: str, state: str, values: Mapping[str, Any]) -> bool:
         plain = {name: value for name, value in values.items() if name not in ("epochs", "history")}
-        written = [json.dumps(value) if name in _JSON else value for name, value in plain.items()]
+        written = [json.dumps(value) if name in JSON else value for name, value in plain.items()]
         columns = "".join(f"{name} = ?, " for name in plain)
         with self._open("IMMEDIATE") as db:
             found = db.execute(
@@ -274,6 +226,7 @@ class RunStore:
         """Open the file; with a `kind` the block is one transaction of that kind."""
         try:
             with contextlib.closing(sqlite3.connect(self.path, timeout=timeout, isolation_level=None)) as db:
+                db.text_factory = lambda text: text.decode(errors="replace")
                 db.execute("PRAGMA synchronous = NORMAL")
                 if kind:
                     db.execute(f"BEGIN {kind}")
@@ -290,13 +243,22 @@ def new_id() -> str:
     return secrets.token_hex(8)
 
 
-def _run(db: sqlite3.Connection, row: tuple[Any, ...], after: int = 0) -> TrainingRun:
-    values = dict(zip(_NAMES, row, strict=True))
-    rows = db.execute(
-        "SELECT told FROM epochs WHERE run = ? AND epoch > ? ORDER BY epoch", (values["number"], after)
-    ).fetchall()
-    found = {name: json.loads(value) if name in _JSON else value for name, value in values.items()}
-    return TrainingRun(**found, history=[json.loads(epoch) for (epoch,) in rows])
+def _run(db: sqlite3.Connection, row: tuple[Any, ...], after: int = 0) -> TrainingRun | None:
+    values = dict(zip(COLUMNS, row, strict=True))
+    epochs = "SELECT told FROM epochs WHERE run = ? AND epoch > ? ORDER BY epoch"
+    return read_row(values, [told for (told,) in db.execute(epochs, (values["number"], after))])
+
+
+def _end_damaged(db: sqlite3.Connection, row: tuple[Any, ...]) -> bool:
+    """End the run of a row if the row is damaged; return whether it is."""
+    run = _run(db, row)
+    if run is not None and run.state != "failed":
+        return False
+    db.execute(
+        "UPDATE runs SET state = 'failed', ended = ?, failure = ?, changes = changes + 1 WHERE number = ?",
+        (files.now(), run and run.failure, row[COLUMNS.index("number")]),
+    )
+    return True
 
 
 def _add_epochs(db: sqlite3.Connection, number: int, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -316,7 +278,10 @@ def _update_format(db: sqlite3.Connection) -> None:
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version == 1:
         for number, history in db.execute("SELECT number, history FROM runs").fetchall():
-            _add_epochs(db, number, json.loads(history))
+            with contextlib.suppress(ValueError):  # damaged epochs are no reason to lose the run
+                rows = parse(history)
+                if schema.problem(list[EpochFields], rows) is None:
+                    _add_epochs(db, number, rows)
         db.execute("ALTER TABLE runs DROP COLUMN history")
     there = {name for _, name, *_ in db.execute("PRAGMA table_info(runs)").fetchall()}
     for name, kind in (("spent", "REAL NOT NULL DEFAULT 0"), ("turn", "INTEGER")):  # new in format 3

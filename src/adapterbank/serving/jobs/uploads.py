@@ -12,8 +12,6 @@ from adapterbank.errors import InputError
 from adapterbank.serving.jobs.run_store import new_id
 from adapterbank.storage import files
 
-FORMATS = ("csv", "tsv", "jsonl", "parquet")
-
 
 class TooLarge(InputError):
     """A data file is larger than allowed."""

@@ -47,6 +47,8 @@ LEAST_MEMORY = 2 << 30
 """Bytes that a worker may always take; its libraries alone take some hundred megabytes."""
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc")
 """How torch reports that memory has run out."""
+ALIVE = 1.0
+"""Seconds between two messages that say only that the process is alive."""
 _REPORT = 0.2
 """Seconds between two reports of steps."""
 
@@ -62,6 +64,7 @@ def main() -> int:
         return ORPHANED
     job = json.loads(line)
     threading.Thread(target=_exit_with_the_server, daemon=True).start()
+    threading.Thread(target=_say_alive, args=(send,), daemon=True).start()
     _lower_priority()
     try:
         _limit_resources(job)
@@ -168,14 +171,24 @@ def without_paths(text: str, job: Mapping[str, Any]) -> str:
 
 def _line_writer() -> Send:
     """Reserve standard output for the reports; anything else that is printed goes to standard error."""
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    out, writing = os.dup(1), threading.Lock()
     os.dup2(2, 1)
 
     def send(message: Mapping[str, Any]) -> None:
-        out.write(json.dumps(message) + "\n")
-        out.flush()
+        line = memoryview(json.dumps(message).encode() + b"\n")
+        with writing:
+            while line:
+                line = line[os.write(out, line) :]
 
     return send
+
+
+def _say_alive(send: Send) -> None:
+    """Send an empty message again and again; a process that is stopped, or hangs as a whole, sends none."""
+    with contextlib.suppress(OSError):  # the server has ended
+        while True:
+            send({})
+            time.sleep(ALIVE)
 
 
 def _exit_with_the_server() -> None:

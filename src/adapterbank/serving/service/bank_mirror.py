@@ -5,15 +5,15 @@
     tasks/<name>/task.json      after the versions, so that a pointer never names a version that is not here yet
 
 The source is listed twice a second, and only new or changed files are fetched: plain files, no larger than such a file
-can be, and weights that leave half of the disk's free space. Nothing else is checked here: a package that is damaged at
-the source is damaged here, and refused by its reader. The folder is in the cache, belongs to one process
-and is removed with it; the next process removes the folders of killed ones.
+can be, and weights that leave half of the disk's free space. A pipe in place of a file removes nothing: what was
+fetched before stays, and the log names it once. Nothing else is checked here: a package that is damaged at the source
+is damaged here, and refused by its reader. The folder is in the cache, belongs to one process and is removed with it;
+the next process removes the folders of killed ones.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import shutil
@@ -72,6 +72,7 @@ class Mirror:
         self._sizes: dict[str, int | None] = {}
         self._missing: set[tuple[str, str]] = set()
         self._incomplete: set[tuple[str, str]] = set()
+        self._odd: set[tuple[str, str]] = set()
         self._reader = TaskReader(_AT_ONCE, _FETCHING)
         self._heartbeat = Heartbeat(_LISTING)
         self._stopped = threading.Event()
@@ -149,7 +150,10 @@ class Mirror:
     def _fetch_heads(self) -> None:
         self.fs.invalidate_cache()  # other processes write there
         with contextlib.suppress(FileNotFoundError):
-            found = {_leaf(info): info for info in self.fs.ls(self._root, detail=True) if _is_file(info)}
+            found = {_leaf(info): info for info in self.fs.ls(self._root, detail=True)}
+            for name in _HEADS:
+                if name in found and not _is_file(found[name]):  # without its keys, a server would be open to all
+                    raise BankError(f"{self.url}/{name} is not a regular file; restore it from a copy.")
             if "bank.json" in found:
                 self._copy_heads({name: _stamp(found[name]) for name in _HEADS if name in found})
                 return
@@ -169,14 +173,30 @@ class Mirror:
         start = f"{self._root}/tasks/".lstrip("/")
         found: dict[str, RemoteFiles] = {}
         sizes: dict[str, int | None] = {}
+        odd: set[tuple[str, str]] = set()
         for path, info in self.fs.find(f"{self._root}/tasks", detail=True).items():
             name, _, rest = path.lstrip("/").removeprefix(start).partition("/")
             version, _, file = rest.rpartition("/")
-            if is_name(name) and _is_file(info) and (rest == _POINTERS or (is_version(version) and file in _FILES)):
+            if is_name(name) and not _is_file(info):
+                odd.add((name, rest))
+            elif is_name(name) and (rest == _POINTERS or (is_version(version) and file in _FILES)):
                 found.setdefault(name, {})[rest] = _stamp(info)
                 sizes[path.lstrip("/")] = info.get("size")
         self._sizes = sizes
+        self._keep(odd, found)
         return found
+
+    def _keep(self, odd: set[tuple[str, str]], found: dict[str, RemoteFiles]) -> None:
+        """Add to a listing what was fetched before from a place that has something else than a file now."""
+        for name, place in sorted(odd):
+            have = dict(self._have.get(name, {}))
+            kept = {file: stamp for file, stamp in have.items() if f"{file}/".startswith(f"{place}/" if place else "")}
+            if kept:
+                found.setdefault(name, {}).update(kept)
+            if (name, place) not in self._odd:
+                where = f"tasks/{name}/{place}".rstrip("/")
+                self._log_problem(f"{where} is not a regular file; restore it, or remove the task at its source.")
+        self._odd = odd
 
     def _confirmed(self, found: dict[str, RemoteFiles]) -> dict[str, RemoteFiles]:
         """Treat a file as removed only when two listings lack it: many stores omit what they cannot list."""
@@ -316,7 +336,7 @@ def _stamp(info: Mapping[str, Any]) -> str:
 def _default(data: bytes) -> int | None:
     """Return the version that the pointers name; None if they are damaged, which the reader reports."""
     try:
-        found = json.loads(data)["default"]
+        found = reading.parse_json(data)["default"]
     except (ValueError, KeyError, TypeError):
         return None
     return found if type(found) is int else None
