@@ -92,7 +92,8 @@ class TableBudget:
         """Refuse UTF-8 that is too large as text, before it is decoded: one emoji makes every character four bytes."""
         if self.limits and not data.isascii():
             width = 4 if data.translate(None, _MIDDLE) else 2 if data.translate(None, _NARROW) else 1
-            self.check_memory(width * len(data.translate(None, _TAILS)))
+            # The bytes count too: to widen a text the decoder copies it, while they are still in memory.
+            self.check_memory(len(data) + width * len(data.translate(None, _TAILS)))
 
     def check_json(self, text: str) -> None:
         """Refuse JSON whose values would take too much memory, before it is parsed."""
