@@ -158,14 +158,14 @@ def _to_arrays(tokens: Sequence[Tokens], owners: Sequence[int]) -> dict[str, np.
     return found | ({"offsets": np.concatenate(offsets).astype(np.int32)} if offsets else {})
 
 
-_ARRAYS = {"lengths": np.int32, "cut": np.bool_, "ids": np.int32, "types": np.int8, "owners": np.int32}
+_ARRAYS = {"lengths": "int32", "cut": "bool", "ids": "int32", "types": "int8", "owners": "int32"}
+"""Types of the arrays of one dimension."""
 
 
 def _is_valid(known: dict[str, np.ndarray], backbone: Backbone, examples: int, max_length: int, windows: bool) -> bool:
     """Return whether a cached entry could be the tokens of so many examples; its file may hold anything."""
-    wanted = {name: (np.dtype(dtype), 1) for name, dtype in _ARRAYS.items()}
-    wanted |= {"offsets": (np.dtype(np.int32), 2)} if windows else {}
-    if {name: (array.dtype, array.ndim) for name, array in known.items()} != wanted:
+    wanted = {name: (dtype, 1) for name, dtype in _ARRAYS.items()} | ({"offsets": ("int32", 2)} if windows else {})
+    if {name: (array.dtype.name, array.ndim) for name, array in known.items()} != wanted:
         return False
     lengths, ids, owners = known["lengths"], known["ids"], known["owners"]
     if len(known["cut"]) != len(lengths) or not len(ids) == len(known["types"]) == lengths.sum(dtype=np.int64):
