@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -133,6 +134,55 @@ def deep_json(folder: Path, draw: Draw) -> Path:
     return _text(folder, draw.choice(("upload.jsonl", "upload.json")), draw.choice((line, line + "\n" + line, inner)))
 
 
+def wide_csv_of_blanks(folder: Path, draw: Draw) -> Path:
+    """A header of nothing but separators, or a row of them below two names."""
+    count = draw.choice((5_000, 390_000, 3_900_000))
+    start = draw.choice(("", "text,label\n", "text,label\na,1\n", '"'))
+    mark, name = draw.choice(((",", "upload.csv"), ("\t", "upload.tsv")))
+    return _text(folder, name, start.replace(",", mark) + mark * count + "\n1\n")
+
+
+def late_keys(folder: Path, draw: Draw) -> Path:
+    """Many small rows and then one with many new keys, each of which stands for a value in every row before."""
+    rows, keys = draw.choice((1_000, 99_000)), draw.choice((90, 900, 9_000))
+    last = json.dumps({f"k{number}": 1 for number in range(keys)})
+    lines = ['{"text": "a"}'] * rows + [last]
+    if draw.random() < 0.5:
+        return _text(folder, "upload.jsonl", "\n".join(lines))
+    return _text(folder, "upload.json", f"[{','.join(lines)}]")
+
+
+def long_keys(folder: Path, draw: Draw) -> Path:
+    """Keys of many characters, another one on every line."""
+    key = draw.choice(("x", "é", "\U0001f600")) * draw.choice((1_000, 90_000, 390_000))
+    return _text(folder, "upload.jsonl", "".join(f'{{"{number}{key}": 1}}\n' for number in range(100)))
+
+
+def dense_json(folder: Path, draw: Draw) -> Path:
+    """A list of values that take many times as much memory as their text."""
+    part = draw.choice(("{}", "[]", "300", "1.5", '"ab"', '{"a":1}', '{"text":"a","label":1}', '{"a":{}}', '{"":[]}'))
+    values = ",".join([part] * draw.choice((50_000, 500_000, 5_000_000)))
+    squad = f'[{{"paragraphs": [{{"context": "x", "qas": [{values}]}}]}}]'
+    return _text(folder, "upload.json", draw.choice((f"[{values}]", f'[{{"text": [{values}]}}]', squad)))
+
+
+def wide_characters(folder: Path, draw: Draw) -> Path:
+    """Plain letters and one character that makes each of them as wide as itself."""
+    line = "x" * draw.choice((10, 9_999)) + ",1\n"
+    text = "text,label\n" + line * (draw.choice((1, 20, 60)) * 1_000_000 // len(line)) + draw.choice("é中\U0001f600")
+    return _text(folder, "upload.csv", text + ",0\n")
+
+
+def pipe(folder: Path, draw: Draw) -> Path:
+    """A pipe that nobody writes to, or a link to a device without end."""
+    path = folder / draw.choice(("upload.csv", "upload.jsonl", "upload.json", "upload.csv.gz", "upload.parquet"))
+    if draw.random() < 0.5:
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    return path
+
+
 def wide_json(folder: Path, draw: Draw) -> Path:
     """Objects of many keys, or a new key on every line."""
     if draw.random() < 0.5:
@@ -164,6 +214,8 @@ def gzip_bomb(folder: Path, draw: Draw) -> Path:
     """Megabytes in a kilobyte, as many members as it takes."""
     part = gzip.compress(draw.choice((b"a,1\n", b"\0", b"x", b'{"text": "a", "label": 1}\n')) * 2_000_000)
     name = draw.choice(("upload.csv.gz", "upload.jsonl.gz", "upload.tsv.gz"))
+    if draw.random() < 0.2:  # members of nothing
+        return _text(folder, name, gzip.compress(b"text,label\na,1\n") + gzip.compress(b"") * 200_000)
     return _text(folder, name, gzip.compress(b"text,label\n") + part * draw.choice((1, 20, 100)))
 
 
@@ -176,6 +228,12 @@ DATA: dict[str, Callable[[Path, Draw], Path]] = {
     "Parquet of odd types": odd_types,
     "Parquet with forged metadata": forged_parquet,
     "CSV of many columns": wide_csv,
+    "CSV of blank columns": wide_csv_of_blanks,
+    "JSON of late keys": late_keys,
+    "JSON of long keys": long_keys,
+    "dense JSON": dense_json,
+    "text of wide characters": wide_characters,
+    "a pipe or a device": pipe,
     "CSV with a huge field": long_field,
     "CSV of many rows": many_lines,
     "odd bytes": odd_bytes,

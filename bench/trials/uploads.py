@@ -87,7 +87,7 @@ def run(stage: Stage) -> None:
             wrong = f"was refused with {len(outcome.value):,} characters: {outcome.value[:200]!r}"
         if wrong:
             size = path.stat().st_size
-            content = path.read_bytes() if size < 20_000 else b""
+            content = path.read_bytes() if path.is_file() and size < 20_000 else b""
             stage.fail(case, f"{name} ({size:,} bytes) {wrong}", content=content, trace=outcome.trace)
     stage.note("highest memory of a case above the start, MiB", round(highest))
     stage.note("CPU time of the longest case, s", round(longest, 1))

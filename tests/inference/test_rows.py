@@ -317,6 +317,37 @@ def test_a_damaged_cache_entry_is_replaced(bert, kept, harm):
     assert cache.get(file.stem) is not None  # the entry is valid again
 
 
+FORGED = {
+    "length below zero": lambda known: known["lengths"].__setitem__(slice(0, 2), [-1, known["lengths"][:2].sum() + 1]),
+    "length beyond the limit": lambda known: known["lengths"].__setitem__(slice(0, 2), [0, 10**6]),
+    "token id": lambda known: known["ids"].__setitem__(3, 10**9),
+    "negative token id": lambda known: known["ids"].__setitem__(3, -1),
+    "type": lambda known: known["types"].__setitem__(3, -1),
+    "owner": lambda known: known["owners"].__setitem__(3, 10**6),
+    "order of owners": lambda known: known["owners"].__setitem__(0, 1),
+    "last owner": lambda known: known["owners"].__setitem__(slice(-3, None), known["owners"][-1] - 3),
+    "offset": lambda known: known["offsets"].__setitem__((3, 0), -7),
+    "scalar": lambda known: known.update(lengths=np.array(7, np.int32)),
+    "texts": lambda known: known.update(ids=known["ids"].astype(str)),
+    "numbers": lambda known: known.update(ids=known["ids"].astype(float)),
+    "levels": lambda known: known.update(cut=known["cut"][:, None]),
+    "shape of offsets": lambda known: known.update(offsets=known["offsets"][:, :1]),
+    "a row less": lambda known: known.update(cut=known["cut"][1:]),
+    "nothing": lambda known: known.clear(),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_cache_entry_of_impossible_values_counts_as_absent(bert, kept, name):
+    options = {"kind": "span", "max_length": 60, "keep": True}
+    new = make_rows(bert, MANY, **options)
+    (file,) = kept.glob("*.npz")
+    known = cache.get(file.stem)
+    FORGED[name](known)
+    cache.put(file.stem, known)
+    same(new, make_rows(bert, MANY, **options))
+
+
 def test_few_rows_are_not_cached(bert, kept):
     make_rows(bert, Examples(["the cat"] * 999), kind="classification", max_length=60, keep=True)
     assert cache.usage() == (0, 0)

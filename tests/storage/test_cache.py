@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,35 @@ def test_a_missing_home_folder_is_reported_in_one_sentence(monkeypatch: pytest.M
 def test_a_pickle_is_never_opened(folder: Path) -> None:
     folder.mkdir()
     np.savez(folder / "key.npz", a=np.array([{"code": 1}], dtype=object))
+    assert cache.get("key") is None
+
+
+def header(text: str) -> bytes:
+    return b"\x93NUMPY\x01\x00" + (len(text) + 1).to_bytes(2, "little") + text.encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        header("{'descr': '<f4', 'fortran_order': False, 'shape': (True,)}") + b"\0" * 4,
+        header("{'descr': ('<f4',), 'fortran_order': False, 'shape': (1,)}") + b"\0" * 4,
+        header("{'descr': '<f4', 'fortran_order': False, 'shape': (1"),
+        header("((((((((("),
+        header("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000000,)}"),
+        b"no array at all",
+    ],
+)
+def test_a_member_that_is_no_array_makes_an_entry_absent(folder: Path, member: bytes) -> None:
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "key.npz", "w") as archive:
+        archive.writestr("a.npy", member)
+    assert cache.get("key") is None
+
+
+def test_an_array_without_an_archive_makes_an_entry_absent(folder: Path) -> None:
+    folder.mkdir()
+    with (folder / "key.npz").open("wb") as file:
+        np.save(file, np.arange(3))
     assert cache.get("key") is None
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow
 import pyarrow.parquet
@@ -30,6 +33,11 @@ def jsonl(folder, rows):
 def parquet(folder, columns, **options):
     pyarrow.parquet.write_table(pyarrow.table(columns), folder / "t.parquet", compression="zstd", **options)
     return folder / "t.parquet"
+
+
+def plain_json(folder, content):
+    (folder / "t.json").write_text(content)
+    return folder / "t.json"
 
 
 def packed(folder, content):
@@ -93,6 +101,53 @@ def test_a_table_beyond_its_limits_is_refused_in_one_sentence(tmp_path, name):
     with pytest.raises(DataError, match=message) as caught:
         read_table(write(tmp_path), LIMITS)
     assert "\n" not in str(caught.value)
+
+
+ROOMY = TableLimits(rows=20_000, columns=1_000, text=100_000, memory=2_000_000)
+COSTLY = {
+    "new keys after many rows": lambda folder: jsonl(
+        folder, [*[{"t": 1}] * 10_000, {f"k{number}": 1 for number in range(900)}]
+    ),
+    "too many new keys after many rows": lambda folder: jsonl(
+        folder, [*[{"t": 1}] * 10_000, {f"k{number}": 1 for number in range(9_000)}]
+    ),
+    "a header of empty names": lambda folder: csv(folder, "," * 390_000 + "\n1\n"),
+    "JSON of empty objects": lambda folder: plain_json(folder, "[" + "{}," * 300_000 + "{}]"),
+    "JSON of lists": lambda folder: plain_json(folder, '[{"a": [' + "[]," * 300_000 + "1]}]"),
+    "JSON of numbers": lambda folder: plain_json(folder, '[{"a": [' + "300," * 300_000 + "1]}]"),
+    "JSON of small objects": lambda folder: plain_json(folder, "[" + '{"a":1},' * 100_000 + "{}]"),
+    "questions of SQuAD": lambda folder: plain_json(folder, '[{"paragraphs": [{"qas": [' + "{}," * 15_000 + "{}]}]}]"),
+    "an emoji among letters": lambda folder: csv(folder, "a,b\n" + ("x" * 999 + ",y\n") * 1_900 + "\U0001f600,y"),
+}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_nothing_is_built_before_it_is_counted(tmp_path, name):
+    path = COSTLY[name](tmp_path)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="more than"):
+            read_table(path, ROOMY)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * ROOMY.memory
+
+
+@pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".json", ".jsonl", ".parquet"])
+def test_under_limits_only_a_regular_file_is_read(tmp_path, ending):
+    path = tmp_path / f"pipe{ending}"
+    os.mkfifo(path)
+    with pytest.raises(DataError, match="is not a regular file"):
+        read_table(path, LIMITS)
+
+
+def test_without_limits_a_pipe_is_read(tmp_path):
+    path = tmp_path / "pipe.csv"
+    os.mkfifo(path)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(path.write_text, "a,b\n1,2\n")
+        assert read_table(path).columns == {"a": ["1"], "b": ["2"]}
 
 
 def test_a_table_within_its_limits_is_read_as_without_them(tmp_path):

@@ -141,6 +141,8 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
     ("scalar.json", "3", "is not a list of objects"),
     ("rows.json", '[{"text": "a"}, 7]', "row 2: 7 is not a JSON object"),
     ("deep.json", "[" * 100_000, "JSON"),
+    ("paragraphs.json", '[{"paragraphs": [1]}]', "is not nested like SQuAD; write lists of objects"),
+    ("questions.json", '[{"paragraphs": [{"qas": null}]}]', "is not nested like SQuAD"),
     ("digits.jsonl", '{"a": ' + "1" * 5000 + "}", "line 1: this JSON cannot be used"),
     ("fake.parquet", "text,label\na,1\n", "cannot be read as a Parquet file"),
     ("cut.parquet", b"PAR1" + b"x" * 40 + b"PAR1", "cannot be read as a Parquet file"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from adapterbank.errors import InputError
@@ -58,3 +61,16 @@ def test_a_hostile_file_is_refused_in_one_sentence(tmp_path, text, message):
     with pytest.raises(InputError, match=message) as caught:
         read_yaml(written(tmp_path, text))
     assert "\n" not in str(caught.value)
+
+
+def test_no_more_than_the_limit_is_read_of_a_device_without_end():
+    with pytest.raises(InputError, match="/dev/zero has more than 1,048,576 bytes"):
+        read_yaml("/dev/zero")
+
+
+def test_a_pipe_is_read_as_a_shell_passes_it(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(pipe.write_text, "task: x\n")
+        assert read_yaml(pipe) == {"task": "x"}

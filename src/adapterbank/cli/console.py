@@ -17,7 +17,12 @@ import typer
 from adapterbank.errors import AdapterbankError, ConfigError
 
 Returned = TypeVar("Returned")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""What a terminal obeys instead of showing it, and halves of characters, which cannot be printed."""
 _NUMBER = re.compile(r"-?[\d.,]*( ?(%|B|kB|MB|GB))?")
+
+LONGEST = 200
+"""Characters of a name or a label that are shown; `--json` has all of them."""
 
 
 def guarded(command: Callable[..., Returned]) -> Callable[..., Returned]:
@@ -48,18 +53,38 @@ def guarded(command: Callable[..., Returned]) -> Callable[..., Returned]:
     return wrapped
 
 
+def escaped(text: str, keep: str = "") -> str:
+    """Return text with its control characters written out, as Python writes them, except those to `keep`.
+
+    Names, labels and messages may come from files that others wrote; a terminal must not obey them.
+    """
+    return _CONTROL.sub(lambda found: found[0] if found[0] in keep else repr(found[0])[1:-1], text)
+
+
 def print_message(text: str) -> None:
     """Print a line to standard error."""
-    typer.echo(text, err=True)
+    typer.echo(escaped(text), err=True)
+
+
+def print_text(text: str) -> None:
+    """Print one or more lines to standard output."""
+    typer.echo(escaped(text, keep="\n\t"))
 
 
 def print_json(value: Any) -> None:
     """Print one JSON value to standard output."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    typer.echo(json_text(value, indent=2))
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """Return a value as JSON; the control characters that JSON itself allows in texts are escaped too."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return _CONTROL.sub(lambda found: found[0] if found[0] == "\n" else f"\\u{ord(found[0]):04x}", text)
 
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows as plain-text columns that can be piped and copied; numbers are right-aligned, words left-aligned."""
+    titles, rows = [escaped(title) for title in titles], [[escaped(cell) for cell in row] for row in rows]
     widths = [max(len(title), *(len(row[i]) for row in rows), 0) for i, title in enumerate(titles)]
     numeric = [all(_NUMBER.fullmatch(row[i]) for row in rows) for i in range(len(titles))]
     for row in (titles, *rows):

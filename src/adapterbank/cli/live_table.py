@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from adapterbank.cli.console import format_duration
+from adapterbank.cli.console import escaped, format_duration
 from adapterbank.config import Config
 from adapterbank.studies.grid import describe, differing
 from adapterbank.studies.progress import SweepProgress
@@ -78,15 +78,15 @@ class LiveTable:
         ended = progress.known + progress.done + progress.failed
         left = f"{format_duration(progress.seconds_left())} left"
         text = f"{ended}/{progress.total} {describe(event.config, self._differs)}: {what} ({left})"
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(escaped(text), markup=False, soft_wrap=True)
 
     def _table(self, progress: SweepProgress) -> Group:
         best = Table("task", "best on dev", "run", box=None, pad_edge=False)
         for task, (score, config) in sorted(progress.best.items()):
-            best.add_row(task, f"{score:.4f}", describe(config, self._differs))
+            best.add_row(Text(escaped(task)), f"{score:.4f}", Text(escaped(describe(config, self._differs))))
         running = Table("running", "", box=None, pad_edge=False)
         for config, share in list(progress.running.items())[:_ROWS]:
-            running.add_row(describe(config, self._differs), f"{100 * share:.0f} %")
+            running.add_row(Text(escaped(describe(config, self._differs))), f"{100 * share:.0f} %")
         left = format_duration(progress.seconds_left())
         head = Text(f"{self.counts()}, of {progress.total}; {left} left{self._stage}")
         return Group(head, *([best] if progress.best else []), running)

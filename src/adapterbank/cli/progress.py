@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from adapterbank.cli.console import escaped
 from adapterbank.training.job import Progress
 
 
@@ -69,7 +70,7 @@ class Display:
 
     def note(self, text: str) -> None:
         """Print a note for the user."""
-        self._console.print(f"note: {text}", markup=False, soft_wrap=True)
+        self._console.print(f"note: {escaped(text)}", markup=False, soft_wrap=True)
 
     def stage(self, what: str, done: int, total: int) -> None:
         """Draw the progress of the work before training, such as tokenising."""

@@ -110,9 +110,10 @@ def _tokens(
 ) -> tuple[list[Tokens], list[int] | None]:
     keep = keep and len(examples) >= MIN_CACHED_ROWS
     key = _key(backbone, examples, max_length, stride) if keep else ""
-    if keep and (known := cache.get(key)) and (rows := _from_arrays(known, stride is not None)):
+    known = cache.get(key) if keep else None
+    if known and _is_valid(known, backbone, len(examples), max_length, stride is not None):
         watch(len(examples), len(examples))
-        return rows
+        return _from_arrays(known, stride is not None)
     tokens: list[Tokens] = []
     owners: list[int] = []
     for start in range(0, len(examples), _AT_ONCE):
@@ -157,14 +158,34 @@ def _to_arrays(tokens: Sequence[Tokens], owners: Sequence[int]) -> dict[str, np.
     return found | ({"offsets": np.concatenate(offsets).astype(np.int32)} if offsets else {})
 
 
-def _from_arrays(known: dict[str, np.ndarray], windows: bool) -> tuple[list[Tokens], list[int] | None] | None:
-    if not {"lengths", "cut", "ids", "types", "owners", *(("offsets",) if windows else ())} <= known.keys():
-        return None
-    ends = np.cumsum(known["lengths"])
+_ARRAYS = {"lengths": "int32", "cut": "bool", "ids": "int32", "types": "int8", "owners": "int32"}
+"""Types of the arrays of one dimension."""
+
+
+def _is_valid(known: dict[str, np.ndarray], backbone: Backbone, examples: int, max_length: int, windows: bool) -> bool:
+    """Return whether a cached entry could be the tokens of so many examples; its file may hold anything."""
+    wanted = {name: (dtype, 1) for name, dtype in _ARRAYS.items()} | ({"offsets": ("int32", 2)} if windows else {})
+    if {name: (array.dtype.name, array.ndim) for name, array in known.items()} != wanted:
+        return False
+    lengths, ids, owners = known["lengths"], known["ids"], known["owners"]
+    if len(known["cut"]) != len(lengths) or not len(ids) == len(known["types"]) == lengths.sum(dtype=np.int64):
+        return False
+    ranges = [(lengths, 0, max_length), (ids, 0, backbone.config.vocabulary - 1), (known["types"], 0, 127)]
+    if windows:
+        # Every example has one window or more, and windows are in the order of the examples.
+        steps = np.diff(owners, prepend=0, append=examples - 1)
+        if len(owners) != len(lengths) or known["offsets"].shape != (len(ids), 2) or steps[0] or steps[-1]:
+            return False
+        ranges += [(steps, 0, 1), (known["offsets"], -1, np.iinfo(np.int32).max)]
+    elif len(lengths) != examples or len(owners):
+        return False
+    return all(((low <= array) & (array <= high)).all() for array, low, high in ranges)
+
+
+def _from_arrays(known: dict[str, np.ndarray], windows: bool) -> tuple[list[Tokens], list[int] | None]:
+    ends = np.cumsum(known["lengths"], dtype=np.int64)
     ids, types = known["ids"].astype(np.int64), known["types"].astype(np.int64)
     offsets = known["offsets"].astype(np.int64) if windows else None
-    if len(ends) == 0 or not ends[-1] == len(ids) == len(types):
-        return None
     bounds = zip(ends - known["lengths"], ends, known["cut"].tolist(), strict=True)
     rows = [Tokens(ids[a:b], types[a:b], None if offsets is None else offsets[a:b], cut) for a, b, cut in bounds]
     return rows, known["owners"].tolist() if windows else None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from adapterbank.errors import DataError
 
@@ -15,6 +18,10 @@ _ROW_TEXTS = 4
 """A JSON row may have the characters of this many of the longest texts."""
 _POINTER = 8
 """Bytes of a reference to a value."""
+_JSON_SIGNS = {"{": 64, "[": 64, ",": 64, ":": 128}
+"""Bytes in memory that a sign of JSON may stand for: an object, a list, a further value, a key with its value."""
+_TAILS, _NARROW, _MIDDLE = bytes(range(0x80, 0xC0)), bytes(range(0xC4)), bytes(range(0xF0))
+"""Bytes of UTF-8: those that continue a character, and all those of texts with one or two bytes a character."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,23 @@ class TableBudget:
     def __init__(self, source: Any, limits: TableLimits | None = None) -> None:
         """Take the name of the file, for messages."""
         self.source, self.limits, self.used = source, limits, 0
+
+    def open(self, path: Path) -> BinaryIO:
+        """Open the file to read; under limits only a regular one, without waiting for a pipe or a device."""
+        if self.limits is None:
+            return path.open("rb")
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY), "rb")
+        try:
+            self.check_regular(os.fstat(file.fileno()))
+        except DataError:
+            file.close()
+            raise
+        return file
+
+    def check_regular(self, status: os.stat_result) -> None:
+        """Refuse a pipe, a device or a folder, which have no size."""
+        if self.limits and not stat.S_ISREG(status.st_mode):
+            raise DataError(f"{self.source} is not a regular file; copy its content into one.")
 
     def check_rows(self, count: int) -> None:
         """Refuse too many rows."""
@@ -63,6 +87,18 @@ class TableBudget:
         """Refuse what would take too much memory beside all that has been read."""
         if self.limits and self.used + size > self.limits.memory:
             self._refuse(f"takes more than {self.limits.memory:,} bytes once it is decoded")
+
+    def check_encoded(self, data: bytes) -> None:
+        """Refuse UTF-8 that is too large as text, before it is decoded: one emoji makes every character four bytes."""
+        if self.limits and not data.isascii():
+            width = 4 if data.translate(None, _MIDDLE) else 2 if data.translate(None, _NARROW) else 1
+            # The bytes count too: to widen a text the decoder copies it, while they are still in memory.
+            self.check_memory(len(data) + width * len(data.translate(None, _TAILS)))
+
+    def check_json(self, text: str) -> None:
+        """Refuse JSON whose values would take too much memory, before it is parsed."""
+        if self.limits:
+            self.check_memory(sum(size * text.count(sign) for sign, size in _JSON_SIGNS.items()))
 
     def add(self, size: int) -> None:
         """Count bytes."""

@@ -29,7 +29,9 @@ def read_parquet(path: Path, budget: TableBudget) -> dict[str, list[Any]]:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
-    if path.stat().st_size == 0:
+    status = path.stat()
+    budget.check_regular(status)
+    if status.st_size == 0:
         raise DataError(f"{path} is empty; write the Parquet file again.")
     try:
         # ParquetFile, because read_table would also take columns from folder names such as lang=en.

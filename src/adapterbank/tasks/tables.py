@@ -11,7 +11,6 @@ import gzip
 import json
 import os
 import re
-import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -138,6 +137,7 @@ def _decoded(path: Path, budget: TableBudget) -> str:
     data = unpacked(path, budget)
     if data[:2] == b"\x1f\x8b":
         raise DataError(f"{path} is compressed with gzip, but its name does not end in .gz; decompress or rename it.")
+    budget.check_encoded(data)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -155,18 +155,17 @@ def _decoded(path: Path, budget: TableBudget) -> str:
         )
     if not text or text.isspace():
         raise DataError(f"{path} is empty; it needs rows (and a header, if it is a table).")
-    budget.check_memory(sys.getsizeof(text))
     return text
 
 
 def unpacked(path: Path, budget: TableBudget | None = None) -> bytes:
     """Return a file's bytes, decompressed if its name ends in .gz."""
-    most = budget.limits.memory if budget and budget.limits else None
+    budget = budget or TableBudget(path)
     try:
-        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
-            data = file.read(-1 if most is None else most + 1)
-        if budget:
-            budget.check_memory(len(data))
+        with budget.open(path) as raw:
+            file = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
+            data = file.read(-1 if budget.limits is None else budget.limits.memory + 1)
+        budget.check_memory(len(data))
         return data
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be decompressed ({error}); compress it again with gzip.") from None
@@ -187,8 +186,9 @@ def _read_separated(path: Path, delimiter: str, quoting: Any, budget: TableBudge
     csv.field_size_limit(budget.limits.text if budget.limits else _FIELD_LIMIT)
     lines = _Lines(_decoded(path, budget), delimiter, budget)
     records = _records(csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True), lines, path)
-    header = _header(next(fields for _, fields in records if fields), path, delimiter)
-    budget.check_columns(len(header))
+    first = next(fields for _, fields in records if fields)
+    budget.check_columns(len(first))
+    header = _header(first, path, delimiter)
     columns: list[list[str]] = [[] for _ in header]
     rows = 0
     for line, fields in records:
@@ -274,7 +274,9 @@ def _read_jsonl(path: Path, budget: TableBudget) -> Table:
 
 
 def _read_json(path: Path, budget: TableBudget) -> Table:
-    content = _parsed(_decoded(path, budget), path)
+    text = _decoded(path, budget)
+    budget.check_json(text)
+    content = _parsed(text, path)
     rows = content.get("data") if isinstance(content, dict) else content
     if not isinstance(rows, list):
         raise DataError(f"{path} is not a list of objects; write a list, or one object on each line as .jsonl.")
@@ -283,24 +285,22 @@ def _read_json(path: Path, budget: TableBudget) -> Table:
         raise DataError(f"{path}, row {odd}: {short(rows[odd - 1])} is not a JSON object; every row must be one.")
     if not rows:
         raise DataError(f"{path} has no rows; add at least one object to the list.")
-    return _from_records(_squad_rows(rows) if "paragraphs" in rows[0] else rows, str(path), budget)
+    return _from_records(_squad_rows(rows, path) if "paragraphs" in rows[0] else rows, str(path), budget)
 
 
-def _squad_rows(articles: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _squad_rows(articles: list[dict[str, Any]], path: Path) -> Iterator[dict[str, Any]]:
     # SQuAD's files nest questions in paragraphs in articles; each question becomes a row.
-    keys = ("text", "answer_start")
-    return [
-        {
-            "id": question.get("id"),
-            "title": article.get("title"),
-            "question": question.get("question"),
-            "context": paragraph.get("context"),
-            "answers": {key: [one.get(key) for one in question.get("answers", [])] for key in keys},
-        }
-        for article in articles
-        for paragraph in article.get("paragraphs", [])
-        for question in paragraph.get("qas", [])
-    ]
+    try:
+        for article in articles:
+            for paragraph in article.get("paragraphs", []):
+                for question in paragraph.get("qas", []):
+                    row = {"id": question.get("id"), "title": article.get("title")}
+                    row |= {"question": question.get("question"), "context": paragraph.get("context")}
+                    given = question.get("answers", [])
+                    yield row | {"answers": {key: [one.get(key) for one in given] for key in ("text", "answer_start")}}
+    except (AttributeError, TypeError):
+        problem = "has paragraphs, but is not nested like SQuAD"
+        raise DataError(f"{path} {problem}; write lists of objects: paragraphs, qas, answers.") from None
 
 
 def _parsed(text: str, path: Path, line: int = 1) -> Any:
@@ -353,14 +353,15 @@ def _from_records(records: Iterable[Mapping[Any, Any]], source: str, budget: Tab
     rows = 0
     for record in records:
         plain = {str(name): _plain(value) for name, value in record.items()}
+        if budget:  # before a column is made: one row may name many new ones, each with a value for every row
+            new = plain.keys() - columns.keys()
+            budget.add_row([*new, *plain.values()], rows + 1, len(columns) + len(new))
         for name, value in plain.items():
             column = columns.setdefault(name, [])
             # A key that a row lacks is a missing value, because JSON writers leave out nulls.
             column += [None] * (rows - len(column))
             column.append(value)
         rows += 1
-        if budget:
-            budget.add_row(plain.values(), rows, len(columns))
     for column in columns.values():
         column += [None] * (rows - len(column))
     return Table(columns, source)

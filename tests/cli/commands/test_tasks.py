@@ -48,6 +48,19 @@ def test_a_damaged_task_is_named_and_the_others_are_listed(here):
     assert "score/1/manifest.json is not JSON" in found.err
 
 
+def test_a_hostile_manifest_is_shown_and_not_obeyed(tmp_path, bank_of_all_kinds):
+    bank = Bank.open(tmp_path / "bank", Bank.open(bank_of_all_kinds).backbone, create=True)
+    package = Bank.open(bank_of_all_kinds).get("sentiment")
+    labels = ["\x1b]0;owned\x07\nfiles  none", "x" * 5000]
+    bank.put(replace(package.manifest, task={**package.manifest.task, "labels": labels}), package.tensors())
+    shown = shell("show", "--bank", bank.path, "--task", "sentiment").out
+    line = next(line for line in shown.splitlines() if line.startswith("labels"))
+    assert line == rf"labels       \x1b]0;owned\x07\nfiles  none, {'x' * 199}…"
+    found = shell("show", "--bank", bank.path, "--task", "sentiment", "--json")
+    assert found.json["task"]["labels"] == labels
+    assert not {"\x1b", "\x07"} & {*shown, *found.out, *shell("tasks", "--bank", bank.path).out}
+
+
 def test_a_thousand_tasks_are_listed_by_name(tmp_path, bank_of_all_kinds, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)  # saves time: this test is not about power cuts
     bank = Bank.open(tmp_path / "bank", Bank.open(bank_of_all_kinds).backbone, create=True)

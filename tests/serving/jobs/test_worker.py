@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import subprocess
 import sys
 
@@ -125,3 +126,10 @@ def test_a_worker_limits_its_memory_and_its_cpu_time():
     )
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert found == f"({5 << 30}, {5 << 30}) (300, 300)\n"
+
+
+def test_a_pipe_in_place_of_the_data_is_refused_and_not_waited_for(idle):
+    pipe = idle.bank / "serving" / "data" / "0.csv"
+    os.mkfifo(pipe)
+    (failure,) = reports({**idle.job(send(idle), resuming=False), "newest": 0, "file": str(pipe)})
+    assert failure["failed"].startswith("The data file is not a regular file")

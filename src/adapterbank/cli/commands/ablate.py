@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from adapterbank.cli.console import format_count, print_json, print_table
+from adapterbank.cli.console import format_count, print_json, print_table, print_text
 from adapterbank.cli.options import (
     AsJson,
     BackboneName,
@@ -76,10 +76,10 @@ def _print_csv(found: dict[str, Any]) -> None:
 def _print(found: dict[str, Any]) -> None:
     names = [name for name in ("accuracy", found["metric"]) if name in found["whole"]]
     rows, spans = format_count(found["data"]["rows"], "row"), format_count(len(found["spans"]), "span")
-    typer.echo(f"{found['package']} on {rows}, {spans}, {found['seconds']:.0f} s")
+    print_text(f"{found['package']} on {rows}, {spans}, {found['seconds']:.0f} s")
     for name in dict.fromkeys(names):
         whole = f"{name} {found['whole'][name]:.4f} with all adapters"
-        typer.echo(f"\n{whole}; change in % without those of layers first (row) to last (column):")
+        print_text(f"\n{whole}; change in % without those of layers first (row) to last (column):")
         cells = {(s["first"], s["last"]): s["change"][name] for s in found["spans"]}
         print_table(
             ["first", *map(str, found["layers"])],

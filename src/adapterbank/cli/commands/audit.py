@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import typer
 
-from adapterbank.cli.console import format_count, print_json
+from adapterbank.cli.console import format_count, print_json, print_text
 from adapterbank.cli.options import AsJson, BackboneName, BankPath, Device, Precision
 
 HELP = """Check that no task has changed: verify checksums, and outputs on fixed texts.
@@ -32,12 +32,12 @@ def command(
     for finding in open_bank(bank, backbone, device=device, precision=precision).audit():
         findings.append(finding)
         if not json:
-            typer.echo(f"{'same     ' if finding.ok else 'DIFFERENT'} {finding.ref}: {finding.how}")
+            print_text(f"{'same     ' if finding.ok else 'DIFFERENT'} {finding.ref}: {finding.how}")
     wrong = [finding.ref for finding in findings if not finding.ok]
     if json:
         print_json({"ok": not wrong, "findings": [asdict(finding) for finding in findings]})
     else:
         names = f": {', '.join(wrong)}" if wrong else ""
-        typer.echo(f"{format_count(len(findings), 'package')}, {len(wrong)} different{names}")
+        print_text(f"{format_count(len(findings), 'package')}, {len(wrong)} different{names}")
     if wrong:
         raise typer.Exit(1)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import typer
-
-from adapterbank.cli.console import print_json, print_table
+from adapterbank.cli.console import print_json, print_table, print_text
 from adapterbank.cli.options import AsJson
 
 HELP = """List the encoders that have a short name, and which are available locally.
@@ -28,7 +26,7 @@ def command(json: AsJson = False) -> None:
         return
     rows = [[n, "yes" if found[n] else "on the hub", s.hub, s.summary] for n, s in SOURCES.items()]
     print_table(["name", "local", "hub", "description"], rows)
-    typer.echo(
+    print_text(
         "\n--backbone also takes a folder or another hub name, of the architectures BERT, RoBERTa, XLM-R, CamemBERT, "
         "DistilBERT, ELECTRA, MPNet and ALBERT."
     )

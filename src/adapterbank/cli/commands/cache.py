@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from adapterbank.cli.console import format_count, format_size, print_json
+from adapterbank.cli.console import format_count, format_size, print_json, print_text
 from adapterbank.cli.options import AsJson
 
 HELP = """Show the size of the cache of tokenised data, or clear it.
@@ -30,4 +30,4 @@ def command(
         print_json({"folder": str(cache.folder()), "entries": entries, "bytes": taken, "removed": clear})
     else:
         what = f"{format_count(entries, 'tokenised data set')}, {format_size(taken)}"
-        typer.echo(f"{f'Removed {what} from' if clear else f'{what} in'} {cache.folder()}")
+        print_text(f"{f'Removed {what} from' if clear else f'{what} in'} {cache.folder()}")

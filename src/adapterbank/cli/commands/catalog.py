@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
-
-from adapterbank.cli.console import print_json, print_table
+from adapterbank.cli.console import print_json, print_table, print_text
 from adapterbank.cli.options import AsJson, DataRoot
 
 HELP = """List the public tasks that can be trained by name, and which are available.
@@ -43,13 +41,13 @@ def command(data_root: DataRoot = None, json: AsJson = False) -> None:
             for entry, row in zip(catalog.CATALOG.values(), found, strict=True)
         ],
     )
-    typer.echo("")
+    print_text("")
     for row in found:
         if row["note"]:
-            typer.echo(f"{row['name']}: {row['note']}")
+            print_text(f"{row['name']}: {row['note']}")
     where = root if root else "none; set one with --data-root or ADAPTERBANK_DATA"
-    typer.echo(f"\n{sum(row['layout'] is not None for row in found)} of {len(found)} found locally. Data root: {where}")
-    typer.echo("parquet, files: layout in the data root, complete unless splits are listed; hub: will be downloaded")
+    print_text(f"\n{sum(row['layout'] is not None for row in found)} of {len(found)} found locally. Data root: {where}")
+    print_text("parquet, files: layout in the data root, complete unless splits are listed; hub: will be downloaded")
 
 
 def _available(entry: Any, row: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from adapterbank.cli.console import print_json, print_table
+from adapterbank.cli.console import print_json, print_table, print_text
 from adapterbank.cli.options import AsJson, DataRoot, TextPairColumn
 from adapterbank.errors import InputError
 
@@ -90,7 +90,7 @@ def _read(task: str | None, files: dict[str, str | None], columns: dict[str, str
 
 
 def _print(found: dict[str, Any]) -> None:
-    typer.echo(f"{found['task']}: {found['kind']}, from {found['source']}\n")
+    print_text(f"{found['task']}: {found['kind']}, from {found['source']}\n")
     rows, limit = [], found["max_length"]
     for name, one in found["splits"].items():
         tokens = [str(value) for value in one.get("tokens", {}).values()] or [""] * 7
@@ -98,12 +98,12 @@ def _print(found: dict[str, Any]) -> None:
         rows.append([name, *counts, *tokens, f"{one.get('longer', 0):,}"])
     places = ["5 %", "25 %", "50 %", "75 %", "95 %", "99 %", "longest"]
     print_table(["split", "rows", "empty", "repeated", *places, f"over {limit}"], rows)
-    typer.echo(f"tokens counted by {found['backbone']}\n")
+    print_text(f"tokens counted by {found['backbone']}\n")
     _print_labels(found)
     for one in found["shared"]:
-        typer.echo(f"{one['of']} rows that also occur in {one['in']}: {one['rows']:,}")
+        print_text(f"{one['of']} rows that also occur in {one['in']}: {one['rows']:,}")
     for warning in found["warnings"]:
-        typer.echo(f"warning: {warning}")
+        print_text(f"warning: {warning}")
 
 
 def _print_labels(found: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ def _print_labels(found: dict[str, Any]) -> None:
     splits = {name: one for name, one in found["splits"].items() if one["labelled"]}
     for name, one in splits.items():
         if line := KINDS[found["kind"]].profile_text(one):
-            typer.echo(f"{name}: {line}")
+            print_text(f"{name}: {line}")
     counts = {name: one["labels"] for name, one in splits.items() if "labels" in one}
     if counts:
         labels = list(dict.fromkeys(label for mine in counts.values() for label in mine))
@@ -122,5 +122,5 @@ def _print_labels(found: dict[str, Any]) -> None:
             rows.append([label, *(f"{n:,}" for n, _ in mine), *(f"{100 * n / every:.1f} %" for n, every in mine)])
         print_table(["label", *counts, *(f"{name} share" for name in counts)], rows)
         if len(labels) > 30:
-            typer.echo(f"… and {len(labels) - 30} more labels; --json lists all")
-        typer.echo("")
+            print_text(f"… and {len(labels) - 30} more labels; --json lists all")
+        print_text("")

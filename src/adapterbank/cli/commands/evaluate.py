@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from adapterbank.cli.console import format_count, print_json, print_message, print_table
+from adapterbank.cli.console import format_count, print_json, print_message, print_table, print_text
 from adapterbank.cli.options import (
     AsJson,
     BackboneName,
@@ -68,12 +68,12 @@ def _print(found: dict[str, Any], task: dict[str, Any]) -> None:
     from adapterbank.kinds.table import KINDS
 
     rows = f" on {format_count(found['rows'], 'row')}" if "rows" in found else ""
-    typer.echo(f"{found['task']}{rows}")
+    print_text(f"{found['task']}{rows}")
     numbers = {name: value for name, value in found.items() if isinstance(value, float)}
     for name, value in sorted(numbers.items(), key=lambda item: item[0] != found["metric"]):
         mark = "  (the task's metric)" if name == found["metric"] else ""
-        typer.echo(f"  {name:<16} {value:.4f}{mark}")
+        print_text(f"  {name:<16} {value:.4f}{mark}")
     for table in KINDS[task["kind"]].tables(found, task["labels"]):
-        typer.echo(f"\n{table.title}" if table.title else "")
+        print_text(f"\n{table.title}" if table.title else "")
         if table.header:
             print_table(table.header, table.rows)

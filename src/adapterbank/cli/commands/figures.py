@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from adapterbank.cli.console import print_json, print_message
+from adapterbank.cli.console import print_json, print_message, print_text
 from adapterbank.cli.options import AsJson, RecordFolders
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def command(
         print_json({"runs": len(study.rows), "files": [str(path) for path in written], "missing": missing})
         return
     for path in written:
-        typer.echo(str(path))
+        print_text(str(path))
     print_notes(study, records, missing)
 
 

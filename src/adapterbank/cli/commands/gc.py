@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from adapterbank.cli.console import format_count, format_size, print_json, print_message
+from adapterbank.cli.console import format_count, format_size, print_json, print_message, print_text
 from adapterbank.cli.options import AsJson, BankPath
 from adapterbank.storage import files
 from adapterbank.storage.bank import Bank, Removed
@@ -43,5 +43,5 @@ def command(
         print_json([{"path": str(r.path), "bytes": r.bytes, "reason": r.reason} for r in removed])
         return
     for r in removed:
-        typer.echo(f"{'would remove' if dry_run else 'removed'} {r.path} ({format_size(r.bytes)}): {r.reason}")
-    typer.echo(f"{format_count(len(removed), 'item')}, {format_size(sum(r.bytes for r in removed))}")
+        print_text(f"{'would remove' if dry_run else 'removed'} {r.path} ({format_size(r.bytes)}): {r.reason}")
+    print_text(f"{format_count(len(removed), 'item')}, {format_size(sum(r.bytes for r in removed))}")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import typer
-
-from adapterbank.cli.console import print_json, print_table
+from adapterbank.cli.console import print_json, print_table, print_text
 from adapterbank.cli.options import AsJson, BankPath
 
 HELP = """Compute the GLUE score of a bank's tasks on their dev sets.
@@ -30,6 +28,6 @@ def command(bank: BankPath, json: AsJson = False) -> None:
     gaps = [f"missing: {', '.join(found['missing'])}"] if found["missing"] else []
     gaps += [f"{len(found['unofficial'])} not on the official dev set"] if found["unofficial"] else []
     other = f" (not comparable to the benchmark; {'; '.join(gaps)})" if gaps else ""
-    typer.echo(f"\nGLUE score {100 * found['score']:.1f} over {len(found['tasks'])} of 9 tasks{other}")
+    print_text(f"\nGLUE score {100 * found['score']:.1f} over {len(found['tasks'])} of 9 tasks{other}")
     for name, why in found["unofficial"].items():
-        typer.echo(f"not the official dev set: {name} ({why})")
+        print_text(f"not the official dev set: {name} ({why})")

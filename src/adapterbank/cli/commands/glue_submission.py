@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from adapterbank.cli.console import print_json, print_message, print_table
+from adapterbank.cli.console import print_json, print_message, print_table, print_text
 from adapterbank.cli.options import AsJson, BackboneName, BankPath, DataRoot, Device, Precision
 from adapterbank.errors import InputError
 
@@ -58,4 +58,4 @@ def command(
         print_json({"output": output, "files": rows, "missing": gaps})
     else:
         print_table(["file", "rows"], [[name, f"{count:,}"] for name, count in rows.items()])
-        typer.echo(f"\n{output}")
+        print_text(f"\n{output}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from adapterbank.cli.console import guarded, print_json, print_message, print_table
+from adapterbank.cli.console import guarded, print_json, print_message, print_table, print_text
 from adapterbank.cli.options import AsJson
 from adapterbank.errors import InputError
 from adapterbank.serving.http.auth import FILE, Keys
@@ -71,7 +71,7 @@ def add(
         (made,) = [key for key in store.list() if key.name == name]
         print_json({**made.to_json(), "key": secret})
         return
-    typer.echo(secret)
+    print_text(secret)
     print_message(f"This is the secret of the key {name!r}. It is not stored and cannot be shown again.")
 
 
@@ -85,7 +85,7 @@ def list_(bank: BankPath = None, keys: KeysPath = None, json: AsJson = False) ->
         print_json([key.to_json() for key in listed])
         return
     if not listed:
-        typer.echo("There are no keys yet. See: adapterbank keys add --help")
+        print_text("There are no keys yet. See: adapterbank keys add --help")
         return
     titles = ("name", "scopes", "tasks", "requests per minute", "created")
     rows = [
@@ -105,7 +105,7 @@ def revoke(name: Name, bank: BankPath = None, keys: KeysPath = None, json: AsJso
     if json:
         print_json({"revoked": name, "file": str(Path(store.path))})
     else:
-        typer.echo(f"Revoked {name}.")
+        print_text(f"Revoked {name}.")
 
 
 app.command("add")(guarded(add))

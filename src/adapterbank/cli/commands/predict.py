@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from adapterbank.cli.console import format_count, print_message
+from adapterbank.cli.console import format_count, json_text, print_message
 from adapterbank.cli.options import BackboneName, BankPath, Device, OptionalTaskName, Precision
 from adapterbank.errors import InputError, UnknownName
 
@@ -119,7 +118,7 @@ def _predictions(
         part = slice(at, at + ROWS_PER_WRITE)
         predictions = opened.predict(names[part], texts[part], seconds[part], best=best)
         for name, found in zip(names[part], predictions, strict=True):
-            yield json.dumps({**({"task": name} if named else {}), **found.to_json()}, ensure_ascii=False)
+            yield json_text({**({"task": name} if named else {}), **found.to_json()})
 
 
 def _write(lines: Iterator[str], file: TextIO) -> None:

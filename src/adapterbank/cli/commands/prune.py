@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from adapterbank.cli.console import format_size, print_json, print_table
+from adapterbank.cli.console import format_size, print_json, print_table, print_text
 from adapterbank.cli.options import (
     AsJson,
     BackboneName,
@@ -61,10 +61,10 @@ def command(
         return
     steps = [[str(s["layer"]), f"{s['score']:.4f}", "removed" if s["removed"] else "kept"] for s in found["steps"]]
     print_table(["layer", "score without", "adapters"], steps)
-    typer.echo(describe(found))
+    print_text(describe(found))
     if result and result.package:
         was, now = opened.show(found["from"]), result.package.manifest
-        typer.echo(
+        print_text(
             f"{result.package.ref}  {now.params['trained']:,} parameters instead of {was.params['trained']:,}, "
             f"{format_size(now.bytes)} instead of {format_size(was.bytes)}"
         )

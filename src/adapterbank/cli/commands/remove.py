@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from adapterbank.cli.console import print_json
+from adapterbank.cli.console import print_json, print_text
 from adapterbank.cli.options import AsJson, BankPath, TaskName
 from adapterbank.errors import InputError
 from adapterbank.storage.bank import Bank
@@ -43,4 +43,4 @@ def command(
     if json:
         print_json({"removed": [f"{name}@{v}" for v in versions]})
     else:
-        typer.echo(f"Removed {what}.")
+        print_text(f"Removed {what}.")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from adapterbank.cli.commands.figures import print_notes
-from adapterbank.cli.console import format_count, print_json
+from adapterbank.cli.console import format_count, print_json, print_text
 from adapterbank.cli.options import AsJson, RecordFolders
 from adapterbank.errors import InputError
 
@@ -44,7 +44,7 @@ def command(
         print_json({"page": out, "runs": len(study.rows), "missing": missing, "problems": list(study.problems)})
         return
     drawn = len(drawings) - len(missing)
-    typer.echo(
+    print_text(
         f"{out}: {format_count(len(study.rows), 'run')}, {format_count(drawn, 'figure')}, {len(page) / 1e6:.1f} MB"
     )
     print_notes(study, records, missing)

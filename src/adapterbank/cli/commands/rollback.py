@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from adapterbank.cli.console import print_json
+from adapterbank.cli.console import print_json, print_text
 from adapterbank.cli.options import AsJson, BankPath
 from adapterbank.storage.bank import Bank
 from adapterbank.tasks.catalog import bank_name
@@ -34,4 +34,4 @@ def command(
     if json:
         print_json({"task": task, "default": version})
     else:
-        typer.echo(f"{task}@{version} is now the default.")
+        print_text(f"{task}@{version} is now the default.")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-import typer
-
-from adapterbank.cli.console import format_size, print_json
+from adapterbank.cli.console import LONGEST, escaped, format_size, print_json, print_text
 from adapterbank.cli.options import AsJson, BankPath, TaskName
+from adapterbank.kinds.values import short
 from adapterbank.methods import shown_fields
 from adapterbank.storage.bank import Bank
 
@@ -30,27 +30,31 @@ def command(bank: BankPath, task: TaskName, json: AsJson = False) -> None:
     shown = [f"{name} {_plain(value)}" for name, value in shown_fields(m.method).items()]
     made_with = m.fingerprint.get("stamp", {}).get("torch", "unknown")
     lines = {
-        "task": f"{package.ref}, {m.task['kind']}, reads {' and '.join(m.task['text'])}",
-        "labels": ", ".join(m.task["labels"]) or "-",
+        "task": f"{package.ref}, {m.task['kind']}, reads {_joined(m.task['text'], ' and ')}",
+        "labels": _joined(m.task["labels"]) or "-",
         **{
-            f"{s} scores": ", ".join(f"{k} {v:.4f}" for k, v in got.items() if k != "rows")
+            f"{s} scores": _joined(f"{k} {v:.4f}" for k, v in got.items() if k != "rows")
             for s, got in m.metrics.items()
         },
-        "method": ", ".join([m.method["name"], *shown]),
+        "method": _joined([m.method["name"], *shown]),
         "pooling": m.method["head"]["pooling"],
         "trained": f"{m.params['trained']:,} parameters, {m.params['percent']:.2f} % of the encoder",
         "size": format_size(m.bytes),
         "backbone": f"{m.backbone['name']} ({m.backbone['sha256'][:12]})",
-        "recipe": ", ".join(f"{k} {v}" for k, v in m.recipe.items() if v is not None and k != "pruned")
+        "recipe": _joined(f"{k} {v}" for k, v in m.recipe.items() if v is not None and k != "pruned")
         + f", seed {m.seed}",
         **_pruned(m.recipe.get("pruned")),
-        "data": ", ".join(f"{s} {d['rows']} rows ({d['sha256'][:12]})" for s, d in m.data.items()),
+        "data": _joined(f"{s} {d['rows']} rows ({d['sha256'][:12]})" for s, d in m.data.items()),
         "created": f"{m.created} by adapterbank {m.library}, torch {made_with}",
         "versions": ", ".join(versions),
         "files": str(package.path),
     }
     for name, value in lines.items():
-        typer.echo(f"{name:<12} {value}")
+        print_text(f"{escaped(name):<12} {escaped(value)}")
+
+
+def _joined(parts: Iterable[str], between: str = ", ") -> str:
+    return between.join(short(part, LONGEST) for part in parts)
 
 
 def _pruned(found: dict[str, Any] | None) -> dict[str, str]:

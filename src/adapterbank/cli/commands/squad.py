@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from adapterbank.cli.console import print_json
+from adapterbank.cli.console import print_json, print_text
 from adapterbank.cli.options import (
     AsJson,
     BackboneName,
@@ -89,7 +89,7 @@ def command(
         print_json(scores)
     else:
         for name, value in scores.items():
-            typer.echo(f"{name:<18} {value:.4f}" if isinstance(value, float) else f"{name:<18} {value}")
+            print_text(f"{name:<18} {value:.4f}" if isinstance(value, float) else f"{name:<18} {value}")
 
 
 def _scored(

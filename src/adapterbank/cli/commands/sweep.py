@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from adapterbank.cli.console import format_count, print_json, print_message, print_table, rerun_command
+from adapterbank.cli.console import format_count, print_json, print_message, print_table, print_text, rerun_command
 from adapterbank.cli.options import AsJson, DataRoot, EngineName, RayAddress, bank_defaults, check_engine
 from adapterbank.config import Config
 from adapterbank.errors import ConfigError
@@ -122,7 +122,7 @@ def _list(study: grid.Study, where: str, json: bool) -> None:
     print_table(["state", "run"], [[mark, text] for mark, text, _ in rows])
     counts = [f"{sum(mark == kind for mark, _, _ in rows)} {kind}" for kind in ("done", "failed", "to run")]
     further = f"; then up to {study.further} more runs of the selected settings" if study.further else ""
-    typer.echo(f"\n{format_count(len(rows), 'run')}: {', '.join(counts)}{further}")
+    print_text(f"\n{format_count(len(rows), 'run')}: {', '.join(counts)}{further}")
 
 
 def _summary(outcome: Any, study: grid.Study) -> None:
@@ -136,10 +136,10 @@ def _summary(outcome: Any, study: grid.Study) -> None:
     ]  # fmt: skip
     if rows:
         print_table(["block", "task", "selected", "dev", "test"], rows)
-        typer.echo("")
+        print_text("")
     before = len(progress.failures) - progress.failed
     retry = f" ({before} of them failed; repeat with --retry-failed)" if before else ""
-    typer.echo(
+    print_text(
         f"{format_count(progress.total, 'run')}: {progress.known} had records{retry}, {progress.done} done, "
         f"{progress.failed} failed, {progress.left} left"
     )

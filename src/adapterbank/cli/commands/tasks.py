@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import typer
 
-from adapterbank.cli.console import format_count, format_size, print_json, print_message, print_table
+from adapterbank.cli.console import (
+    LONGEST,
+    format_count,
+    format_size,
+    print_json,
+    print_message,
+    print_table,
+    print_text,
+)
 from adapterbank.cli.options import AsJson, BankPath
+from adapterbank.kinds.values import short
 from adapterbank.methods import shown_fields
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import Manifest
@@ -30,9 +39,9 @@ def command(bank: BankPath, json: AsJson = False) -> None:
         print_json([{k: v for k, v in m.to_json().items() if k != "fingerprint"} for m in found])
     elif found:
         print_table(HEADER, [_row(manifest) for manifest in found])
-        typer.echo(f"\n{total(found, opened.backbone['name'])}")
+        print_text(f"\n{total(found, opened.backbone['name'])}")
     elif not problems:
-        typer.echo("The bank has no tasks yet. See: adapterbank train --help")
+        print_text("The bank has no tasks yet. See: adapterbank train --help")
     if problems:
         raise typer.Exit(1)
 
@@ -41,8 +50,9 @@ def _row(m: Manifest) -> list[str]:
     metric = m.task["metric"]
     score = m.metrics.get("dev", {}).get(metric)
     method = " ".join([m.method["name"], *(str(value) for value in [*shown_fields(m.method).values()][:1])])
-    return [m.name, str(m.version), m.task["kind"], "-" if score is None else f"{score:.4f}", metric, method,
-            f"{m.params['percent']:.2f} %", format_size(m.bytes), m.created[:10]]  # fmt: skip
+    cells = [m.name, str(m.version), m.task["kind"], "-" if score is None else f"{score:.4f}", metric, method,
+             f"{m.params['percent']:.2f} %", format_size(m.bytes), m.created[:10]]  # fmt: skip
+    return [short(cell, LONGEST) for cell in cells]
 
 
 def total(found: list[Manifest], backbone: str) -> str:

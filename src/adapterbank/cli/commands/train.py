@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from adapterbank import config as configs
-from adapterbank.cli.console import format_size, print_json, print_message, rerun_command
+from adapterbank.cli.console import format_size, print_json, print_message, print_text, rerun_command
 from adapterbank.cli.options import bank_defaults
 from adapterbank.config import TOLERANCE, Config
 from adapterbank.errors import ConfigError
@@ -128,15 +128,15 @@ def _print_summary(record: dict[str, Any]) -> None:
     metric, dev, params = record["task"]["metric"], record["metrics"]["dev"], record["params"]
     majority = f" (majority baseline: {dev['majority']:.4f})" if metric == "accuracy" else ""
     name, best = record["package"] or record["task"]["name"], "epoch" if record["package"] else "model"
-    typer.echo(f"{name}  {metric} {dev[metric]:.4f} on dev{majority}, {best} {record['best_epoch']}")
+    print_text(f"{name}  {metric} {dev[metric]:.4f} on dev{majority}, {best} {record['best_epoch']}")
     for split, scores in record["metrics"].items():
         if split != "dev":
-            typer.echo(f"  {metric} {scores[metric]:.4f} on {split}")
+            print_text(f"  {metric} {scores[metric]:.4f} on {split}")
     if not record["package"]:
         choice = ", ".join(f"{key} {value}" for key, value in record["choice"].items())
-        typer.echo(f"  {len(record['history'])} models, {record['seconds']:.0f} s; record only, no package: {choice}")
+        print_text(f"  {len(record['history'])} models, {record['seconds']:.0f} s; record only, no package: {choice}")
         return
-    typer.echo(
+    print_text(
         f"  {params['trained']:,} trained parameters ({params['percent']:.2f} % of the encoder), "
         f"{format_size(record['bytes'])}, {record['seconds']:.0f} s, {record['examples_per_second']:.0f} rows/s"
     )

@@ -225,7 +225,7 @@ def _lower_priority() -> None:
 def _exclusively(file: Path) -> Iterator[None]:
     """Wait until no other process trains this run: one whose server was killed may need a moment to end."""
     try:
-        descriptor = os.open(file, os.O_RDONLY)
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe is not waited for
     except OSError:  # reading the data reports it better
         yield
         return
