@@ -125,3 +125,10 @@ def test_the_default_folder_is_in_the_users_cache_folder(monkeypatch: pytest.Mon
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert os.fspath(cache.folder()) == str(tmp_path / ".cache" / "adapterbank")
+
+
+def test_a_changed_shape_makes_an_entry_absent_although_numpy_would_read_it():
+    cache.put("a", {"tokens": np.arange(1000)})
+    (path,) = cache.folder().glob("a.npz")
+    path.write_bytes(path.read_bytes().replace(b"(1000,)", b"(0000,)"))
+    assert cache.get("a") is None
