@@ -39,3 +39,13 @@ def test_the_tokenizer_uses_as_many_threads_as_it_is_given():
     settings = {key: value for key, value in os.environ.items() if not key.startswith(("RAYON", "TOKENIZERS"))}
     done = subprocess.run([sys.executable, "-c", TOKENISE], capture_output=True, text=True, env=settings, check=True)
     assert int(done.stdout) == 6
+
+
+def test_a_server_keeps_few_primitives_unless_the_user_has_chosen(monkeypatch):
+    name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    monkeypatch.setenv(name, "7")
+    runtime.keep_few_primitives()
+    assert os.environ[name] == "7"
+    monkeypatch.delenv(name)
+    runtime.keep_few_primitives()
+    assert int(os.environ[name]) < 100

@@ -222,7 +222,8 @@ def make(stage: Stage) -> Path:
     bank = open_bank(place / "bank", str(encoder), device="cpu")
     bank.ablate("hurt", reviews())
     Keys(place / "bank" / "keys.json").add("mine", ["predict"], ["good"], 10)
-    RunStore(place / "bank" / "serving" / "runs.sqlite3").add("good", {"epochs": 1}, {"bytes": 1}, "mine")
+    data = {"format": "csv", "bytes": 1, "sha256": "0" * 64}
+    RunStore(place / "bank" / "serving" / "runs.sqlite3").add("good", {"epochs": 1}, data, "mine")
     os.environ[cache.FOLDER] = str(place / "cache")
     cache.put(KEY, {"tokens": np.arange(1000), "lengths": np.ones(10)})
 

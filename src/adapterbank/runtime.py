@@ -22,6 +22,8 @@ _TOKENISING = 6
 
 Measured on 16 cores: docs/performance.md.
 """
+_PRIMITIVES = 64
+"""Compiled primitives that oneDNN keeps in a server."""
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -71,6 +73,15 @@ def use_few_threads_for_texts() -> None:
     """
     if cores() > _TOKENISING:
         os.environ.setdefault("RAYON_NUM_THREADS", str(_TOKENISING))
+
+
+def keep_few_primitives() -> None:
+    """Limit oneDNN's cache of compiled primitives, unless the user has; call it before anything is computed.
+
+    It keeps one for every shape of a batch that it has met, by default a thousand. A server meets ever new shapes: its
+    memory grew for half an hour, to twice as much. Compiling a primitive again costs less than can be measured.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_PRIMITIVES))
 
 
 def total_memory(device: torch.device) -> int:

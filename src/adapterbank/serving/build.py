@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from adapterbank.encoder import backbone as checkpoint
 from adapterbank.encoder.shared_memory import share
 from adapterbank.inference.engine import Engine
-from adapterbank.runtime import use_few_threads_for_texts
+from adapterbank.runtime import keep_few_primitives, use_few_threads_for_texts
 from adapterbank.serving.http.app import DEFAULT_LIMITS, create_app
 from adapterbank.serving.http.auth import FILE, Keys
 from adapterbank.serving.jobs.queue import DEFAULT_QUEUE_LIMITS, QueueLimits
@@ -72,6 +72,7 @@ def build(
             cannot be written to.
         replica: Its name, if it is one of several.
     """
+    keep_few_primitives()
     if mirror:
         mirror.refresh_all()
     path = mirror.path if mirror else Path(settings.bank.removeprefix("file://"))

@@ -21,7 +21,7 @@ from adapterbank.storage import files, reading
 from adapterbank.training.job import RunState, TrainingJob
 
 
-class EpochFields(TypedDict):
+class EpochScores(TypedDict):
     """One epoch of a run's history."""
 
     loss: float
@@ -37,7 +37,7 @@ class StateFields(TypedDict):
     epoch: Annotated[int, {"low": 1, "high": 10**6}]
     step: Annotated[int, {"low": 0}]
     best_epoch: Annotated[int, {"low": 0}]
-    history: list[EpochFields]
+    history: list[EpochScores]
     newest: NotRequired[int | None]
     bytes: NotRequired[Annotated[int, {"low": 0}]]
 

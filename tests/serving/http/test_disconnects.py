@@ -80,7 +80,7 @@ def test_while_the_service_computes(caplog):
 
 
 def test_while_it_follows_a_run(idle, caplog):
-    run_id = idle.runs.add("t", {"epochs": 3}, {}, None).id
+    run_id = idle.runs.add("t", {"epochs": 3}, {"format": "csv", "bytes": 1, "sha256": "0" * 64}, None).id
     app = create_app(Dummy(), jobs=idle, page=False)
     head = f"GET /v1/runs/{run_id}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     assert run(app, [head], caplog, enough=lambda seen: b"event: state" in seen)["status"] == 499

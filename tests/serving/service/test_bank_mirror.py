@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adapterbank.errors import BankError, InputError, PackageDamaged
+from adapterbank.errors import BankError, InputError, PackageDamaged, StorageError
 from adapterbank.serving.service.bank_mirror import MIRROR_FOLDER, Mirror, is_url
 from adapterbank.serving.service.protocol import Ask, Refusal
 from adapterbank.serving.service.registry import TaskRegistry
@@ -250,7 +250,7 @@ def test_one_task_that_cannot_be_fetched_does_not_stop_the_others(bank, mirror, 
         get(path, *rest)
 
     monkeypatch.setattr(type(mirror.fs), "get_file", fetch)
-    with pytest.raises(OSError, match="not for you"):
+    with pytest.raises(StorageError, match="not for you"):
         mirror.refresh()
     assert [package.ref for package in Bank.open(mirror.path).tasks()] == ["a@1", "c@1"]
     monkeypatch.undo()
