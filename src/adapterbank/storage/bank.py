@@ -1,7 +1,7 @@
 """A bank: the packages of one backbone in one folder. Knows no torch and not what the tensors mean.
 
     bank.json                   format, backbone (name, sha256), created
-    tasks/<name>/task.json      {"name": …, "default": 3, "previous": [1, 2], "last": 3, "checksum": …}
+    tasks/<name>/task.json      {"name": …, "default": 3, "previous": [1, 2], "last": 3, "gone": [], "checksum": …}
     tasks/<name>/<version>/     manifest.json and weights.safetensors, never changed
     records/, runs/             written by training and studies
     .lock                       held briefly, never while weights are written
