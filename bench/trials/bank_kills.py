@@ -271,5 +271,5 @@ TRIAL = Trial(
     "A writer of a bank that is killed at any moment damages and loses nothing, and leaves nothing that `gc` keeps.",
     full=2000,
     run=run,
-    weight=1,
+    weight=4,
 )
