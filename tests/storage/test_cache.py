@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zipfile
 from pathlib import Path
@@ -64,9 +65,24 @@ def test_a_missing_home_folder_is_reported_in_one_sentence(monkeypatch: pytest.M
         cache.folder()
 
 
+def seal(file: Path) -> None:
+    """Append the checksum with which an entry ends, so that what is wrong with it is its content."""
+    data = file.read_bytes()
+    file.write_bytes(data + hashlib.sha256(data).digest())
+
+
+def test_a_sealed_archive_is_an_entry(folder: Path) -> None:
+    folder.mkdir()
+    np.savez(folder / "key.npz", a=np.arange(3))
+    assert cache.get("key") is None
+    seal(folder / "key.npz")
+    assert list((cache.get("key") or {})["a"]) == [0, 1, 2]
+
+
 def test_a_pickle_is_never_opened(folder: Path) -> None:
     folder.mkdir()
     np.savez(folder / "key.npz", a=np.array([{"code": 1}], dtype=object))
+    seal(folder / "key.npz")
     assert cache.get("key") is None
 
 
@@ -89,6 +105,7 @@ def test_a_member_that_is_no_array_makes_an_entry_absent(folder: Path, member: b
     folder.mkdir()
     with zipfile.ZipFile(folder / "key.npz", "w") as archive:
         archive.writestr("a.npy", member)
+    seal(folder / "key.npz")
     assert cache.get("key") is None
 
 
@@ -96,6 +113,7 @@ def test_an_array_without_an_archive_makes_an_entry_absent(folder: Path) -> None
     folder.mkdir()
     with (folder / "key.npz").open("wb") as file:
         np.save(file, np.arange(3))
+    seal(folder / "key.npz")
     assert cache.get("key") is None
 
 
@@ -127,7 +145,7 @@ def test_the_default_folder_is_in_the_users_cache_folder(monkeypatch: pytest.Mon
     assert os.fspath(cache.folder()) == str(tmp_path / ".cache" / "adapterbank")
 
 
-def test_a_changed_shape_makes_an_entry_absent_although_numpy_would_read_it():
+def test_a_changed_shape_makes_an_entry_absent_although_numpy_would_read_it() -> None:
     cache.put("a", {"tokens": np.arange(1000)})
     (path,) = cache.folder().glob("a.npz")
     path.write_bytes(path.read_bytes().replace(b"(1000,)", b"(0000,)"))

@@ -6,6 +6,7 @@ next time; neither ever fails a run.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ from adapterbank.storage.reading import open_file
 FOLDER = "ADAPTERBANK_CACHE"
 """The environment variable that names the folder."""
 _ENDING = ".npz"
+_CHECKSUM = 32
+"""Bytes of the sha256 at the end of an entry."""
 
 
 def folder() -> Path:
@@ -36,11 +39,14 @@ def folder() -> Path:
 def get(key: str) -> dict[str, np.ndarray] | None:
     """Return the arrays of a key, or None if there is no intact entry."""
     try:
-        # Our own handle: np.load leaves its handle open if the archive is damaged.
-        with open_file(_path(key)) as (file, size), np.load(file, allow_pickle=False) as archive:
+        with open_file(_path(key)) as (file, size):
+            data = file.read(size)
+        # Our own checksum, because a damaged list of an archive's entries may still be the list of fewer entries.
+        if hashlib.sha256(data[:-_CHECKSUM]).digest() != data[-_CHECKSUM:]:
+            return None
+        with np.load(io.BytesIO(data[:-_CHECKSUM]), allow_pickle=False) as archive:
             # Entries are stored uncompressed, so that none is larger than the file, whatever the archive says.
-            # Their checksums are compared here, because numpy reads no further than an array's header says.
-            if sum(entry.file_size for entry in archive.zip.infolist()) > size or archive.zip.testzip() is not None:
+            if sum(entry.file_size for entry in archive.zip.infolist()) > size:
                 return None
             found = {name: archive[name] for name in archive.files}
     except Exception:
@@ -55,7 +61,8 @@ def put(key: str, arrays: Mapping[str, np.ndarray]) -> None:
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     try:
-        files.atomic_write(_path(key), buffer.getvalue())
+        data = buffer.getvalue()
+        files.atomic_write(_path(key), data + hashlib.sha256(data).digest())
     except (OSError, StorageError):
         return
 
