@@ -283,6 +283,17 @@ def test_gc_removes_the_version_of_a_killed_put_and_never_uses_its_number_again(
     assert bank.put(draft("sst2"), TENSORS).ref == "sst2@3"
 
 
+@pytest.mark.parametrize("pointed", [True, False])
+def test_gc_finishes_a_put_that_was_killed_before_its_mark_was_removed(bank: Bank, pointed: bool) -> None:
+    package = bank.put(draft(), TENSORS)
+    (package.path / ".unfinished").touch()
+    if not pointed:  # the first version of a task is its default without pointers too
+        (package.path.parent / "task.json").unlink()
+    assert bank.gc(older_than_seconds=0) == []
+    assert sorted(os.listdir(package.path)) == ["manifest.json", "weights.safetensors"]
+    assert bank.get("sst2") == package
+
+
 def test_gc_finishes_the_removal_of_a_default_that_was_killed(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
     put(bank, "sst2", "sst2")
     with monkeypatch.context() as patch:

@@ -186,7 +186,9 @@ class Bank:
                 unreferenced = self._unreferenced(name, older_than_seconds)
                 paths = [self._tasks / name / str(version) for version in unreferenced]
                 removed += [Removed(path, files.size_of(path), "no pointer leads to it") for path in paths]
-                hidden += self._hide(name, unreferenced) if unreferenced and not dry_run else []
+                if not dry_run:
+                    hidden += self._hide(name, unreferenced) if unreferenced else []
+                    self._unmark(name)
                 if self._is_bare(name, older_than_seconds):
                     removed.append(Removed(self._tasks / name, 0, "left by an interrupted write"))
                     hidden += [] if dry_run else [files.set_aside(self._tasks / name)]
@@ -318,6 +320,13 @@ class Bank:
         old = [v for v in versions if v in now.gone or (v < served and v not in now.previous[-1:])]
         marked = [v for v in versions if v > now.last and (self._tasks / name / str(v) / _UNFINISHED).exists()]
         return old + [v for v in marked if files.is_old(self._tasks / name / str(v), older_than_seconds)]
+
+    def _unmark(self, name: str) -> None:
+        """Finish writes that were interrupted after their pointers were written."""
+        with contextlib.suppress(errors.AdapterbankError):
+            last = self._read_pointers(name).last
+            for version in (version for version in self._versions(name) if version <= last):
+                files.discard(self._tasks / name / str(version) / _UNFINISHED)
 
     def _is_bare(self, name: str, older_than_seconds: float) -> bool:
         """Return whether a task's folder is empty: the write of its first version was interrupted."""

@@ -75,8 +75,10 @@ def _run(
                 engine = Engine(encoder, device=parsed.device, precision=parsed.precision, programs=False)
                 result = prune_result(engine, result, data, tolerance=points, note=display.note)
     except KeyboardInterrupt:
-        how = "" if auto else f" To resume:\n  {rerun_command(drop='--resume', add='--resume')}"
+        how = "" if auto else " To resume:"
         print_message(f"adapterbank: stopped {display.reached}; the bank's tasks are unchanged.{how}")
+        if how:
+            print_message(f"  {rerun_command(drop='--resume', add='--resume')}")
         raise typer.Exit(130) from None
     if json:
         print_json(result.record)
