@@ -133,8 +133,15 @@ def main() -> int:
     if arguments.repeat:
         repeat = json.loads(arguments.repeat.read_text(encoding="utf-8"))
         names, arguments.seed = [repeat["trial"]], int(repeat["seed"])
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    console, stages, stopped = Console(), [], False
+    signals: list[int] = []
+
+    def stop(number: int, _frame: Any) -> None:
+        signals.append(number)  # noted, because code that is interrupted may raise another error in its place
+        raise KeyboardInterrupt
+
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, stop)
+    console, stages = Console(), []
     try:
         for stage in run_all(
             find(names),
@@ -146,7 +153,7 @@ def main() -> int:
         ):
             stages.append(stage)
     except KeyboardInterrupt:
-        stopped = True
+        pass
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
     console.print(table(stages))
@@ -164,7 +171,7 @@ def main() -> int:
             console.print(f"… and {len(stage.failures) - 20} more of {stage.trial.name}")
     if arguments.out:
         arguments.out.write_text(json.dumps(told(stages, arguments), indent=1) + "\n", encoding="utf-8")
-    return 130 if stopped else int(any(stage.failures for stage in stages))
+    return 130 if signals else int(any(stage.failures for stage in stages))
 
 
 if __name__ == "__main__":

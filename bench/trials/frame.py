@@ -15,7 +15,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -168,7 +168,10 @@ def run_all(
             stage.took = time.monotonic() - stage.began
             ends += stage.prepared
             children.end_all()
-            remove(folder)
+            for _ in range(3):  # a child may have written meanwhile
+                with suppress(OSError):
+                    remove(folder)
+                    break
 
 
 def remove(folder: Path) -> None:
