@@ -50,6 +50,12 @@ class Outcome:
     """Resident memory at its peak, above the parent's at the start."""
 
     @property
+    def unfinished(self) -> list[str]:
+        """Return a sentence with the last thing it said if it did not return; none if it did."""
+        last = self.output.strip().splitlines()[-1:] or ["the start"]
+        return [] if self.ended == "returned" else [f"{last[0]}: {self.summary}"]
+
+    @property
     def summary(self) -> str:
         """Return one line on how the try ended."""
         return f"{self.ended} {self.error} {self.message}".strip()

@@ -306,9 +306,8 @@ def healthy(template: Path, place: Path) -> bool:
 
 def judge(outcome: Any, asks: list[str], judged: bool, right: dict[str, tuple[str, Any]]) -> list[str]:
     """Return what is wrong with a case; a sentence each."""
-    if outcome.ended != "returned":
-        last = outcome.output.strip().splitlines()[-1:] or ["the start"]
-        return [f"{last[0]}: {outcome.summary}"]
+    if outcome.unfinished:
+        return outcome.unfinished
     wrong = []
     for name in asks:
         if name == "predict good" and outcome.value[name] != right[name]:

@@ -371,9 +371,8 @@ def healthy_at(template: Path, place: Path) -> Any:
 
 def judge(outcome: Outcome, right: Any) -> list[str]:
     """Return what is wrong with a case; a sentence each."""
-    if outcome.ended != "returned":
-        last = outcome.output.strip().splitlines()[-1:] or ["the start"]
-        return [f"{last[0]}: {outcome.summary}"]
+    if outcome.unfinished:
+        return outcome.unfinished
     found = dict(outcome.value)
     wrong = [] if close(found.pop("right"), right) else ["The healthy task gave another answer."]
     wrong += [f"{name} ended with {trace.strip().splitlines()[-1]}" for name, trace in found.items()]

@@ -182,15 +182,10 @@ class Config:
         return Options(**{f.name: getattr(self, f.name) for f in fields(Options)})
 
 
-def limited(name: str, default: Any, *, low: float | None = None, high: float | None = None) -> Any:
+def limited(name: str, default: Any) -> Any:
     """Declare a dataclass field with the range of the option `name`, so that a file may hold what a run may choose."""
     meta = Config.__dataclass_fields__[name].metadata
-    return schema.limited(
-        default,
-        low=meta["low"] if low is None else low,
-        high=meta["high"] if high is None else high,
-        choices=meta["choices"],
-    )
+    return schema.limited(default, low=meta["low"], high=meta["high"], choices=meta["choices"])
 
 
 def parse(values: Mapping[str, Any]) -> Config:

@@ -74,8 +74,8 @@ def test_a_relative_folder_does_not_depend_on_the_working_directory(tmp_path, mo
 def test_each_record_is_parsed_once_and_new_ones_are_found(place, monkeypatch):
     store, parsed, real = open_store(place), [], records.decode
 
-    def decode(data):
-        found = real(data)
+    def decode(data, file):
+        found = real(data, file)
         parsed.append(found["config"]["seed"])
         return found
 

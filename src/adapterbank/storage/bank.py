@@ -142,6 +142,12 @@ class Bank:
         self._existing(name)
         return self._versions(name)
 
+    def newest(self, name: str) -> int:
+        """Return the newest version of a task; 0 if there is none, or its pointers are damaged."""
+        with contextlib.suppress(errors.AdapterbankError):
+            return max(self.versions(name), default=0)
+        return 0
+
     def set_default(self, name: str, version: int) -> None:
         """Make `version` the default; a rollback returns to the present default."""
         with self._locked():
@@ -165,11 +171,11 @@ class Bank:
         """Remove a version, or the whole task if `ref` has no version; their numbers are not reused."""
         name, version = parse_ref(ref)
         with self._locked():
-            versions = self.versions(name)
             # A pointer may lead to a version that is gone: its folder was deleted, or a removal was interrupted.
-            if version is not None and version not in versions and not self._read_pointers(name).names(version):
+            known = [*self._existing(name).named, *self._versions(name)]
+            if version is not None and version not in known:
                 raise self._no_version(name, version)
-            hidden = self._hide(name, [*versions, *self._existing(name).named] if version is None else [version])
+            hidden = self._hide(name, known if version is None else [version])
         for path in hidden:
             files.discard(path)
 

@@ -52,10 +52,6 @@ class Pointers:
         distinct = len({*self.named}) == len(self.named) and not {*self.named} & {*self.gone}
         return distinct and max(self.named, default=0) <= self.last
 
-    def names(self, version: int) -> bool:
-        """Return whether a pointer leads to a version."""
-        return version in self.named
-
     def without(self, gone: Collection[int], left: Collection[int]) -> Pointers:
         """Drop the versions `gone`; a dropped default is replaced by the one before it, or by the highest `left`."""
         previous = tuple(version for version in self.previous if version not in gone)

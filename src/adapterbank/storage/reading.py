@@ -28,7 +28,7 @@ from adapterbank.storage import files
 SMALL = 1 << 20
 """The most bytes of a small file: pointers, a bank's head."""
 LARGE = 16 << 20
-"""The most bytes of a larger one: a manifest, keys, a record."""
+"""The most bytes of a larger one: keys, a record."""
 CHECKSUM = "checksum"
 
 _TYPES = {

@@ -167,7 +167,7 @@ class RemoteStore:
         return found
 
     def _read(self, name: str) -> Record:
-        return records.decode(self._fs.cat_file(f"{self._root}/{name}", end=reading.LARGE + 1))
+        return records.decode(self._fs.cat_file(f"{self._root}/{name}", end=reading.LARGE + 1), name)
 
     def drop(self, hash: str) -> None:
         """See `RecordStore`."""

@@ -67,11 +67,7 @@ def _create(path: Path, data: bytes) -> bool:
 def read(path: Path) -> dict[str, Any]:
     """Read one record."""
     try:
-        record = decode(reading.read_file(path, reading.LARGE))
-        name = order(path.name)[0]
-        if _HASH.fullmatch(name) and name != config_hash(record["config"]):
-            raise ValueError("is the record of another config")
-        return record
+        return decode(reading.read_file(path, reading.LARGE), path.name)
     except FileNotFoundError as error:
         raise DataError(f"There is no record {path}; list its folder to see which records exist.") from error
     except (StorageError, ValueError) as error:
@@ -79,15 +75,18 @@ def read(path: Path) -> dict[str, Any]:
         raise DataError(f"{what.removesuffix('.')}; {_REMEDY}.") from error
 
 
-def decode(data: bytes) -> dict[str, Any]:
-    """Return the record in the bytes of its file; raise `ValueError` with what is wrong with them."""
+def decode(data: bytes, file: str) -> dict[str, Any]:
+    """Return the record in the bytes of the file of this name; raise `ValueError` with what is wrong with them."""
     try:
         value = reading.parse_json(data)
     except ValueError as error:
         raise ValueError(f"is not JSON ({error})") from error
     if not isinstance(value, dict) or not isinstance(value.get("config"), dict):
         raise ValueError("is not a record: it has no 'config'")
-    return _unsealed(value)
+    record, name = _unsealed(value), order(file)[0]
+    if _HASH.fullmatch(name) and name != config_hash(record["config"]):
+        raise ValueError("is the record of another config")
+    return record
 
 
 def _unsealed(value: Any) -> dict[str, Any]:

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from adapterbank.errors import InputError
+from adapterbank.tasks.limits import MAX_DEPTH
 
 MAX_BYTES = 1 << 20
 """Size of a file."""
 MAX_VALUES = 100_000
 """Values of a file, where each use of an alias counts all values that it stands for."""
-MAX_DEPTH = 32
-"""Levels of lists and mappings."""
 _SCALARS = ("null", "bool", "int", "float", "str")
 _TAG = "tag:yaml.org,2002:"
 

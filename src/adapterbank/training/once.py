@@ -56,13 +56,6 @@ def is_version_of(made: Manifest, run: ResolvedRun) -> bool:
     return _identity(made.to_json()) == _identity(about)
 
 
-def newest_version(bank: Bank, task: str) -> int:
-    """Return the newest version of a task; 0 for none."""
-    with contextlib.suppress(AdapterbankError):
-        return max(bank.versions(task), default=0)
-    return 0
-
-
 def _identity(about: Mapping[str, Any]) -> str:
     return files.canonical_json([about[name] for name in ("data", "method", "seed", "recipe")])
 
@@ -89,6 +82,6 @@ def _later(bank: Bank, task: str, after: int) -> Iterator[Package]:
 def _served(bank: Bank, package: Package) -> Package:
     """Make the newest version the default, in case the kill came between its rename and the pointer to it."""
     name, version = package.manifest.name, package.manifest.version
-    if version == newest_version(bank, name) and bank.default(name) != version:
+    if version == bank.newest(name) and bank.default(name) != version:
         bank.set_default(name, version)
     return package

@@ -40,7 +40,7 @@ from adapterbank.training.callbacks import Callbacks
 from adapterbank.training.dataset import Dataset, DatasetReader, canonical
 from adapterbank.training.job import Progress, RunState
 from adapterbank.training.loop import AT_ONCE, train
-from adapterbank.training.once import PutOnce, find_added, newest_version
+from adapterbank.training.once import PutOnce, find_added
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def run(
 
     report()  # only now: a refused run prints its error alone
     with run_state.own_folder(bank.runs_path, resolved.hash) as folder:
-        newest = newest_version(bank, config.task)
+        newest = bank.newest(config.task)
         if resuming:  # without a state, only the newest version may be that of this run
             newest = run_state.newest_before(folder, newest - 1)
         if resuming and (ended := _ended_before(bank, resolved, newest)):

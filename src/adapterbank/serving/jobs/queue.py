@@ -340,10 +340,10 @@ class JobQueue:
         }
 
     def _note_newest(self, run: TrainingRun) -> TrainingRun:
-        versions = [0]
+        newest = 0
         with contextlib.suppress(AdapterbankError):
-            versions += Bank.open(self.bank).versions(run.task)
-        self.runs.update(run.id, newest=max(versions))
+            newest = Bank.open(self.bank).newest(run.task)
+        self.runs.update(run.id, newest=newest)
         return self.runs.get(run.id)
 
     def _interrupted(self, run: TrainingRun, why: str) -> None:
