@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 from adapterbank import config as configs
-from adapterbank.config import Config, parse, read, resolve, unused_options
+from adapterbank.config import Config, option, parse, read, resolve, unused_options
 from adapterbank.errors import ConfigError, InputError
 from adapterbank.methods import METHODS
 
@@ -237,3 +237,11 @@ def test_every_default_is_an_allowed_value():
 def test_a_config_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().size = 3
+
+
+def test_a_field_that_came_later_is_part_of_the_identity_only_when_it_is_set():
+    earlier = dataclasses.make_dataclass(
+        "Earlier", [("extra", str, option("no", "Extra.", group="Data", later=True))], bases=(Config,), frozen=True
+    )
+    assert earlier().to_json() == Config().to_json()
+    assert earlier(extra="yes").to_json() == {**Config().to_json(), "extra": "yes"}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from adapterbank.api import open_bank
+from adapterbank.api.opened import open_bank
 from adapterbank.encoder.backbone import load
 from adapterbank.encoder.batch import Tokens
 from adapterbank.encoder.placed import place

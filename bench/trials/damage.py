@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from adapterbank.analysis import run_table
-from adapterbank.api import open_bank
+from adapterbank.api.opened import open_bank
 from adapterbank.errors import AdapterbankError
 from adapterbank.serving.http.auth import Keys
 from adapterbank.serving.jobs.run_store import RunStore

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from adapterbank.api import open_bank
+from adapterbank.api.opened import open_bank
 from adapterbank.errors import AdapterbankError, InputError
 from adapterbank.inference.predictions import Prediction
 from adapterbank.serving.service import task_info

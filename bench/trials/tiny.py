@@ -31,7 +31,7 @@ def encoder(folder: Path) -> Path:
 
 def train(bank: Path, encoder: Path, task: str, **options: Any) -> Any:
     """Train a task of two labels on 24 texts, which takes a fraction of a second."""
-    from adapterbank.api import open_bank
+    from adapterbank.api.opened import open_bank
 
     return open_bank(bank, str(encoder), device="cpu").train(task, reviews(), **{**FAST, **options})
 

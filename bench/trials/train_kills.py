@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from adapterbank.api import open_bank
+from adapterbank.api.opened import open_bank
 from adapterbank.storage import records
 from adapterbank.storage.bank import Bank
 from small_data import FAST, reviews, write

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from adapterbank.analysis.report import page as render_report
     from adapterbank.analysis.run_table import load as load_runs
     from adapterbank.analysis.tables import with_ours as comparison_tables
-    from adapterbank.api import OpenBank, load_backbone, open_bank
+    from adapterbank.api.opened import OpenBank, load_backbone, open_bank
     from adapterbank.client.client import AsyncClient, Client
     from adapterbank.errors import AdapterbankError, ServiceError, TrainingError
     from adapterbank.inference.engine import Engine
@@ -42,14 +42,14 @@ _HOMES = {
     "BankService": "adapterbank.serving.service.service",
     "Client": "adapterbank.client.client",
     "Engine": "adapterbank.inference.engine",
-    "OpenBank": "adapterbank.api",
+    "OpenBank": "adapterbank.api.opened",
     "Prediction": "adapterbank.inference.predictions",
     "Service": "adapterbank.serving.service.protocol",
     "ServiceError": "adapterbank.errors",
     "TrainingError": "adapterbank.errors",
     "create_app": "adapterbank.serving.http.app",
-    "load_backbone": "adapterbank.api",
-    "open_bank": "adapterbank.api",
+    "load_backbone": "adapterbank.api.opened",
+    "open_bank": "adapterbank.api.opened",
 }
 _HOMES |= {
     "choose_settings": "adapterbank.studies.selection:choose",

@@ -43,9 +43,15 @@ def option(
     low: float | None = None,
     high: float | None = None,
     choices: Collection[str] = (),
+    later: bool = False,
 ) -> Any:
-    """Declare a field with its help and its allowed values."""
-    return field(default=default, metadata={"help": help, "group": group, "low": low, "high": high, "choices": choices})
+    """Declare a field with its help and its allowed values.
+
+    `later` marks a field that earlier records do not have. At its default it is left out of records and hashes, so
+    that the same run keeps its identity.
+    """
+    meta = {"help": help, "group": group, "low": low, "high": high, "choices": choices, "later": later}
+    return field(default=default, metadata=meta)
 
 
 @dataclass(frozen=True)
@@ -174,8 +180,9 @@ class Config:
     )
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields as JSON values."""
-        return dataclasses.asdict(self)
+        """Return the fields as JSON values, without those that came later and have their default."""
+        values = dataclasses.asdict(self)
+        return {f.name: values[f.name] for f in fields(self) if not f.metadata["later"] or values[f.name] != f.default}
 
     def method_options(self) -> Options:
         """Return the options that decide what a slot adds and trains; the config must be resolved."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from adapterbank.api import open_bank
+from adapterbank.api.opened import open_bank
 from adapterbank.automl import search as searches
 from adapterbank.errors import ConfigError, InputError, TrainingError, UnknownName
 from adapterbank.storage import records

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from adapterbank.api import open_bank
+from adapterbank.api.opened import open_bank
 from small_data import FAST, NOUNS, answers, flags, pairs, reviews, scores, shell, tags, write
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adapterbank.api import open_bank
+from adapterbank.api.opened import open_bank
 from adapterbank.inference import audit as audits
 from adapterbank.inference.engine import Engine
 from adapterbank.storage import files

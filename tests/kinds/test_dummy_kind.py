@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from adapterbank.api import open_bank
+from adapterbank.api.opened import open_bank
 from adapterbank.errors import ConfigError
 from adapterbank.inference.engine import Engine
 from adapterbank.kinds.table import KINDS

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from adapterbank.api import open_bank
+from adapterbank.api.opened import open_bank
 from adapterbank.encoder.placed import place
 from adapterbank.errors import InputError
 from adapterbank.inference.runner import outputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapterbank.api import open_bank
+from adapterbank.api.opened import open_bank
 from adapterbank.errors import ConfigError, InputError
 from adapterbank.storage import records
 from adapterbank.storage.bank import Bank

@@ -85,7 +85,7 @@ def test_without_ray_the_error_names_the_extra_to_install(monkeypatch):
 
 
 def test_a_sweep_without_ray_does_not_import_it(here):
-    code = "import sys, adapterbank.api, adapterbank.studies.ray_sweep; print('ray' in sys.modules)"
+    code = "import sys, adapterbank.api.opened, adapterbank.studies.ray_sweep; print('ray' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900, check=True)
     assert found.stdout == "False\n"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapterbank.api import open_bank
+from adapterbank.api.opened import open_bank
 from adapterbank.storage.records import read_all
 from adapterbank.studies import saved_states
 from small_data import FAST, reviews, write

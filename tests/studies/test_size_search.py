@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from adapterbank.api import open_bank
+from adapterbank.api.opened import open_bank
 from adapterbank.errors import ConfigError, TrainingError
 from adapterbank.studies import size_search
 from adapterbank.studies.size_search import Trial, choose, reason, survivors

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from adapterbank.api import open_bank
+from adapterbank.api.opened import open_bank
 from adapterbank.errors import ConfigError, DataError, StorageError
 from adapterbank.storage import records
 from adapterbank.storage.record_store import open_store

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from adapterbank.api import open_bank
+from adapterbank.api.opened import open_bank
 from adapterbank.encoder.backbone import load
 from adapterbank.errors import ConfigError, DataError, InputError, TrainingError
 from adapterbank.inference.predictions import Prediction

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from adapterbank.api import open_bank
+from adapterbank.api.opened import open_bank
 from adapterbank.errors import PackageDamaged
 from small_data import reviews
 

@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from adapterbank.api import open_bank
+from adapterbank.api.opened import open_bank
 from adapterbank.cli.progress import Display
 from adapterbank.errors import InputError
 from adapterbank.storage import files, reading

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from adapterbank.api import open_bank
+from adapterbank.api.opened import open_bank
 from adapterbank.cli.commands import predict
 from small_data import COMMAND, FAST, answers, pairs, reviews, scores, shell, tags, write
 

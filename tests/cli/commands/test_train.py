@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 
 from adapterbank import config as configs
-from adapterbank.api import open_bank
+from adapterbank.api.opened import open_bank
 from adapterbank.config import Config, resolve
 from adapterbank.methods import METHODS
 from adapterbank.storage import records

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from adapterbank.api import open_bank
+from adapterbank.api.opened import open_bank
 from adapterbank.encoder.shared_memory import share
 from adapterbank.serving.jobs import worker
 from adapterbank.serving.jobs.queue import JobQueue, QueueLimits

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import torch
 
-from adapterbank.api import open_bank
+from adapterbank.api.opened import open_bank
 from adapterbank.encoder.batch import pack
 from adapterbank.encoder.forward import Frozen, forward, join_projections
 from adapterbank.inference.runner import outputs, segments

@@ -50,7 +50,7 @@ def command(
     """See `HELP`."""
     if csv and json:
         raise InputError("--csv and --json exclude each other; give one of them.")
-    from adapterbank.api import open_bank
+    from adapterbank.api.opened import open_bank
     from adapterbank.cli.progress import Stages
 
     opened = open_bank(bank, backbone, device=device, precision=precision, data_root=data_root)

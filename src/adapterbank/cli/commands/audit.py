@@ -26,7 +26,7 @@ def command(
     json: AsJson = False,
 ) -> None:
     """See `HELP`."""
-    from adapterbank.api import open_bank
+    from adapterbank.api.opened import open_bank
 
     findings = []
     for finding in open_bank(bank, backbone, device=device, precision=precision).audit():

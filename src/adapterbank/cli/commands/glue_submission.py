@@ -42,7 +42,7 @@ def command(
     odd = [f"{name}{mark}{task}" for name, mark, task in chosen if not (name and mark and task)]
     if odd:
         raise InputError(f"--use {odd[0]!r} is not of the form glue/NAME=TASK; write, for example, glue/mnli=my-mnli.")
-    from adapterbank.api import open_bank
+    from adapterbank.api.opened import open_bank
     from adapterbank.cli.progress import Stages
 
     opened = open_bank(bank, backbone, device=device, precision=precision, data_root=data_root)

@@ -17,7 +17,7 @@ from adapterbank.cli.options import BackboneName, BankPath, Device, OptionalTask
 from adapterbank.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
-    from adapterbank.api import OpenBank
+    from adapterbank.api.opened import OpenBank
     from adapterbank.tasks.spec import Examples
 
 HELP = """Predict texts with a task of the bank.
@@ -72,7 +72,7 @@ def command(
     _check_sources(source, text, text_pair, task, task_column)
     if form not in _FORMATS:
         raise UnknownName(form, "a format of standard input", _FORMATS)
-    from adapterbank.api import open_bank
+    from adapterbank.api.opened import open_bank
 
     opened = open_bank(bank, backbone, device=device, precision=precision)
     if task_column is not None:

@@ -48,7 +48,7 @@ def command(
     json: AsJson = False,
 ) -> None:
     """See `HELP`."""
-    from adapterbank.api import open_bank
+    from adapterbank.api.opened import open_bank
     from adapterbank.cli.progress import Stages
     from adapterbank.studies.pruning import describe
 

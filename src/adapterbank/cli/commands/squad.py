@@ -70,7 +70,7 @@ def command(
     elif not bank or not task:
         raise InputError("Give --bank and --task, or a prediction file with --predictions.")
     else:
-        from adapterbank.api import open_bank
+        from adapterbank.api.opened import open_bank
         from adapterbank.cli.progress import Stages
         from adapterbank.kinds.table import KINDS
 

@@ -1,4 +1,4 @@
-"""Tests of `adapterbank.api`: what users do from Python, also while another process uses the bank."""
+"""Tests of `adapterbank.api.opened`: what users do from Python, also while another process uses the bank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import adapterbank
-from adapterbank.api import open_bank
+from adapterbank.api.opened import open_bank
 from adapterbank.errors import (
     AdapterbankError,
     BackboneMismatch,

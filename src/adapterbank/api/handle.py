@@ -1,0 +1,105 @@
+"""A bank and its encoder in memory: what every method of `OpenBank` works with. Knows no shell and no HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from adapterbank import config as configs
+from adapterbank.encoder import backbone as checkpoint
+from adapterbank.encoder.backbone import Backbone
+from adapterbank.errors import InputError, UnknownName
+from adapterbank.inference.engine import Engine
+from adapterbank.inference.task_rows import TaskRows
+from adapterbank.storage import records
+from adapterbank.storage.bank import Bank
+from adapterbank.storage.bank_head import is_unused
+from adapterbank.storage.package import Package
+from adapterbank.tasks.catalog import bank_name
+from adapterbank.tasks.examples import labelled_as, read_examples
+from adapterbank.tasks.spec import Examples, Task
+from adapterbank.training.dataset import scored_table
+
+
+class BankHandle:
+    """A bank on disk, its encoder, and the engine, each loaded on first use."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        backbone: str | Backbone | None,
+        *,
+        device: str = "auto",
+        precision: str = "auto",
+        data_root: str | Path | None = None,
+    ) -> None:
+        """See `open_bank`."""
+        self.data_root = str(data_root) if data_root is not None else None
+        configs.parse({"device": device, "precision": precision})  # report a mistake before anything is loaded
+        self.path = Path(path)
+        self._device, self._precision = device, precision
+        self._backbone = backbone if isinstance(backbone, Backbone) else None
+        self._name = backbone if isinstance(backbone, str) else None
+        self._engine: Engine | None = None
+        if (self.path / "bank.json").exists() or backbone is None:
+            stored = self.bank.backbone
+            if self._backbone is not None or (self._name is not None and self._name != stored["name"]):
+                Bank.open(self.path, {"name": self.backbone.name, "sha256": self.backbone.sha256})
+            self._name = self._name or stored["name"]
+        elif not is_unused(self.path):
+            Bank.open(self.path)  # refuse a file or a folder that is not a bank
+
+    @property
+    def bank(self) -> Bank:
+        """The bank on disk."""
+        return Bank.open(self.path)
+
+    @property
+    def backbone(self) -> Backbone:
+        """The encoder; loaded on first use and checked against the bank's."""
+        if self._backbone is None:
+            assert self._name is not None
+            self._backbone = checkpoint.load(self._name)
+            if (self.path / "bank.json").exists():
+                Bank.open(self.path, {"name": self._backbone.name, "sha256": self._backbone.sha256})
+        return self._backbone
+
+    @property
+    def engine(self) -> Engine:
+        """The encoder on its device, with the tasks that were used so far."""
+        if self._engine is None:
+            self._engine = Engine(self.backbone, device=self._device, precision=self._precision)
+        return self._engine
+
+    def _separate_engine(self) -> Engine:
+        """Return a new engine without graphs, like that of an audit."""
+        return Engine(self.backbone, device=self._device, precision=self._precision, programs=False)
+
+    def _examples(self, package: Package, data: Any, split: str) -> Examples:
+        """Read the labelled rows to score a task on."""
+        table = scored_table(package.ref, data, split, self.data_root)
+        return read_examples(table, labelled_as(table, Task.from_json(package.manifest.task), None, None, None))[0]
+
+    def _package(self, ref: str) -> Package:
+        """Return a package; the error for a task whose method writes no package names the method."""
+        bank = self.bank
+        try:
+            return bank.get(ref)
+        except UnknownName:
+            runs = (r for r in records.read_all(bank.records_path) if r["config"].get("task") == bank_name(ref))
+            method = next((r["config"].get("method") for r in runs if r.get("package", "") is None), None)
+            if method is None:
+                raise
+            raise InputError(
+                f"{ref!r} was run with method {method!r}, which writes a record but no package to predict with; "
+                "train it with another method, such as adapter."
+            ) from None
+
+    def _load(self, package: Package) -> str:
+        # By content: a new bank may be created in the same folder while this object exists.
+        name = f"{package.ref}#{package.manifest.weights_sha256}"
+        return name if name in self.engine.residents else self.engine.load(package, name)
+
+    def _request(self, group: TaskRows) -> tuple[str | None, Examples]:
+        name = self._load(self._package(group.task)) if group.task is not None else None
+        return name, group.examples(self.engine.residents[name].task.text if name else ())
