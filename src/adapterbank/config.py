@@ -27,6 +27,7 @@ from adapterbank.tasks.yaml_files import read_yaml
 
 PRECISIONS = ("auto", "fp32", "bf16")
 CLASS_WEIGHTS = ("none", "balanced")
+FEW = ("auto", "always", "never")
 _OF_SLOTS = (
     *("pooling", "head_hidden", "lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction"),
     *("clip", "dropout", "class_weights", "patience"),
@@ -167,6 +168,13 @@ class Config:
     )
     patience: int = option(
         0, "Stop after this many epochs without a better dev score; 0 for never.", group="Recipe", low=0, high=100000
+    )
+    few: str = option(
+        "auto",
+        "Train on pairs of rows, then fit the head (auto: up to 64 rows a class, without --epochs and --patience).",
+        group="Recipe",
+        choices=FEW,
+        later=True,
     )
     seed: int = option(
         0, "Seed of the initial weights, the order of the data and dropout.", group="Recipe", low=0, high=2**31 - 1

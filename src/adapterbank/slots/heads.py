@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from adapterbank.draws import RandomStream
@@ -86,6 +87,8 @@ def apply(x: Tensor, head: Head, tensors: Mapping[str, Tensor]) -> Tensor:
     It always computes in float32, whatever the encoder's precision, because users and metrics compare its outputs.
     """
     x = x.float()
+    if head.unit:
+        x = F.normalize(x, dim=-1)
     if head.hidden:
         x = torch.tanh(linear(x, tensors["head.hidden.weight"], tensors["head.hidden.bias"]))
     x = linear(x, tensors["head.weight"], tensors["head.bias"])

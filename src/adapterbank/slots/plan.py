@@ -37,6 +37,8 @@ class Head:
     shift: float = 0.0
     scale: float = 1.0
     """Regression: the output is the raw output times `scale` plus `shift`, the training labels' spread and mean."""
+    unit: bool = False
+    """Whether the pooled vector is scaled to length 1, as for heads that are fitted and not trained."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class Plan:
     def alone(self) -> bool:
         """Whether it changes whole layers, so that its rows cannot share a batch with those of other slots."""
         return any(role == "embedding" or role.startswith("layer:") for role in self.trains)
+
+    @property
+    def only_head(self) -> bool:
+        """Whether nothing but the head trains."""
+        return self.trains == {"head"}
 
     @cached_property
     def keys(self) -> tuple[str, ...]:

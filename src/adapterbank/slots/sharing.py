@@ -32,4 +32,4 @@ def graph_form(plan: Plan, names: Iterable[str]) -> Hashable:
     """Return what slots must share to run in one inference graph: everything but sizes, label counts and numbers."""
     head = plan.head
     additions = tuple(one.resized(1) for one in plan.additions)
-    return additions, frozenset(names), KINDS[head.kind].per_token, head.pooling, head.hidden, plan.alone
+    return additions, frozenset(names), KINDS[head.kind].per_token, head.pooling, head.unit, head.hidden, plan.alone

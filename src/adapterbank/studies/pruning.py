@@ -94,6 +94,9 @@ def prune_result(
     """Prune the package of a run on the data of that run, and pass a summary to `note`."""
     splits = {name: rows for name, rows in data.splits.items() if name != "train"}
     assert result.package is not None  # methods with adapters leave one
+    if "dev" not in splits:
+        note("Nothing is pruned: with few labels there are no dev rows to compare on; name some with --dev.")
+        return result
     bank = Bank.open(result.package.path.parents[2])
     found, pruned = prune(engine, bank, result.package, splits, tolerance=tolerance)
     note(describe(found))

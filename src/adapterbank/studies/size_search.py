@@ -98,7 +98,11 @@ def run_auto(
     rates = (config.lr,) if config.lr is not None else RATES
     reader = reader or DatasetReader()
     builder = RunBuilder(backbone, reader=reader)
-    config = builder.resolve(canonical(config, reader.splits)).config
+    resolved = builder.resolve(canonical(config, reader.splits))
+    if resolved.data.few:
+        callbacks.note(f"size is 'auto', but with few labels no dev rows compare sizes; size {config.size} is used.")
+        return run(config, backbone, bank_path, reader=reader, callbacks=callbacks)
+    config = resolved.config
     trials, state = _halve(config, builder, rates, tolerance, callbacks.note, callbacks.stage)
     last = [trial for trial in trials if trial.rung == RUNGS]
     chosen = choose(last, tolerance)

@@ -32,6 +32,7 @@ from adapterbank.tasks.spec import Task
 from adapterbank.training.dataset import Dataset, DatasetReader
 from adapterbank.training.job import TrainingJob
 from adapterbank.training.optimizer import AdamSettings
+from adapterbank.training.pairs import count_steps
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,9 @@ class RunBuilder:
         notes = list(data.notes)
         rows = {name: self._tokenised(config, data, name) for name in data.splits}
         _note_lengths(config, rows["train"], len(data.splits["train"]), notes.append)
-        job = _make_job(resolved, self.backbone, rows["train"], rows["dev"])
+        if data.few:
+            notes.append(_few_labels_note(resolved, rows))
+        job = _make_job(resolved, self.backbone, rows["train"], rows.get("dev", rows["train"]))
         scored = {name: split for name, split in rows.items() if name != "train"}
         return PreparedRun(resolved, job, scored, notes, time.perf_counter() - began)
 
@@ -144,7 +147,14 @@ def make_run_plan(config: Config, backbone: Backbone, data: Dataset) -> Plan:
         shift, scale = kind.standardize(data.splits["train"].targets or [])
         head = replace(head, shift=shift, scale=scale)
     encoder = backbone.config
-    return make_plan(config.method_options(), depth=encoder.layers, head=head, shared_layers=encoder.shared_layers)
+    plan = make_plan(config.method_options(), depth=encoder.layers, head=head, shared_layers=encoder.shared_layers)
+    return replace(plan, head=replace(head, unit=True)) if _is_fitted(config, plan, data) else plan
+
+
+def _is_fitted(config: Config, plan: Plan, data: Dataset) -> bool:
+    """Return whether a run's head is fitted: with few labels, and where nothing but a linear classifier trains."""
+    linear = KINDS[data.task.kind].single_label and not config.head_hidden
+    return data.few or (plan.only_head and linear)
 
 
 def initial_tensors(plan: Plan, backbone: Backbone, *, sigma: float, seed: int) -> dict[str, Tensor]:
@@ -154,7 +164,8 @@ def initial_tensors(plan: Plan, backbone: Backbone, *, sigma: float, seed: int) 
 
 
 def _make_job(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) -> TrainingJob:
-    config, task, dev_examples = resolved.config, resolved.data.task, resolved.data.splits["dev"]
+    config, task, splits = resolved.config, resolved.data.task, resolved.data.splits
+    dev_examples = splits.get("dev", splits["train"])
     assert config.lr and config.epochs and config.epsilon is not None
     assert config.weight_decay is not None and config.bias_correction is not None
     return TrainingJob(
@@ -171,6 +182,7 @@ def _make_job(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) 
         seed=config.seed,
         patience=config.patience,
         class_weights=_class_weights(config, task, rows),
+        fitted=_is_fitted(config, resolved.plan, resolved.data),
     )
 
 
@@ -195,3 +207,17 @@ def _class_weights(config: Config, task: Task, rows: Rows) -> tuple[float, ...] 
         return None
     counts = Counter(rows.targets or [])
     return tuple(len(rows) / (len(task.labels) * counts[i]) if counts[i] else 0.0 for i in range(len(task.labels)))
+
+
+def _few_labels_note(resolved: ResolvedRun, rows: Mapping[str, Rows]) -> str:
+    """Return what the recipe for few labels does, in place of the usual one."""
+    count, what = len(rows["train"]), "the head is fitted by logistic regression"
+    if not resolved.plan.only_head:
+        steps = count_steps(count, resolved.config.batch)
+        what = f"{steps} steps train on pairs of rows, then {what}"
+    score = (
+        ""
+        if "dev" in rows
+        else (" No row is held out; the dev score is that of cross-validated logistic regressions on the bare encoder.")
+    )
+    return f"Few labels: {what}, on all {count} rows.{score} --few never trains as with many."

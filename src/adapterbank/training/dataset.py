@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,6 +12,7 @@ from typing import Any
 from adapterbank.config import Config, resolve
 from adapterbank.errors import ConfigError, DataError, InputError, UnknownName
 from adapterbank.kinds.table import KINDS
+from adapterbank.methods import METHODS
 from adapterbank.storage.package import check_name
 from adapterbank.tasks import catalog
 from adapterbank.tasks.columns import find_columns, infer_task
@@ -17,6 +20,8 @@ from adapterbank.tasks.examples import read_examples, split
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.tasks.tables import Table, table_from
 
+FEW_ROWS = 64
+"""Rows of a class up to which its labels are few."""
 _DEV_SHARE = 0.1
 """Share of the training data that becomes dev data if there is none."""
 SOURCE = ("task", "train", "dev", "test", "data_root", "text", "text_pair", "label", "kind", "labels", "metric")
@@ -29,9 +34,11 @@ class Dataset:
 
     task: Task
     splits: Mapping[str, Examples]
-    """train, dev and, if there is one, test."""
+    """train, and dev and test if there are such rows; without few labels there is always dev."""
     notes: tuple[str, ...]
     """Messages for the user, such as dropped rows and inferred columns."""
+    few: bool = False
+    """Whether a run on it follows the recipe for few labels, which needs no dev rows."""
 
     def about(self) -> dict[str, Any]:
         """Return each split's rows and fingerprint."""
@@ -74,12 +81,35 @@ class DatasetReader:
         if source not in self._whole:
             self._whole[source] = _read(config, self.splits)
         whole = self._whole[source]
-        if "dev" in whole.splits and not 0 < config.limit < len(whole.splits["train"]):
+        few = has_few_labels(config, whole)
+        if "dev" in whole.splits and not 0 < config.limit < len(whole.splits["train"]) and not few:
             return whole
-        key = (source, config.limit, config.seed)
+        key = (source, config.limit, config.seed, few)
         if key not in self._cut:
-            self._cut[key] = _cut(config, whole)
+            self._cut[key] = replace(_cut(config, whole, few), few=few)
         return self._cut[key]
+
+
+def has_few_labels(config: Config, data: Dataset) -> bool:
+    """Return whether a run follows the recipe for few labels: half of the classes or more have few rows.
+
+    It fits one label per row by a linear head; `few` may ask for it, and then refuses what it cannot do. Epochs and
+    patience belong to the usual recipe, so that a run that sets them follows that one.
+    """
+    task, wanted = data.task, config.few == "always"
+    problems = [] if KINDS[task.kind].single_label else [f"the task is {task.kind}"]
+    problems += [f"head_hidden is {config.head_hidden}"] if config.head_hidden else []
+    problems += [] if METHODS[config.method].slot else [f"the method is {config.method}"]
+    if wanted and problems:
+        raise ConfigError([f"few is 'always', but {problems[0]}, for which there is no such recipe; leave it out."])
+    if problems or config.few == "never":
+        return False
+    if not wanted and (config.patience or config.epochs != METHODS[config.method].defaults["epochs"].value):
+        return False  # the user has a recipe of his own
+    rows = data.splits["train"]
+    share = min(1.0, config.limit / len(rows)) if config.limit else 1.0
+    counts = Counter(rows.targets or []).values()
+    return wanted or statistics.median(counts) * share <= FEW_ROWS
 
 
 def _read(config: Config, data: Mapping[str, Any]) -> Dataset:
@@ -93,10 +123,10 @@ def _read(config: Config, data: Mapping[str, Any]) -> Dataset:
     return Dataset(task, splits, tuple(notes))
 
 
-def _cut(config: Config, whole: Dataset) -> Dataset:
-    """Hold out dev rows if there is no dev data, and draw `limit` training rows."""
+def _cut(config: Config, whole: Dataset, few: bool) -> Dataset:
+    """Hold out dev rows if there is no dev data and a run needs it, and draw `limit` training rows."""
     task, splits, notes = whole.task, dict(whole.splits), list(whole.notes)
-    if "dev" not in splits:
+    if "dev" not in splits and not few:
         usable = len(splits["train"])
         splits["train"], splits["dev"] = split(splits["train"], task=task, fraction=_DEV_SHARE, seed=config.seed)
         notes.append(f"No dev data given: {len(splits['dev'])} of {usable} training rows are held out for it.")

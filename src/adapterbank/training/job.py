@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -37,6 +38,8 @@ class TrainingJob:
     """Stop after this many epochs without a better dev score; 0 for never."""
     class_weights: tuple[float, ...] | None = None
     """Weight of each class in the loss."""
+    fitted: bool = False
+    """Whether the head is fitted to all rows at the end, by `fitted`, instead of trained by the loop."""
 
 
 @dataclass
@@ -54,6 +57,10 @@ class RunState:
     """`weights`, `best`, and the optimiser's `first` and `second` moments, each by tensor name."""
     failure: str = ""
     """Why the run failed, in one sentence; empty if it did not."""
+    held_out: list[np.ndarray] | None = field(default=None, repr=False)
+    """Without dev rows: the outputs for each training row of a head that was fitted to other rows."""
+    about: dict[str, Any] = field(default_factory=dict)
+    """What the record says of the run besides its scores."""
 
     def copy(self) -> RunState:
         """Return a copy that later epochs do not change; tensors are replaced, never written."""

@@ -38,6 +38,7 @@ from adapterbank.training import run_state
 from adapterbank.training.builder import PreparedRun, ResolvedRun, RunBuilder, identity
 from adapterbank.training.callbacks import Callbacks
 from adapterbank.training.dataset import Dataset, DatasetReader, canonical
+from adapterbank.training.fitted import train_fitted
 from adapterbank.training.job import Progress, RunState
 from adapterbank.training.loop import AT_ONCE, train
 from adapterbank.training.once import PutOnce, find_added
@@ -237,15 +238,19 @@ def train_together(
             engine = Engine(backbone, programs=False, placed=placed)
         end(number, _finish(prepared, backbone, state, engine, into(number, state.best_score)))
 
+    dropout, looped = first.config.dropout, [number for number, run in enumerate(runs) if not run.job.fitted]
+    for number, run in enumerate(runs):
+        if run.job.fitted:
+            finish(number, train_fitted(placed, run.job, number=number, dropout=dropout, watch=watch))
     train(
         placed,
-        [run.job for run in runs],
-        dropout=first.config.dropout,
-        watch=watch,
-        keep=keep,
-        resume=resumed,
+        [runs[number].job for number in looped],
+        dropout=dropout,
+        watch=lambda progress: watch(replace(progress, run=looped[progress.run])),
+        keep=lambda place, state: keep(looped[place], state),
+        resume={place: resumed[number] for place, number in enumerate(looped) if resumed and number in resumed},
         at_once=at_once,
-        end=finish,
+        end=lambda place, state: finish(looped[place], state),
     )
 
 
@@ -267,11 +272,14 @@ def _finish(
     best = {name: tensor.numpy() for name, tensor in state.tensors["best"].items()}
     engine.put(config.task, task, resolved.plan, best, config.max_length, config.doc_stride)
     outputs = {name: engine.outputs(rows.tokens, [config.task] * len(rows)) for name, rows in prepared.rows.items()}
-    task = KINDS[task.kind].tune(HeadOutputs(task, data.splits["dev"], prepared.rows["dev"], outputs["dev"]))
+    if "dev" in outputs:
+        task = KINDS[task.kind].tune(HeadOutputs(task, data.splits["dev"], prepared.rows["dev"], outputs["dev"]))
     scores = {
         name: _scores(task, data.splits[name], rows, outputs[name], prepared.notes if name == "dev" else None)
         for name, rows in prepared.rows.items()
     }
+    if state.held_out is not None:  # each training row as scored by a head that was fitted to others
+        scores["dev"] = _scores(task, data.splits["train"], prepared.job.train, state.held_out, None)
     manifest = _draft(prepared, task, backbone, scores, best, fingerprint(engine, config.task) if bank else {})
     package = bank.put(manifest, best) if bank else None
     manifest = package.manifest if package else replace(manifest, bytes=len(pack(best)), created=files.now())
@@ -289,6 +297,7 @@ def _finish(
         "seconds": prepared.seconds + training + time.perf_counter() - began,
         "examples_per_second": len(prepared.job.train) * len(state.history) / max(training, 1e-9),
         "stamp": stamp(resolved.device, resolved.dtype),
+        **state.about,
         "notes": list(prepared.notes),
     }
     return RunOutcome(record, package)

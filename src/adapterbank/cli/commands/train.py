@@ -130,7 +130,9 @@ def _print_summary(record: dict[str, Any]) -> None:
     metric, dev, params = record["task"]["metric"], record["metrics"]["dev"], record["params"]
     majority = f" (majority baseline: {dev['majority']:.4f})" if metric == "accuracy" else ""
     name, best = record["package"] or record["task"]["name"], "epoch" if record["package"] else "model"
-    print_text(f"{name}  {metric} {dev[metric]:.4f} on dev{majority}, {best} {record['best_epoch']}")
+    where = "on dev" if "dev" in record["config"]["data"] else "cross-validated before training"
+    chosen = "" if "fitted" in record else f", {best} {record['best_epoch']}"
+    print_text(f"{name}  {metric} {dev[metric]:.4f} {where}{majority}{chosen}")
     for split, scores in record["metrics"].items():
         if split != "dev":
             print_text(f"  {metric} {scores[metric]:.4f} on {split}")

@@ -1,0 +1,70 @@
+"""Heads by logistic regression: the best linear classifier of fixed vectors, by scikit-learn. Knows no encoder."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+
+from adapterbank.draws import RandomStream
+
+STRENGTH = 10.0
+"""The inverse of the penalty (scikit-learn's `C`), where no dev rows choose it."""
+STRENGTHS = (1.0, 10.0, 100.0, 1000.0)
+"""The strengths among which dev rows choose."""
+FOLDS = 5
+_STEPS = 1000
+_LARGE = 10**8
+"""Numbers above which vectors are kept in float32."""
+_ABSENT = -100.0
+"""Bias of a class without rows, which is then never the answer."""
+
+
+def fit(
+    vectors: np.ndarray, classes: Sequence[int], outputs: int, *, strength: float = STRENGTH, balanced: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return weight `[outputs, width]` and bias `[outputs]` of the regression of classes on vectors `[rows, width]`.
+
+    Its probabilities are those of scikit-learn's `LogisticRegression(C=strength)`; with `balanced`, all classes weigh
+    the same.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    model = LogisticRegression(C=strength, max_iter=_STEPS, class_weight="balanced" if balanced else None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # after a thousand steps the rest is rounding
+        model.fit(vectors.astype(np.float32 if vectors.size > _LARGE else np.float64), classes)
+    weight, bias = np.zeros((outputs, vectors.shape[1])), np.full(outputs, _ABSENT)
+    found: np.ndarray = model.classes_
+    if len(found) == 2:  # scikit-learn keeps the difference of the two classes
+        weight[found], bias[found] = [-model.coef_[0] / 2, model.coef_[0] / 2], [0.0, model.intercept_[0]]
+    else:
+        weight[found], bias[found] = model.coef_, model.intercept_
+    return weight.astype(np.float32), bias.astype(np.float32)
+
+
+def held_out(
+    vectors: np.ndarray, classes: Sequence[int], outputs: int, *, seed: int, balanced: bool = False
+) -> np.ndarray:
+    """Return the outputs `[rows, outputs]` for each row of a regression on the other folds."""
+    folds, found = fold_numbers(classes, seed), np.zeros((len(classes), outputs), np.float32)
+    targets = np.asarray(classes)
+    for fold in range(folds.max() + 1):
+        rest = folds != fold
+        if len(set(targets[rest].tolist())) > 1:
+            weight, bias = fit(vectors[rest], targets[rest].tolist(), outputs, balanced=balanced)
+            found[~rest] = vectors[~rest] @ weight.T + bias
+        else:
+            found[~rest, targets[rest][0]] = 1.0
+    return found
+
+
+def fold_numbers(classes: Sequence[int], seed: int) -> np.ndarray:
+    """Return the fold of each row: folds are equally large, and so are their shares of each class."""
+    targets, order = np.asarray(classes), RandomStream(seed, "folds").permutation(len(classes))
+    order = order[np.argsort(targets[order], kind="stable")]
+    folds = np.empty(len(targets), int)
+    folds[order] = np.arange(len(targets)) % min(FOLDS, len(targets))
+    return folds
