@@ -225,6 +225,7 @@ def test_resolve_fills_in_the_defaults_of_the_method_and_keeps_given_values(meth
 
 def test_only_optional_fields_and_those_that_depend_on_the_method_default_to_none():
     optional = {"dev", "test", "data_root", "text", "text_pair", "label", "kind", "labels", "metric", "dropout"}
+    optional |= {"label_separator", "separator", "header"}
     empty = {f.name for f in fields(Config) if f.default is None}
     assert empty == optional | set(METHODS["adapter"].defaults)
 

@@ -28,6 +28,7 @@ from adapterbank.studies.size_search import run_auto
 from adapterbank.studies.sweep import SweepOutcome, make_context, sweep
 from adapterbank.tasks.catalog import bank_name
 from adapterbank.tasks.examples import labelled_as, read_examples
+from adapterbank.tasks.python_data import splits_from
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.tasks.tables import table_from
 from adapterbank.training.callbacks import Callbacks
@@ -81,7 +82,8 @@ class OpenBank(BankHandle):
         Args:
             task: Its name in the bank, or in the catalog (`glue/mrpc`), whose data is used unless `train` is given.
             train: A file, a name of the catalog, a list of (text, label) or (text, pair, label), a list of dicts, a
-                dict of columns, or a data frame.
+                dict of columns, NumPy arrays, a data frame, a `datasets.Dataset`; or several of these by the name of
+                their split, `{"train": …, "test": …}`.
             dev: The same; by default a seeded, stratified tenth of `train`.
             test: The same; scored once at the end.
             resume: Continue an unfinished run of the same options and data.
@@ -95,12 +97,11 @@ class OpenBank(BankHandle):
         callbacks = Callbacks(**{name: options.pop(name) for name in ("watch", "stage", "note") if name in options})
         auto = options.get("size") == "auto"
         options = {name: value for name, value in options.items() if not (auto and name == "size")}
-        files = {"train": train, "dev": dev, "test": test}
-        paths = {name: str(value) for name, value in files.items() if isinstance(value, str | Path)}
-        values = {name: value for name, value in files.items() if value is not None and name not in paths}
-        splits = {name: table_from(value, name) for name, value in values.items()}
+        given = splits_from(train=train, dev=dev, test=test)
+        paths = {name: str(value) for name, value in given.items() if isinstance(value, str | Path)}
+        splits = {name: table_from(value, name) for name, value in given.items() if name not in paths}
         own = {"device": self._device, "precision": self._precision, "data_root": self.data_root}
-        own |= defaults(task, train)
+        own |= defaults(task, given.get("train"))
         config = configs.parse({**own, **options, "backbone": self.backbone.name, "task": task, **paths})
         if options.get("backbone", config.backbone) != config.backbone:
             raise InputError(f"This bank uses {config.backbone!r}; open another bank for {options['backbone']!r}.")

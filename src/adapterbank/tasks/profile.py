@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from adapterbank.kinds.labels import spelling
 from adapterbank.kinds.table import KINDS
-from adapterbank.kinds.values import as_number, is_missing
+from adapterbank.kinds.values import is_missing
 from adapterbank.tasks.spec import Task
 from adapterbank.tasks.tables import Table
 
@@ -37,12 +38,12 @@ def unknown_labels(task: Task, tables: Mapping[str, Table]) -> list[str]:
     if not KINDS[task.kind].fewest_labels or "train" not in tables:
         return []
     counts = {name: _labels(task, table) for name, table in tables.items()}
-    known = {_plain(label): label for label in counts["train"]}
+    known = {spelling(label): label for label in counts["train"]}
     found = []
     for name, mine in counts.items():
         for label, rows in mine.items():
             if label not in counts["train"]:
-                twin = known.get(_plain(label))
+                twin = known.get(spelling(label))
                 how = f"train spells it {twin!r}" if twin is not None else "train has no row with it"
                 found.append(f"{name} has the label {label!r} ({rows} rows); {how}.")
     return found
@@ -93,10 +94,3 @@ def _shared(texts: Mapping[str, Sequence[tuple[str, ...]]]) -> list[dict[str, An
             if rows:
                 found.append({"of": second, "in": first, "rows": rows})
     return found
-
-
-def _plain(label: str) -> str:
-    """Return a label without what spellings differ in: case, blanks, dashes and the like."""
-    if as_number(label) is not None:
-        return label  # 1 and -1 are not two spellings of one label
-    return "".join(mark for mark in label.casefold() if mark.isalnum()) or label

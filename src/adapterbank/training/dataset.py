@@ -13,13 +13,20 @@ from adapterbank.kinds.table import KINDS
 from adapterbank.storage.package import check_name
 from adapterbank.tasks import catalog
 from adapterbank.tasks.columns import find_columns, infer_task
-from adapterbank.tasks.examples import read_examples, split
+from adapterbank.tasks.compound import split_names
+from adapterbank.tasks.dialects import FileForm
+from adapterbank.tasks.examples import read_examples
 from adapterbank.tasks.spec import Examples, Task
+from adapterbank.tasks.splitting import split
 from adapterbank.tasks.tables import Table, table_from
 
+_AS_FOUND = FileForm()
 _DEV_SHARE = 0.1
 """Share of the training data that becomes dev data if there is none."""
-SOURCE = ("task", "train", "dev", "test", "data_root", "text", "text_pair", "label", "kind", "labels", "metric")
+SOURCE = (
+    *("task", "train", "dev", "test", "data_root", "text", "text_pair", "label", "kind", "labels", "metric"),
+    *("separator", "header", "label_separator", "drop_unlabelled"),
+)
 """The options that define the examples; `limit` and `seed` only choose among them."""
 
 
@@ -84,12 +91,13 @@ class DatasetReader:
 
 def _read(config: Config, data: Mapping[str, Any]) -> Dataset:
     """Read all labelled rows."""
-    task, tables = _tables(config, data)
+    named = "train" not in data and catalog.is_named(config.train)
+    task, tables = read_tables(config, data)
     splits: dict[str, Examples] = {}
     notes: list[str] = []
     for name, table in tables.items():
-        splits[name], report = read_examples(table, task)
-        notes += report.notes
+        splits[name], report = read_examples(table, task, drop_unlabelled=config.drop_unlabelled)
+        notes += report.notes + ([] if named else report.remarks)
     return Dataset(task, splits, tuple(notes))
 
 
@@ -98,7 +106,7 @@ def _cut(config: Config, whole: Dataset) -> Dataset:
     task, splits, notes = whole.task, dict(whole.splits), list(whole.notes)
     if "dev" not in splits:
         usable = len(splits["train"])
-        splits["train"], splits["dev"] = split(splits["train"], task=task, fraction=_DEV_SHARE, seed=config.seed)
+        splits["train"], splits["dev"] = hold_out(splits["train"], task, config.seed)
         notes.append(f"No dev data given: {len(splits['dev'])} of {usable} training rows are held out for it.")
     if config.limit and config.limit < len(splits["train"]):
         from adapterbank.draws import RandomStream
@@ -110,7 +118,17 @@ def _cut(config: Config, whole: Dataset) -> Dataset:
     return Dataset(task, splits, tuple(notes))
 
 
-def _tables(config: Config, data: Mapping[str, Any]) -> tuple[Task, dict[str, Table]]:
+def hold_out(rows: Examples, task: Task, seed: int) -> tuple[Examples, Examples]:
+    """Return the training rows without a seeded tenth, and that tenth as dev rows."""
+    return split(rows, task=task, fraction=_DEV_SHARE, seed=seed)
+
+
+def file_form(config: Config) -> FileForm:
+    """Return what a config states of CSV and TSV files."""
+    return FileForm(config.separator, config.header)
+
+
+def read_tables(config: Config, data: Mapping[str, Any]) -> tuple[Task, dict[str, Table]]:
     """Return the task and the table of each split, from files, Python data or the catalog."""
     sources = {name: data.get(name, getattr(config, name)) for name in ("train", "dev", "test")}
     if sources["train"] is None or (isinstance(sources["train"], str) and not sources["train"]):
@@ -118,18 +136,31 @@ def _tables(config: Config, data: Mapping[str, Any]) -> tuple[Task, dict[str, Ta
     if isinstance(sources["train"], str) and catalog.is_named(sources["train"]):
         task, tables = _from_catalog(config, sources["train"])
     else:
-        tables = {"train": table_from(sources["train"], "train")}
+        tables = {"train": table_from(sources["train"], "train", file_form(config))}
         columns = find_columns(tables["train"], config.text, config.text_pair, config.label, config.kind)
-        labels = tuple(name.strip() for name in config.labels.split(",")) if config.labels else None
         task = infer_task(
-            tables["train"], columns, name=config.task, kind=config.kind, labels=labels, metric=config.metric
+            tables["train"],
+            columns,
+            name=config.task,
+            kind=config.kind,
+            labels=split_names(config.labels) if config.labels else None,
+            metric=config.metric,
+            label_separator=config.label_separator,
         )
-    own = {name: table_from(sources[name], name) for name in ("dev", "test") if sources[name] is not None}
+    own = {
+        name: table_from(sources[name], name, file_form(config))
+        for name in ("dev", "test")
+        if sources[name] is not None
+    }
     return task, {"train": tables.pop("train"), **tables, **own}
 
 
 def _from_catalog(config: Config, name: str) -> tuple[Task, dict[str, Table]]:
-    stated = [option for option in ("text", "text_pair", "label", "kind", "labels") if getattr(config, option)]
+    stated = [
+        option
+        for option in ("text", "text_pair", "label", "kind", "labels", "label_separator")
+        if getattr(config, option)
+    ]
     if stated:
         raise ConfigError(
             f"{option} is {getattr(config, option)!r}, but {name!r} has its own in the catalog; leave it out."
@@ -159,11 +190,11 @@ def catalog_name(ref: str) -> str | None:
     return next((entry for entry in catalog.CATALOG if catalog.bank_name(entry) == name), None)
 
 
-def scored_table(ref: str, source: Any, split_name: str, root: str | None) -> Table:
+def scored_table(ref: str, source: Any, split_name: str, root: str | None, form: FileForm = _AS_FOUND) -> Table:
     """Return the labelled rows to score a task on: `source`, or the catalog's split of that name."""
     named = isinstance(source, str) and catalog.is_named(source)
     if source is not None and not named:
-        return table_from(source)
+        return table_from(source, form=form)
     name = source if named else catalog_name(ref)
     if name is None:
         raise InputError(f"{ref!r} is not in the catalog, so it has no data of its own; name data with --data.")

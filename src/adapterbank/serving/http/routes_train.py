@@ -40,6 +40,7 @@ TYPES = {
     "application/jsonl": "jsonl",
     "application/x-ndjson": "jsonl",
     "application/x-jsonlines": "jsonl",
+    "application/json": "json",
     "application/vnd.apache.parquet": "parquet",
     "application/x-parquet": "parquet",
 }
