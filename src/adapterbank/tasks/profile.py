@@ -12,6 +12,7 @@ from typing import Any
 from adapterbank.kinds.labels import spelling
 from adapterbank.kinds.table import KINDS
 from adapterbank.kinds.values import is_missing
+from adapterbank.tasks.compound import has_columns, with_label, with_texts
 from adapterbank.tasks.spec import Task
 from adapterbank.tasks.tables import Table
 
@@ -22,15 +23,25 @@ def profile(
     task: Task, tables: Mapping[str, Table], lengths: Mapping[str, Sequence[int]], max_length: int
 ) -> dict[str, Any]:
     """Describe every split and the rows that splits share; `lengths` has the number of tokens of each row."""
+    tables = {name: _resolved(task, table) for name, table in tables.items()}
     texts = {name: _texts(task, table) for name, table in tables.items()}
     return {
         "task": task.name,
         "kind": task.kind,
+        "columns": {"text": list(task.text), "label": task.label},
         "max_length": max_length,
         "splits": {name: _split(task, table, texts[name], lengths[name], max_length) for name, table in tables.items()},
         "shared": _shared(texts),
         "warnings": unknown_labels(task, tables),
     }
+
+
+def _resolved(task: Task, table: Table) -> Table:
+    """Return the table with the columns that the task's names stand for."""
+    table = with_texts(table, task.text)
+    if not has_columns(table, [task.label]):
+        return table
+    return with_label(table, task.label, single=KINDS[task.kind].single_label, separator=task.label_separator)
 
 
 def unknown_labels(task: Task, tables: Mapping[str, Table]) -> list[str]:

@@ -123,6 +123,29 @@ def hold_out(rows: Examples, task: Task, seed: int) -> tuple[Examples, Examples]
     return split(rows, task=task, fraction=_DEV_SHARE, seed=seed)
 
 
+def preview(task: Task, tables: Mapping[str, Table], config: Config) -> dict[str, Any]:
+    """Return what training on these tables would drop, hold out and note, and why it would be refused."""
+    read: dict[str, Examples] = {}
+    found: dict[str, Any] = {"dropped": {}, "notes": [], "refused": []}
+    for name, table in tables.items():
+        for drop in dict.fromkeys((config.drop_unlabelled, True)):
+            try:
+                read[name], report = read_examples(table, task, drop_unlabelled=drop)
+            except DataError as error:
+                found["refused"] += [str(error)] if str(error) not in found["refused"] else []
+                continue
+            found["dropped"][name] = {"empty": report.empty, "unlabelled": report.unlabelled}
+            found["notes"] += [*(report.notes if drop == config.drop_unlabelled else table.notes), *report.remarks]
+            break
+    found["held_out"] = "train" in read and "dev" not in tables
+    if found["held_out"]:
+        try:
+            read["train"], read["dev"] = hold_out(read["train"], task, config.seed)
+        except DataError as error:
+            found["refused"].append(str(error))
+    return {**found, "rows": {name: len(examples) for name, examples in read.items()}}
+
+
 def file_form(config: Config) -> FileForm:
     """Return what a config states of CSV and TSV files."""
     return FileForm(config.separator, config.header)
