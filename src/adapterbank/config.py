@@ -34,7 +34,7 @@ _OF_SLOTS = (
     *("clip", "dropout", "class_weights", "patience"),
 )
 """Fields that a method without a slot does not use."""
-_LONGEST_SEPARATOR = 8
+LONGEST_SEPARATOR = 8
 """Characters between two labels of a cell."""
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
@@ -65,7 +65,7 @@ class Config:
     task: str = option("", "Name of the task in the bank.", group="Data")
     train: str = option(
         "",
-        "Training data: a CSV, TSV, JSONL or Parquet file, or a task of the catalog (default: --task).",
+        "Training data: a CSV, TSV, JSON, JSONL or Parquet file, or a task of the catalog (default: --task).",
         group="Data",
     )
     dev: str | None = option(
@@ -99,7 +99,7 @@ class Config:
         False, "Leave out rows without a label, which are refused otherwise.", group="Data", later=True
     )
     separator: str | None = option(
-        None, "Between the fields of CSV and TSV files: , ; | or tab (default: found).", group="Data", later=True
+        None, "Between the fields of CSV and TSV files: , ; | : or tab (default: found).", group="Data", later=True
     )
     header: bool | None = option(
         None,
@@ -299,7 +299,7 @@ def _separator_mistakes(config: Config) -> list[str]:
             separator_of(config.separator)
         except ValueError as error:
             mistakes.append(f"separator is {short(repr(config.separator))}; it must be {error}.")
-    if config.label_separator is not None and not 0 < len(config.label_separator) <= _LONGEST_SEPARATOR:
+    if config.label_separator is not None and not 0 < len(config.label_separator) <= LONGEST_SEPARATOR:
         given = short(repr(config.label_separator))
         mistakes.append(f"label_separator is {given}; it must be some characters, such as , or ; or none.")
     return mistakes

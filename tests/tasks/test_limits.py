@@ -25,6 +25,11 @@ def csv(folder, content):
     return folder / "t.csv"
 
 
+def raw(folder, content):
+    (folder / "t.csv").write_bytes(content)
+    return folder / "t.csv"
+
+
 def jsonl(folder, rows):
     (folder / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return folder / "t.jsonl"
@@ -61,6 +66,18 @@ HOSTILE = {
     "csv: width of characters": (
         lambda folder: csv(folder, "a,b\n" + ("x" * 500 + ",y\n") * 60 + "\U0001f600,y"),
         "more than 100,000 bytes",
+    ),
+    "csv: UTF-16": (
+        lambda folder: raw(folder, ("a,b\n" + "xy,z\n" * 9000).encode("utf-16")),
+        "more than 100,000 bytes",
+    ),
+    "csv: Windows-1252": (
+        lambda folder: raw(folder, ("a,b\n" + "né,on\n" * 6500).encode("cp1252")),
+        "more than 100,000 bytes",
+    ),
+    "json: columns": (
+        lambda folder: plain_json(folder, json.dumps({"a": ["x"] * 101, "b": ["y"] * 101})),
+        "more than 100 rows",
     ),
     "gzip": (lambda folder: packed(folder, "a,b\n" + "\n" * 10**6), "more than 100,000 bytes"),
     "jsonl: rows": (lambda folder: jsonl(folder, [{"a": 1}] * 101), "more than 100 rows"),

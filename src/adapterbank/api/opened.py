@@ -27,6 +27,7 @@ from adapterbank.studies.ray_sweep import find_unit_runner
 from adapterbank.studies.size_search import run_auto
 from adapterbank.studies.sweep import SweepOutcome, make_context, sweep
 from adapterbank.tasks.catalog import bank_name
+from adapterbank.tasks.dialects import FileForm
 from adapterbank.tasks.examples import labelled_as, read_examples
 from adapterbank.tasks.python_data import splits_from
 from adapterbank.tasks.spec import Examples, Task
@@ -207,28 +208,42 @@ class OpenBank(BankHandle):
         text: str | None = None,
         text_pair: str | None = None,
         label: str | None = None,
+        separator: str | None = None,
+        header: bool | None = None,
+        drop_unlabelled: bool = False,
     ) -> dict[str, Any]:
         """Score a task on labelled data: its own metric, the usual ones of its kind, the confusion matrix.
 
         Without data, a task of the catalog is scored on the catalog's `split`, as is data that is a name of the
         catalog. With a mapping of tasks to data, all of them go through the encoder together, and each has its own
-        report. `text`, `text_pair` and `label` name columns whose names differ from those of the training data.
+        report. `text`, `text_pair` and `label` name columns whose names differ from those of the training data;
+        `separator`, `header` and `drop_unlabelled` are as in training.
         """
+        configs.parse({"separator": separator})
+        form = FileForm(separator, header)
         if isinstance(task, str):
-            return self._evaluate({task: data}, split, text, text_pair, label)[task]
+            return self._evaluate({task: data}, split, text, text_pair, label, form, drop_unlabelled)[task]
         if not isinstance(task, Mapping):
             raise InputError(f"task is {task!r}; pass a name, or a mapping of names to data.")
-        return self._evaluate(task, split, text, text_pair, label)
+        return self._evaluate(task, split, text, text_pair, label, form, drop_unlabelled)
 
     def _evaluate(
-        self, wanted: Mapping[str, Any], split: str, text: str | None, text_pair: str | None, label: str | None
+        self,
+        wanted: Mapping[str, Any],
+        split: str,
+        text: str | None,
+        text_pair: str | None,
+        label: str | None,
+        form: FileForm,
+        drop: bool,
     ) -> dict[str, dict[str, Any]]:
         specs, requests, notes = [], [], []
         for name, data in wanted.items():
             package = self._package(name)
             spec = Task.from_json(package.manifest.task)
-            table = scored_table(name, data, split, self.data_root)
-            examples, report = read_examples(table, labelled_as(table, spec, text, text_pair, label))
+            table = scored_table(name, data, split, self.data_root, form)
+            here = labelled_as(table, spec, text, text_pair, label)
+            examples, report = read_examples(table, here, drop_unlabelled=drop)
             specs.append((package.ref, spec))
             requests.append((self._load(package), examples))
             own = [] if data is not None else [f"No data was given: scored on the data of the catalog, {table.source}."]

@@ -17,7 +17,9 @@ _MARKS = (
 )
 _WHOLE = re.compile(rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
 """A character of two bytes or more in UTF-8."""
-_HIGH, _CONTROLS = bytes(range(128)), bytes([*range(9), 11, *range(14, 32)])
+_ASCII = bytes(range(128))
+_NO_TEXT = bytes([*range(9), 11, *range(14, 32), 0x81, 0x8D, 0x8F, 0x90, 0x9D])
+"""Control characters, and what Windows-1252 does not define."""
 _SAMPLE = 1 << 16
 """Bytes that are looked at to tell UTF-16 from other bytes."""
 
@@ -70,11 +72,9 @@ def _wide(head: bytes) -> str | None:
 
 def _is_western(data: bytes) -> bool:
     """Return whether bytes that are not UTF-8 can be Western text: accents among many more plain letters."""
-    try:
-        data.decode("cp1252")
-    except UnicodeDecodeError:
+    high = len(data.translate(None, _ASCII))
+    letters = sum(data.count(letter) for letter in b"aeinorst")
+    if high > letters or len(data.translate(None, _NO_TEXT)) < len(data):
         return False
-    high = len(data.translate(None, _HIGH))
-    letters = sum(data.count(bytes([letter])) for letter in b"aeinorst")
-    damaged = sum(len(found) for found in _WHOLE.findall(data))  # UTF-8 with a damaged byte, not another encoding
-    return 2 * damaged < high and high <= letters and len(data.translate(None, _CONTROLS)) == len(data)
+    # Where most are whole characters of UTF-8, it is UTF-8 with a damaged byte. Counted one by one, to build no list.
+    return 2 * sum(len(found[0]) for found in _WHOLE.finditer(data)) < high

@@ -26,6 +26,7 @@ from adapterbank.tasks.python_data import columns_from, from_records
 from adapterbank.tasks.separated import read_separated
 
 _AS_FOUND = FileForm()
+_OBJECT_LINE = re.compile(r"\s*(\{[^\n]*\})[^\S\n]*\n\s*\S")
 _JSON_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
@@ -210,9 +211,9 @@ def _read_json(path: Path, budget: TableBudget, form: FileForm) -> Table:
 
 def _is_lines(text: str) -> bool:
     """Return whether a .json file has an object on each line, as .jsonl files have."""
-    first, _, rest = text.strip().partition("\n")
+    first = _OBJECT_LINE.match(text)
     try:
-        return bool(rest) and isinstance(json.loads(first), dict)
+        return first is not None and isinstance(json.loads(first[1]), dict)
     except (ValueError, RecursionError):
         return False
 

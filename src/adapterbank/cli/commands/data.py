@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from adapterbank.cli.console import print_json, print_table, print_text
-from adapterbank.cli.options import AsJson, DataRoot, TextPairColumn
+from adapterbank.cli.options import AsJson, DataRoot, DropUnlabelled, Header, Separator, TextPairColumn
 from adapterbank.errors import InputError
+
+if TYPE_CHECKING:
+    from adapterbank.tasks.spec import Task
+    from adapterbank.tasks.tables import Table
 
 HELP = """Inspect a data set: columns, what would be dropped and held out, label balance, token lengths, problems.
 
@@ -49,15 +53,9 @@ def command(
     label_separator: Annotated[
         str | None, typer.Option("--label-separator", help="Between the labels of a cell; none for one label.")
     ] = None,
-    drop_unlabelled: Annotated[
-        bool, typer.Option("--drop-unlabelled", help="Leave out rows without a label, as train would.")
-    ] = False,
-    separator: Annotated[
-        str | None, typer.Option("--separator", help="Between the fields of a file (default: found).")
-    ] = None,
-    header: Annotated[
-        bool | None, typer.Option("--header/--no-header", help="Whether the first line names the columns.")
-    ] = None,
+    drop_unlabelled: DropUnlabelled = False,
+    separator: Separator = None,
+    header: Header = None,
     max_length: Annotated[
         int | None,
         typer.Option("--max-length", help="Longest text in tokens (default: as in training).", min=4),
@@ -72,27 +70,17 @@ def command(
         raise InputError("Give either a catalog TASK, or a FILE.")
     if task is not None and _is_file(task):
         task, train = None, task
-    columns = {"text": text, "text_pair": text_pair, "label": label, "kind": kind}
+    columns: dict[str, Any] = {"text": text, "text_pair": text_pair, "label": label, "kind": kind}
     columns |= {"label_separator": label_separator, "separator": separator, "header": header, "dev": dev, "test": test}
     stated = {name: value for name, value in columns.items() if value is not None}
     options = {**stated, "train": train, "drop_unlabelled": drop_unlabelled, "seed": seed}
     spec, tables, source, plan = _read(task, options, data_root)
     from adapterbank import config
-    from adapterbank.cli.progress import Stages
-    from adapterbank.encoder.backbone import locate_tokenizer
-    from adapterbank.encoder.tokenizer import token_counts
-    from adapterbank.tasks.examples import read_examples
     from adapterbank.tasks.profile import profile
     from adapterbank.training.dataset import defaults
 
     limit = max_length or config.parse(defaults(task or "", train)).max_length
-    tokenizer = locate_tokenizer(backbone)
-    lengths = {}
-    with Stages(quiet=json) as stages:
-        for name, table in tables.items():
-            examples, _ = read_examples(table, spec, need_targets=False)
-            watch = stages.watcher(f"counting the tokens of {name}")
-            lengths[name] = token_counts(tokenizer, examples.texts, examples.pairs, watch)
+    lengths = _lengths(spec, tables, backbone, quiet=json)
     found = {**profile(spec, tables, lengths, limit), **plan, "source": source, "backbone": backbone}
     found |= {"task": task or source, "seed": seed}
     if json:
@@ -101,10 +89,30 @@ def command(
         _print(found)
 
 
+def _lengths(spec: Task, tables: dict[str, Table], backbone: str, *, quiet: bool) -> dict[str, Any]:
+    """Return the number of tokens of each row."""
+    from adapterbank.cli.progress import Stages
+    from adapterbank.encoder.backbone import locate_tokenizer
+    from adapterbank.encoder.tokenizer import token_counts
+    from adapterbank.tasks.examples import read_examples
+
+    tokenizer = locate_tokenizer(backbone)
+    lengths = {}
+    with Stages(quiet=quiet) as stages:
+        for name, table in tables.items():
+            examples, _ = read_examples(table, spec, need_targets=False)
+            watch = stages.watcher(f"counting the tokens of {name}")
+            lengths[name] = token_counts(tokenizer, examples.texts, examples.pairs, watch)
+    return lengths
+
+
 def _is_file(name: str) -> bool:
-    """Return whether a name is that of a file, by its extension if there is none."""
+    """Return whether a name is that of a file, by its extension if there is no such file."""
+    from adapterbank.tasks.catalog import is_named
     from adapterbank.tasks.tables import READERS
 
+    if is_named(name):
+        return False
     return Path(name).exists() or name.lower().removesuffix(".gz").endswith(tuple(READERS))
 
 
