@@ -225,6 +225,7 @@ def test_resolve_fills_in_the_defaults_of_the_method_and_keeps_given_values(meth
 
 def test_only_optional_fields_and_those_that_depend_on_the_method_default_to_none():
     optional = {"dev", "test", "data_root", "text", "text_pair", "label", "kind", "labels", "metric", "dropout"}
+    optional |= {"label_separator", "separator", "header"}
     empty = {f.name for f in fields(Config) if f.default is None}
     assert empty == optional | set(METHODS["adapter"].defaults)
 
@@ -245,3 +246,24 @@ def test_a_field_that_came_later_is_part_of_the_identity_only_when_it_is_set():
     )
     assert earlier().to_json() == Config().to_json()
     assert earlier(extra="yes").to_json() == {**Config().to_json(), "extra": "yes"}
+
+
+def test_separators_are_checked_before_a_file_is_opened():
+    assert parse({"separator": "tab", "label_separator": ";"}).separator == "tab"
+    with pytest.raises(ConfigError) as caught:
+        parse({"separator": "xy", "label_separator": "", "header": "maybe"})
+    assert len(caught.value.mistakes) == 3
+    assert "separator is 'xy'; it must be one of , ; | : or tab." in caught.value.mistakes
+
+
+def test_options_of_reading_leave_the_identity_of_earlier_runs_as_it_is():
+    new = {"separator", "header", "label_separator", "drop_unlabelled"}
+    assert not new & set(Config().to_json())
+    assert (
+        parse({"header": "no", "drop_unlabelled": "yes"}).to_json().items()
+        >= {
+            "header": False,
+            "drop_unlabelled": True,
+        }.items()
+    )
+    assert parse({"text": ["title", "body, plain"]}).text == 'title,"body, plain"'

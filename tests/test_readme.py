@@ -23,11 +23,12 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = [line.removeprefix("$ ") for line in README.splitlines() if line.startswith("$ adapterbank ")]
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 FILMS = ("film", "story", "cast", "ending", "music", "plot")
+WHICH = ("first", "second", "third", "last")
 
 
 def reviews(count):
     words = (("dull", "negative"), ("warm and funny", "positive"))
-    return [(f"The {FILMS[i % 6]} was {words[i % 2][0]}.", words[i % 2][1]) for i in range(count)]
+    return [(f"The {WHICH[i // 6 % 4]} {FILMS[i % 6]} was {words[i % 2][0]}.", words[i % 2][1]) for i in range(count)]
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,8 @@ from adapterbank.kinds.table import KINDS
 from adapterbank.kinds.values import short
 from adapterbank.methods import METHODS, Options
 from adapterbank.metrics import METRICS
+from adapterbank.tasks.compound import join_names
+from adapterbank.tasks.dialects import separator_of
 from adapterbank.tasks.yaml_files import read_yaml
 
 PRECISIONS = ("auto", "fp32", "bf16")
@@ -33,6 +35,8 @@ _OF_SLOTS = (
     *("clip", "dropout", "class_weights", "patience"),
 )
 """Fields that a method without a slot does not use."""
+LONGEST_SEPARATOR = 8
+"""Characters between two labels of a cell."""
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
@@ -62,7 +66,7 @@ class Config:
     task: str = option("", "Name of the task in the bank.", group="Data")
     train: str = option(
         "",
-        "Training data: a CSV, TSV, JSONL or Parquet file, or a task of the catalog (default: --task).",
+        "Training data: a CSV, TSV, JSON, JSONL or Parquet file, or a task of the catalog (default: --task).",
         group="Data",
     )
     dev: str | None = option(
@@ -72,12 +76,38 @@ class Config:
     data_root: str | None = option(
         None, "Folder with the data of the catalog's tasks (default: ADAPTERBANK_DATA).", group="Data"
     )
-    text: str | None = option(None, "Column of the text (default: one with a usual name).", group="Data")
+    text: str | None = option(
+        None,
+        "Column of the text, by name or number; title,body joins two (default: one with a usual name).",
+        group="Data",
+    )
     text_pair: str | None = option(None, "Column of the second text of a pair.", group="Data")
-    label: str | None = option(None, "Column of the label.", group="Data")
+    label: str | None = option(
+        None, "Column of the label; a,b,c for a column of 0 and 1 for each of several labels.", group="Data"
+    )
     kind: str | None = option(None, "Kind of task (default: by the labels).", group="Data", choices=KINDS.keys())
     labels: str | None = option(
         None, "Label names in order, separated by commas (default: as they appear, numbers sorted).", group="Data"
+    )
+    label_separator: str | None = option(
+        None,
+        "Between the labels of a cell, such as , or ; (default: |, or lists as Python and JSON write them); none if "
+        "each cell is one label.",
+        group="Data",
+        later=True,
+    )
+    drop_unlabelled: bool = option(
+        False, "Leave out rows without a label, which are refused otherwise.", group="Data", later=True
+    )
+    separator: str | None = option(
+        None, "Between the fields of CSV and TSV files: , ; | : or tab (default: found).", group="Data", later=True
+    )
+    header: bool | None = option(
+        None,
+        "Whether the first line of CSV and TSV files names the columns; otherwise their names are 1, 2, … "
+        "(default: it does).",
+        group="Data",
+        later=True,
     )
     metric: str | None = option(
         None, "Metric that selects the best epoch (default: by the kind).", group="Data", choices=tuple(METRICS)
@@ -263,9 +293,24 @@ def check(config: Config) -> list[str]:
         mistakes.append(f"targets is {given}; it must be one or more of {choices}, separated by commas.")
     if not _DEVICE.fullmatch(config.device):
         mistakes.append(f"device is {short(repr(config.device))}; it must be auto, cpu, cuda or cuda:N.")
+    mistakes += _separator_mistakes(config)
     if config.lr == 0:
         mistakes.append("lr is 0, so nothing would train; use a positive number.")
     return mistakes + _unused_option_mistakes(config)
+
+
+def _separator_mistakes(config: Config) -> list[str]:
+    """Return the mistakes of options that say how cells are separated."""
+    mistakes = []
+    if config.separator is not None:
+        try:
+            separator_of(config.separator)
+        except ValueError as error:
+            mistakes.append(f"separator is {short(repr(config.separator))}; it must be {error}.")
+    if config.label_separator is not None and not 0 < len(config.label_separator) <= LONGEST_SEPARATOR:
+        given = short(repr(config.label_separator))
+        mistakes.append(f"label_separator is {given}; it must be some characters, such as , or ; or none.")
+    return mistakes
 
 
 TOLERANCE = 0.5
@@ -321,8 +366,8 @@ def _convert(value: Any, hint: Any) -> Any:
             raise ValueError("true or false")
         return values[str(value).lower()]
     if kind is str:
-        if isinstance(value, list | tuple):  # a YAML list of labels, layers or sites
-            return ",".join(str(item) for item in value)
+        if isinstance(value, list | tuple):  # a list of labels, columns, layers or sites
+            return join_names(value)
         if isinstance(value, dict | bool):
             raise ValueError("text")
         return str(value)

@@ -7,6 +7,7 @@ import random
 import shutil
 
 import numpy as np
+import pandas
 import pytest
 
 import adapterbank
@@ -16,11 +17,14 @@ from adapterbank.errors import (
     BackboneMismatch,
     BankError,
     ConfigError,
+    DataError,
     InputError,
     PackageDamaged,
     UnknownName,
 )
 from adapterbank.storage import files
+from adapterbank.tasks.examples import read_texts
+from adapterbank.tasks.spec import Task
 from families import save_random
 from small_data import FAST, answers, flags, pairs, process, reviews, scores, snapshot, tags, write
 
@@ -350,3 +354,41 @@ def test_evaluate_finds_columns_by_usual_names_or_by_given_ones(bank):
     assert bank.evaluate("sentiment", odd, text="what", label="verdict")["accuracy"] == expected["accuracy"]
     with pytest.raises(InputError):
         bank.evaluate("sentiment", odd)
+
+
+def test_splits_in_one_object_train_like_separate_ones(tmp_path, checkpoint):
+    bank = open_bank(tmp_path / "bank", str(checkpoint("bert")[0]), device="cpu")
+    rows = pandas.DataFrame(reviews(24), columns=["text", "label"])
+    given = {"train": rows, "validation": reviews(8), "test": rows[:6].to_numpy()}
+    record = bank.train("one", given, **FAST).record
+    apart = bank.train("one", rows, reviews(8), reviews(6), **FAST).record
+    assert record["config"]["data"] == apart["config"]["data"]
+    assert {name: part["rows"] for name, part in record["config"]["data"].items()} == {"train": 24, "dev": 8, "test": 6}
+
+
+def test_a_task_reads_its_joined_texts_and_separated_labels_again(tmp_path, checkpoint):
+    bank = open_bank(tmp_path / "bank", str(checkpoint("bert")[0]), device="cpu")
+    rows = [{"title": text[:7], "body": text[8:], "tags": "red, big" if i % 2 else "big"}
+            for i, (text, _) in enumerate(reviews(24))]  # fmt: skip
+    bank.train("tickets", rows, rows, text="title,body", label="tags", label_separator=",", **FAST)
+    assert bank.show("tickets").task["text"] == ["title,body"]
+    again = open_bank(tmp_path / "bank")
+    assert again.evaluate("tickets", rows)["rows"] == 24
+    file = tmp_path / "new.csv"
+    pandas.DataFrame(rows).to_csv(file, index=False)
+    examples = read_texts(file, Task.from_json(again.show("tickets").task))
+    assert examples.texts[0] == f"{rows[0]['title']}\n{rows[0]['body']}"
+
+
+def test_a_file_without_a_header_is_trained_on_and_scored(tmp_path, checkpoint):
+    bank = open_bank(tmp_path / "bank", str(checkpoint("bert")[0]), device="cpu")
+    file = tmp_path / "bare.csv"
+    pandas.DataFrame(reviews(24)).to_csv(file, index=False, header=False, sep=";")
+    bank.train("bare", file, text="1", label="2", header=False, **FAST)
+    assert bank.evaluate("bare", file, header=False)["rows"] == 24
+    with pytest.raises(DataError, match="--no-header"):
+        bank.evaluate("bare", file)
+    file.write_text(file.read_text() + "nothing;\n")
+    with pytest.raises(DataError, match=r"row 25: column '2' is empty; .*--drop-unlabelled"):
+        bank.evaluate("bare", file, header=False)
+    assert bank.evaluate("bare", file, header=False, drop_unlabelled=True)["rows"] == 24

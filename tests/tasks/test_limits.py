@@ -25,6 +25,11 @@ def csv(folder, content):
     return folder / "t.csv"
 
 
+def raw(folder, content):
+    (folder / "t.csv").write_bytes(content)
+    return folder / "t.csv"
+
+
 def jsonl(folder, rows):
     (folder / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return folder / "t.jsonl"
@@ -47,7 +52,7 @@ def packed(folder, content):
 
 HOSTILE = {
     "csv: columns": (lambda folder: csv(folder, ",".join(map(str, range(11))) + "\n"), "more than 10 columns"),
-    "csv: rows": (lambda folder: csv(folder, "a,b\n" * 102), "more than 100 rows"),
+    "csv: rows": (lambda folder: csv(folder, "a,b\n" + "1,2\n" * 101), "more than 100 rows"),
     "csv: text": (lambda folder: csv(folder, "a,b\n" + "x" * 1001 + ",y"), "a text of more than 1,000 characters"),
     "csv: many texts": (lambda folder: csv(folder, "a,b\n" + ("x" * 990 + ",y\n") * 95), "more than 100,000 bytes"),
     "csv: fields of a record": (
@@ -61,6 +66,18 @@ HOSTILE = {
     "csv: width of characters": (
         lambda folder: csv(folder, "a,b\n" + ("x" * 500 + ",y\n") * 60 + "\U0001f600,y"),
         "more than 100,000 bytes",
+    ),
+    "csv: UTF-16": (
+        lambda folder: raw(folder, ("a,b\n" + "xy,z\n" * 9000).encode("utf-16")),
+        "more than 100,000 bytes",
+    ),
+    "csv: Windows-1252": (
+        lambda folder: raw(folder, ("a,b\n" + "né,on\n" * 6500).encode("cp1252")),
+        "more than 100,000 bytes",
+    ),
+    "json: columns": (
+        lambda folder: plain_json(folder, json.dumps({"a": ["x"] * 101, "b": ["y"] * 101})),
+        "more than 100 rows",
     ),
     "gzip": (lambda folder: packed(folder, "a,b\n" + "\n" * 10**6), "more than 100,000 bytes"),
     "jsonl: rows": (lambda folder: jsonl(folder, [{"a": 1}] * 101), "more than 100 rows"),
@@ -168,6 +185,6 @@ def test_what_the_footer_hides_is_counted_while_reading(tmp_path, monkeypatch):
 
 def test_a_million_columns_are_looked_through_once(tmp_path):
     names = [f"c{i}" for i in range(10**6)]
-    assert read_table(csv(tmp_path, ",".join(names) + "\n" + ",".join(names))).rows == 1
+    assert read_table(csv(tmp_path, ",".join(names) + "\n" + "," * (10**6 - 1))).rows == 1
     with pytest.raises(DataError, match="two columns named 'c7'"):
         read_table(csv(tmp_path, ",".join([*names, "c7"]) + "\n"))

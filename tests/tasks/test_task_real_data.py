@@ -10,7 +10,8 @@ import pytest
 from adapterbank.errors import DataError
 from adapterbank.kinds.scoring import report as score_report
 from adapterbank.tasks.columns import find_columns, infer_task
-from adapterbank.tasks.examples import read_examples, split
+from adapterbank.tasks.examples import read_examples
+from adapterbank.tasks.splitting import split
 from adapterbank.tasks.tables import read_table
 from real_data import DATA, MISSING
 

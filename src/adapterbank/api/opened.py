@@ -27,7 +27,9 @@ from adapterbank.studies.ray_sweep import find_unit_runner
 from adapterbank.studies.size_search import run_auto
 from adapterbank.studies.sweep import SweepOutcome, make_context, sweep
 from adapterbank.tasks.catalog import bank_name
+from adapterbank.tasks.dialects import FileForm
 from adapterbank.tasks.examples import labelled_as, read_examples
+from adapterbank.tasks.python_data import splits_from
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.tasks.tables import table_from
 from adapterbank.training.callbacks import Callbacks
@@ -81,7 +83,8 @@ class OpenBank(BankHandle):
         Args:
             task: Its name in the bank, or in the catalog (`glue/mrpc`), whose data is used unless `train` is given.
             train: A file, a name of the catalog, a list of (text, label) or (text, pair, label), a list of dicts, a
-                dict of columns, or a data frame.
+                dict of columns, NumPy arrays, a data frame, a `datasets.Dataset`; or several of these by the name of
+                their split, `{"train": …, "test": …}`.
             dev: The same; by default a seeded, stratified tenth of `train`.
             test: The same; scored once at the end.
             resume: Continue an unfinished run of the same options and data.
@@ -95,12 +98,11 @@ class OpenBank(BankHandle):
         callbacks = Callbacks(**{name: options.pop(name) for name in ("watch", "stage", "note") if name in options})
         auto = options.get("size") == "auto"
         options = {name: value for name, value in options.items() if not (auto and name == "size")}
-        files = {"train": train, "dev": dev, "test": test}
-        paths = {name: str(value) for name, value in files.items() if isinstance(value, str | Path)}
-        values = {name: value for name, value in files.items() if value is not None and name not in paths}
-        splits = {name: table_from(value, name) for name, value in values.items()}
+        given = splits_from(train=train, dev=dev, test=test)
+        paths = {name: str(value) for name, value in given.items() if isinstance(value, str | Path)}
+        splits = {name: table_from(value, name) for name, value in given.items() if name not in paths}
         own = {"device": self._device, "precision": self._precision, "data_root": self.data_root}
-        own |= defaults(task, train)
+        own |= defaults(task, given.get("train"))
         config = configs.parse({**own, **options, "backbone": self.backbone.name, "task": task, **paths})
         if options.get("backbone", config.backbone) != config.backbone:
             raise InputError(f"This bank uses {config.backbone!r}; open another bank for {options['backbone']!r}.")
@@ -206,28 +208,42 @@ class OpenBank(BankHandle):
         text: str | None = None,
         text_pair: str | None = None,
         label: str | None = None,
+        separator: str | None = None,
+        header: bool | None = None,
+        drop_unlabelled: bool = False,
     ) -> dict[str, Any]:
         """Score a task on labelled data: its own metric, the usual ones of its kind, the confusion matrix.
 
         Without data, a task of the catalog is scored on the catalog's `split`, as is data that is a name of the
         catalog. With a mapping of tasks to data, all of them go through the encoder together, and each has its own
-        report. `text`, `text_pair` and `label` name columns whose names differ from those of the training data.
+        report. `text`, `text_pair` and `label` name columns whose names differ from those of the training data;
+        `separator`, `header` and `drop_unlabelled` are as in training.
         """
+        configs.parse({"separator": separator})
+        form = FileForm(separator, header)
         if isinstance(task, str):
-            return self._evaluate({task: data}, split, text, text_pair, label)[task]
+            return self._evaluate({task: data}, split, text, text_pair, label, form, drop_unlabelled)[task]
         if not isinstance(task, Mapping):
             raise InputError(f"task is {task!r}; pass a name, or a mapping of names to data.")
-        return self._evaluate(task, split, text, text_pair, label)
+        return self._evaluate(task, split, text, text_pair, label, form, drop_unlabelled)
 
     def _evaluate(
-        self, wanted: Mapping[str, Any], split: str, text: str | None, text_pair: str | None, label: str | None
+        self,
+        wanted: Mapping[str, Any],
+        split: str,
+        text: str | None,
+        text_pair: str | None,
+        label: str | None,
+        form: FileForm,
+        drop: bool,
     ) -> dict[str, dict[str, Any]]:
         specs, requests, notes = [], [], []
         for name, data in wanted.items():
             package = self._package(name)
             spec = Task.from_json(package.manifest.task)
-            table = scored_table(name, data, split, self.data_root)
-            examples, report = read_examples(table, labelled_as(table, spec, text, text_pair, label))
+            table = scored_table(name, data, split, self.data_root, form)
+            here = labelled_as(table, spec, text, text_pair, label)
+            examples, report = read_examples(table, here, drop_unlabelled=drop)
             specs.append((package.ref, spec))
             requests.append((self._load(package), examples))
             own = [] if data is not None else [f"No data was given: scored on the data of the catalog, {table.source}."]

@@ -35,6 +35,12 @@ DataRoot = Annotated[
 ]
 TextPairColumn = Annotated[str | None, typer.Option("--text-pair", help="Column with the second text of a pair.")]
 
+Separator = Annotated[str | None, typer.Option("--separator", help="Between the fields of a file (default: found).")]
+Header = Annotated[
+    bool | None, typer.Option("--header/--no-header", help="Whether the first line of a file names the columns.")
+]
+DropUnlabelled = Annotated[bool, typer.Option("--drop-unlabelled", help="Leave out rows without a label.")]
+
 RecordFolders = Annotated[
     list[str], typer.Option("--records", help="Folder of records; can be repeated.", show_default=False)
 ]

@@ -278,7 +278,7 @@ def _load(file: Path) -> bytes:
         return gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     except OSError as error:
         raise InputError(
-            f"{file} cannot be read: {error.strerror or error}; name a CSV, TSV, JSONL or Parquet file."
+            f"{file} cannot be read: {error.strerror or error}; name a CSV, TSV, JSON, JSONL or Parquet file."
         ) from error
 
 

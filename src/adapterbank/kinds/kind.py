@@ -122,6 +122,8 @@ class Kind:
     single_label: bool = False
     """Whether a target is the index of one label: a split then keeps the mix of labels, and the loss can weight
     them."""
+    several_labels: bool = False
+    """Whether a target is a tuple of indices of labels, and a cell may hold several."""
     text_counts: tuple[int, ...] = (1, 2)
     """How many texts a row may have."""
     text_columns: tuple[str, ...] = ()

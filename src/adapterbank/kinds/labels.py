@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from adapterbank.errors import DataError, InputError
-from adapterbank.kinds.values import as_number, listed, short
+from adapterbank.kinds.values import as_number, is_missing, listed, short
 
 if TYPE_CHECKING:
     from adapterbank.tasks.spec import Task
     from adapterbank.tasks.tables import Table
 
 _WHOLE = re.compile(r"([+-]?\d+)\.0+")
+_ITEM = re.compile(
+    r"""\s*(?:'((?:[^'\\]|\\.)*+)'|"((?:[^"\\]|\\.)*+)"|([^\s,'"\[\]][^,'"\[\]]*))\s*(?:,|$)""", re.DOTALL
+)
+"""An item of a list as Python and JSON print it."""
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+(,\d+)?")
+_DOUBTFUL = (",", ";")
+"""What may separate labels, and may as well be part of a label's name."""
 
 
 def label_name(value: Any) -> str:
@@ -36,6 +46,57 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
         return tuple(sorted(unique, key=lambda name: sizes[name] or 0.0))
     # F1 takes the second of two labels as the positive one, so the order of booleans must not depend on the rows.
     return ("false", "true") if set(unique) == {"false", "true"} else unique
+
+
+def spelling(label: str) -> str:
+    """Return a label without what spellings differ in: case, blanks, dashes and underscores."""
+    if as_number(label) is not None:
+        return label  # 1 and -1 are not two spellings of one label
+    return "".join(mark for mark in label.casefold() if not mark.isspace() and mark not in "-_\u2010\u2013") or label
+
+
+def is_list_text(value: Any) -> bool:
+    """Return whether a cell is a list that was written as text, such as "['a', 'b']"."""
+    return isinstance(value, str) and (text := value.strip())[:1] == "[" and text[-1:] == "]"
+
+
+def items_of(text: str) -> list[str]:
+    """Return the items of a list that was written as text, by Python or as JSON; raise if it is not one."""
+    try:
+        found = json.loads(text)
+        if isinstance(found, list) and not any(isinstance(item, (list, dict)) for item in found):
+            return [label_name(item) for item in found if item is not None]
+    except (ValueError, RecursionError):
+        pass
+    inside, items, place = text.strip()[1:-1].strip().removesuffix(","), [], 0
+    while place < len(inside):
+        item = _ITEM.match(inside, place)
+        if item is None:
+            raise DataError(f"{short(text)} is not a list of labels; write ['a', 'b'], or a|b.")
+        quoted = item[1] if item[1] is not None else item[2]
+        items.append(label_name(item[3] if quoted is None else _ESCAPE.sub(r"\1", quoted)))
+        place = item.end()
+    return items
+
+
+def check_cells(table: Table, column: str, values: Sequence[Any], remedy: str) -> None:
+    """Raise if cells that are to be one label each may hold several: where parts of some are labels of others."""
+    words = {value.strip() for value in values if isinstance(value, str) and not is_missing(value)}
+    odd = sorted(word for word in words if "," in word)
+    if odd and all(_DECIMAL_COMMA.fullmatch(word) for word in words):
+        raise DataError(
+            f"{table.source}: {odd[0]!r} in column {column!r} may be a number with a decimal comma, or several labels; "
+            f"write a point, or state --label-separator ',', or {remedy}."
+        )
+    for mark in _DOUBTFUL:
+        several = {word: [part.strip() for part in word.split(mark)] for word in words if mark in word}
+        parts = Counter(part for mine in several.values() for part in set(mine) if part)
+        shared = any(count > 1 or part in words for part, count in parts.items())
+        if shared and len(parts) <= 2 * len(words):  # more parts than that are sentences, not labels
+            raise DataError(
+                f"{table.source}: {short(min(several))!r} in column {column!r} may be one label or several; state the "
+                f"separator with --label-separator '{mark}', or {remedy}."
+            )
 
 
 def class_name(table: Table, column: str, row: int) -> str:
@@ -66,9 +127,11 @@ def label_indices(
     if unknown:
         row, name = unknown[0]
         count = len({row for row, _ in unknown})
+        twin = next((label for label in task.labels if spelling(label) == spelling(name)), None)
+        hint = f", which spell it {short(twin)!r}" if twin is not None else ""
         raise DataError(
             f"{table.at(row)}: the label {short(name)!r} is not one of the task's {len(task.labels)} labels "
-            f"({listed(task.labels)}); {count} of {len(rows)} rows have an unknown label: correct them, remove "
+            f"({listed(task.labels)}){hint}; {count} of {len(rows)} rows have an unknown label: correct them, remove "
             f"them, or train with rows that have it."
         )
     return [[lookup[name] for name in mine] for mine in names], notes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapterbank.errors import DataError, InputError
 from adapterbank.kinds.kind import Estimator, HeadOutputs, Kind
-from adapterbank.kinds.labels import check_index, in_order, label_indices, label_name
+from adapterbank.kinds.labels import check_index, in_order, is_list_text, items_of, label_indices, label_name
 from adapterbank.kinds.values import is_missing, short
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ _SEPARATOR = "|"
 
 
 def cell_labels(value: Any) -> list[str]:
-    """Return the labels of a cell: a list, or one string with `|` between the names."""
+    """Return the labels of a cell: a list, a list as text, or one string with `|` between the names."""
+    if is_list_text(value):
+        return items_of(value)
     if isinstance(value, str):
         parts: Iterable[Any] = value.split(_SEPARATOR)
     else:
@@ -33,18 +35,33 @@ def cell_labels(value: Any) -> list[str]:
 
 
 def _recognizes(columns: Columns, values: Sequence[Any]) -> bool:
+    if all(map(is_list_text, values)) and any(mark in value for value in values for mark in ("'", '"', ",", "[]")):
+        return True
     return any(isinstance(value, (list, tuple, set)) for value in values) or any(
         isinstance(value, str) and _SEPARATOR in value for value in values
     )
 
 
+def _labels_at(table: Table, column: str, row: int) -> list[str]:
+    try:
+        return cell_labels(table.columns[column][row])
+    except DataError as error:
+        raise DataError(f"{table.at(row)}: {error}") from None
+
+
 def _infer_labels(table: Table, column: str, rows: Sequence[int]) -> tuple[str, ...]:
-    values = (table.columns[column][row] for row in rows)
-    return in_order(name for value in values if not is_missing(value) for name in cell_labels(value))
+    names = [_labels_at(table, column, row) for row in rows if not is_missing(table.columns[column][row])]
+    width = len(names[0]) if names else 0
+    if width > 1 and all(len(mine) == width and {*mine} <= {"0", "1"} for mine in names):
+        raise DataError(
+            f"{table.source}: column {column!r} seems to have a 0 or 1 for each of {width} labels; list the names of "
+            f"the labels that apply, or put each label into a column of its own and name them with --label a,b."
+        )
+    return in_order(name for mine in names for name in mine)
 
 
 def _read_targets(table: Table, task: Task, rows: Sequence[int]) -> tuple[list[Any], list[str]]:
-    names = [cell_labels(table.columns[task.label][row]) for row in rows]
+    names = [_labels_at(table, task.label, row) for row in rows]
     for row, mine in zip(rows, names, strict=True):
         if len(set(mine)) < len(mine):
             raise DataError(
@@ -113,6 +130,7 @@ MULTILABEL = Kind(
     check_prediction=_check,
     check_target=_check,
     fewest_labels=1,
+    several_labels=True,
     recognizes=_recognizes,
     infer_labels=_infer_labels,
     cell_labels=cell_labels,

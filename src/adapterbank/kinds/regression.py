@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapterbank.errors import DataError, InputError
 from adapterbank.kinds.kind import Estimator, HeadOutputs, Kind
-from adapterbank.kinds.values import as_number, short
+from adapterbank.kinds.values import as_number, is_missing, short
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,9 +37,10 @@ def _number(table: Table, column: str, row: int) -> float:
 
 
 def _check_rows(table: Table, column: str, rows: Sequence[int]) -> tuple[str, ...]:
-    """Return no label names, after a check that every row has a number."""
+    """Return no label names, after a check that every row with a label has a number."""
     for row in rows:
-        _number(table, column, row)
+        if not is_missing(table.columns[column][row]):
+            _number(table, column, row)
     return ()
 
 

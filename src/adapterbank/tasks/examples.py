@@ -1,17 +1,18 @@
-"""Rows of a table as the examples of a task, and one split cut into two. It knows no tokens."""
+"""Rows of a table as the examples of a task. It knows no tokens."""
 
 from __future__ import annotations
 
-import heapq
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TextIO
+from typing import TextIO
 
-from adapterbank.errors import DataError, InputError
+from adapterbank.errors import DataError
 from adapterbank.kinds.table import KINDS
 from adapterbank.kinds.values import as_text, is_missing, listed, short
-from adapterbank.tasks.columns import find_columns, find_texts, require_column
+from adapterbank.tasks.columns import find_columns, find_texts
+from adapterbank.tasks.compound import has_columns, with_label, with_texts
+from adapterbank.tasks.remarks import remarks
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.tasks.tables import Table, is_plain_text, read_lines, read_table
 
@@ -24,30 +25,57 @@ class Report:
     """Rows of the table."""
     empty: int = 0
     """Rows with an empty text: dropped when targets are read, kept for prediction."""
+    unlabelled: int = 0
+    """Rows with a text and without a label that were dropped."""
     notes: list[str] = field(default_factory=list)
     """Sentences for the user."""
+    remarks: list[str] = field(default_factory=list)
+    """The same of what is odd about labels and repeated rows, which is for those who can change the data."""
 
 
-def read_examples(table: Table, task: Task, *, need_targets: bool = True) -> tuple[Examples, Report]:
-    """Return the rows as examples; without targets every row is kept, so that predictions match the rows."""
-    for name in task.text:
-        require_column(table, name, "--text")
+def read_examples(
+    table: Table, task: Task, *, need_targets: bool = True, drop_unlabelled: bool = False
+) -> tuple[Examples, Report]:
+    """Return the rows as examples; without targets every row is kept, so that predictions match the rows.
+
+    Rows without a label are refused, or dropped if that is stated.
+    """
+    table = with_texts(table, task.text)
     parts = [_texts(table, name) for name in task.text]
     empty = [row for row in range(table.rows) if any(not part[row].strip() for part in parts)]
     examples = Examples(parts[0], parts[1] if len(parts) == 2 else None)
     if not need_targets:
-        return examples, Report(table.rows, len(empty))
-    require_column(table, task.label, "--label")
+        return examples, Report(table.rows, len(empty), notes=list(table.notes))
+    kind = KINDS[task.kind]
+    table = with_label(table, task.label, single=kind.single_label, separator=task.label_separator)
     if len(empty) == table.rows:
         raise DataError(
             f"{table.source}: every row is empty in {listed(task.text)}; choose another column with --text."
         )
-    dropped = set(empty)
-    kept = [row for row in range(table.rows) if row not in dropped]
-    notes = [] if not empty else [_dropped(table, empty)]
-    _check_filled(table, task, kept)
-    targets, remarks = KINDS[task.kind].read_targets(table, task, kept)
-    return replace(examples.select(kept), targets=targets), Report(table.rows, len(empty), notes + remarks)
+    notes = [*table.notes, *([_dropped(table, empty, "an empty text")] if empty else [])]
+    kept = sorted({*range(table.rows)} - {*empty})
+    missing = unlabelled_rows(table, task, kept, blank_too=drop_unlabelled)
+    if missing and not drop_unlabelled:
+        raise DataError(_unlabelled(table, task, missing))
+    if missing:
+        notes.append(_dropped(table, missing, "no label"))
+        kept = sorted({*kept} - {*missing})
+    targets, more = kind.read_targets(table, task, kept)
+    found = replace(examples.select(kept), targets=targets)
+    return found, Report(table.rows, len(empty), len(missing), notes + more, remarks(table.source, task, kept, found))
+
+
+def unlabelled_rows(table: Table, task: Task, rows: Iterable[int], *, blank_too: bool = False) -> list[int]:
+    """Return which of the rows have no label; `blank_too` counts cells of whitespace where these are a label."""
+    blank_is_label = KINDS[task.kind].blank_is_label and not blank_too
+    column = table.columns[task.label]
+    return [row for row in rows if is_missing(column[row]) and not (blank_is_label and isinstance(column[row], str))]
+
+
+def _unlabelled(table: Table, task: Task, missing: Sequence[int]) -> str:
+    also = f", as in {len(missing) - 1} more of {table.rows} rows" if len(missing) > 1 else ""
+    where = f"{table.at(missing[0])}: column {task.label!r} is empty{also}"
+    return f"{where}; fill it in, or leave out rows without a label with --drop-unlabelled."
 
 
 def read_texts(source: str | os.PathLike[str] | TextIO, task: Task) -> Examples:
@@ -60,8 +88,8 @@ def read_texts(source: str | os.PathLike[str] | TextIO, task: Task) -> Examples:
     if is_plain_text(source):
         return _line_examples(read_lines(source), task, os.fspath(source))
     table = read_table(source)
-    if not all(name in table.columns for name in task.text):
-        known = task.label if task.label in table.columns else None
+    if not has_columns(table, task.text):
+        known = task.label if has_columns(table, [task.label]) else None
         task = replace(task, text=find_texts(table, label=known, kind=task.kind, count=len(task.text)))
     return read_examples(table, task, need_targets=False)[0]
 
@@ -71,66 +99,16 @@ def labelled_as(
 ) -> Task:
     """Return the task with its columns in this table: its own, those named, or those with usual names."""
     named = text or text_pair or label
-    if not named and all(name in table.columns for name in (*task.text, task.label)):
+    if not named and has_columns(table, (*task.text, task.label)):
         return task
-    label = label or (task.label if task.label in table.columns else None)
-    if not text and all(name in table.columns for name in task.text):
+    label = label or (task.label if has_columns(table, [task.label]) else None)
+    if not text and has_columns(table, task.text):
         text, text_pair = task.text[0], (task.text[1] if len(task.text) == 2 else None)
     found = find_columns(table, text, text_pair, label, task.kind)
     if len(found.text) != len(task.text):
         raise DataError(f"{table.source}: {task.name!r} reads {len(task.text)} texts a row; name them with --text.")
     assert found.label is not None
     return replace(task, text=found.text, label=found.label)
-
-
-def split(examples: Examples, *, task: Task, fraction: float = 0.1, seed: int = 0) -> tuple[Examples, Examples]:
-    """Split off a fraction for dev: the same rows for the same seed, with the same mix of single labels."""
-    # RandomState, because numpy guarantees that its stream never changes, unlike that of newer generators.
-    from numpy.random import RandomState
-
-    if len(examples) < 2:
-        raise DataError(f"There are {len(examples)} rows; splitting off dev rows needs 2 or more.")
-    if not 0 < fraction < 1:
-        raise InputError(f"The fraction of dev rows is {fraction}; it must be between 0 and 1, such as 0.1.")
-    draw = RandomState(seed)
-    order: list[int] = draw.permutation(len(examples)).tolist()
-    size = min(max(1, round(len(examples) * fraction)), len(examples) - 1)
-    groups: dict[Any, list[int]] = {}
-    classes = examples.targets if KINDS[task.kind].single_label else None
-    for row in order:
-        groups.setdefault(None if classes is None else classes[row], []).append(row)
-    shares = _shares([len(group) for group in groups.values()], size)
-    dev = [row for group, share in zip(groups.values(), shares, strict=True) for row in group[:share]]
-    # If every class has a single row, no class can spare one, and dev still needs a row.
-    chosen = set(dev or order[:size])
-    return (
-        examples.select(row for row in range(len(examples)) if row not in chosen),
-        examples.select(sorted(chosen)),
-    )
-
-
-def _shares(sizes: Sequence[int], wanted: int) -> list[int]:
-    # Largest remainders: whole shares first, then one more where the remainder is largest; never a group's last row.
-    exact = [size * wanted / sum(sizes) for size in sizes]
-    most = [size - 1 for size in sizes]
-    shares = [min(int(share), cap) for share, cap in zip(exact, most, strict=True)]
-    # Of equal remainders the first, which is random too: groups are in the order of the shuffled rows.
-    room = [(shares[place] - exact[place], place) for place in range(len(sizes)) if shares[place] < most[place]]
-    heapq.heapify(room)
-    for _ in range(min(wanted, sum(most)) - sum(shares)):
-        _, place = heapq.heappop(room)
-        shares[place] += 1
-        if shares[place] < most[place]:
-            heapq.heappush(room, (shares[place] - exact[place], place))
-    return shares
-
-
-def _check_filled(table: Table, task: Task, rows: Sequence[int]) -> None:
-    blank_is_label = KINDS[task.kind].blank_is_label
-    for row in rows:
-        value = table.columns[task.label][row]
-        if is_missing(value) and not (blank_is_label and isinstance(value, str)):
-            raise DataError(f"{table.at(row)}: column {task.label!r} is empty; fill it in or remove the row.")
 
 
 def _texts(table: Table, name: str) -> list[str]:
@@ -143,9 +121,9 @@ def _texts(table: Table, name: str) -> list[str]:
     return [as_text(value) for value in values]
 
 
-def _dropped(table: Table, empty: Sequence[int]) -> str:
-    rows = "1 row" if len(empty) == 1 else f"{len(empty)} rows"
-    return f"{table.source}: dropped {rows} of {table.rows} with an empty text (first: row {empty[0] + 1})."
+def _dropped(table: Table, rows: Sequence[int], why: str) -> str:
+    count = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
+    return f"{table.source}: dropped {count} of {table.rows} with {why} (first: row {rows[0] + 1})."
 
 
 # --- lines --------------------------------------------------------------------------------------------------

@@ -23,6 +23,9 @@ _JSON_SIGNS = {"{": 64, "[": 64, ",": 64, ":": 128}
 _TAILS, _NARROW, _MIDDLE = bytes(range(0x80, 0xC0)), bytes(range(0xC4)), bytes(range(0xF0))
 """Bytes of UTF-8: those that continue a character, and all those of texts with one or two bytes a character."""
 
+_DECODED = {"cp1252": 2, "utf-16": 2, "utf-16-le": 2, "utf-16-be": 2, "utf-32": 1}
+"""Bytes of text in memory, at most, for each byte of the file, by its encoding."""
+
 
 @dataclass(frozen=True)
 class TableLimits:
@@ -88,9 +91,11 @@ class TableBudget:
         if self.limits and self.used + size > self.limits.memory:
             self._refuse(f"takes more than {self.limits.memory:,} bytes once it is decoded")
 
-    def check_encoded(self, data: bytes) -> None:
-        """Refuse UTF-8 that is too large as text, before it is decoded: one emoji makes every character four bytes."""
-        if self.limits and not data.isascii():
+    def check_encoded(self, data: bytes, encoding: str = "utf-8") -> None:
+        """Refuse what is too large as text, before it is decoded: one emoji makes every character four bytes."""
+        if self.limits and encoding in _DECODED:
+            self.check_memory((1 + _DECODED[encoding]) * len(data))
+        elif self.limits and not data.isascii():
             width = 4 if data.translate(None, _MIDDLE) else 2 if data.translate(None, _NARROW) else 1
             # The bytes count too: to widen a text the decoder copies it, while they are still in memory.
             self.check_memory(len(data) + width * len(data.translate(None, _TAILS)))

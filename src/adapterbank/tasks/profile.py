@@ -9,8 +9,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from adapterbank.kinds.labels import spelling
 from adapterbank.kinds.table import KINDS
-from adapterbank.kinds.values import as_number, is_missing
+from adapterbank.kinds.values import is_missing
+from adapterbank.tasks.compound import has_columns, with_label, with_texts
 from adapterbank.tasks.spec import Task
 from adapterbank.tasks.tables import Table
 
@@ -21,10 +23,12 @@ def profile(
     task: Task, tables: Mapping[str, Table], lengths: Mapping[str, Sequence[int]], max_length: int
 ) -> dict[str, Any]:
     """Describe every split and the rows that splits share; `lengths` has the number of tokens of each row."""
+    tables = {name: _resolved(task, table) for name, table in tables.items()}
     texts = {name: _texts(task, table) for name, table in tables.items()}
     return {
         "task": task.name,
         "kind": task.kind,
+        "columns": {"text": list(task.text), "label": task.label},
         "max_length": max_length,
         "splits": {name: _split(task, table, texts[name], lengths[name], max_length) for name, table in tables.items()},
         "shared": _shared(texts),
@@ -32,17 +36,25 @@ def profile(
     }
 
 
+def _resolved(task: Task, table: Table) -> Table:
+    """Return the table with the columns that the task's names stand for."""
+    table = with_texts(table, task.text)
+    if not has_columns(table, [task.label]):
+        return table
+    return with_label(table, task.label, single=KINDS[task.kind].single_label, separator=task.label_separator)
+
+
 def unknown_labels(task: Task, tables: Mapping[str, Table]) -> list[str]:
     """Return a warning for each label that another split has and train has not, with train's spelling if it differs."""
     if not KINDS[task.kind].fewest_labels or "train" not in tables:
         return []
     counts = {name: _labels(task, table) for name, table in tables.items()}
-    known = {_plain(label): label for label in counts["train"]}
+    known = {spelling(label): label for label in counts["train"]}
     found = []
     for name, mine in counts.items():
         for label, rows in mine.items():
             if label not in counts["train"]:
-                twin = known.get(_plain(label))
+                twin = known.get(spelling(label))
                 how = f"train spells it {twin!r}" if twin is not None else "train has no row with it"
                 found.append(f"{name} has the label {label!r} ({rows} rows); {how}.")
     return found
@@ -93,10 +105,3 @@ def _shared(texts: Mapping[str, Sequence[tuple[str, ...]]]) -> list[dict[str, An
             if rows:
                 found.append({"of": second, "in": first, "rows": rows})
     return found
-
-
-def _plain(label: str) -> str:
-    """Return a label without what spellings differ in: case, blanks, dashes and the like."""
-    if as_number(label) is not None:
-        return label  # 1 and -1 are not two spellings of one label
-    return "".join(mark for mark in label.casefold() if mark.isalnum()) or label

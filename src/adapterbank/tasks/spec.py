@@ -24,15 +24,17 @@ class Task:
     kind: str
     """A name in `adapterbank.kinds.table.KINDS`."""
     text: tuple[str, ...]
-    """The column of the text, or of the two texts; for span: (question, context)."""
+    """The column of the text, or of the two texts; for span: (question, context). `title,body` joins two columns."""
     label: str
-    """The column of the label; for span: of the answer."""
+    """The column of the label; for span: of the answer. `a,b,c` is a column of 0 and 1 for each label."""
     labels: tuple[str, ...]
     """The names of the labels, in the order of the head's outputs; none for kinds without labels."""
     metric: str
     """A name in `adapterbank.metrics.METRICS` that fits the kind."""
     threshold: float | None = None
     """Span: by how much "no answer" must score above the best answer to be chosen; None: it never is."""
+    label_separator: str | None = None
+    """Between the labels of a cell; None for the usual ways to write several."""
 
     def __post_init__(self) -> None:
         kind = find_kind(self.kind)
@@ -54,8 +56,9 @@ class Task:
             raise InputError(f"Task {self.name!r} names the label {repeated[0]!r} twice; name each label once.")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the task as a dict of plain values."""
-        return {**asdict(self), "text": list(self.text), "labels": list(self.labels)}
+        """Return the task as a dict of plain values; what came after the first release only where it is set."""
+        values = {**asdict(self), "text": list(self.text), "labels": list(self.labels)}
+        return {name: value for name, value in values.items() if name != "label_separator" or value is not None}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Task:
@@ -93,6 +96,10 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def keys(self) -> list[Any]:
+        """Return what makes a row's texts equal to another's: the text, or both of a pair."""
+        return self.texts if self.pairs is None else list(zip(self.texts, self.pairs, strict=True))
 
     def select(self, indices: Iterable[int]) -> Examples:
         """Return the rows with these indices, in this order."""

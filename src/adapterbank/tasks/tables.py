@@ -1,33 +1,32 @@
 """Tables: files and Python data as named columns of plain values. They know no tasks, labels or models.
 
-Every file is UTF-8. An error message is one sentence with the file, the line and the remedy.
+An error message is one sentence with the file, the line and the remedy.
 """
 
 from __future__ import annotations
 
-import csv
 import difflib
 import gzip
 import json
 import os
 import re
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapterbank.errors import DataError, InputError
+from adapterbank.errors import DataError
 from adapterbank.kinds.values import listed, short
+from adapterbank.tasks.dialects import FileForm
+from adapterbank.tasks.encodings import encoding_note, find_encoding
 from adapterbank.tasks.limits import MAX_DEPTH, TableBudget, TableLimits, check_depth
 from adapterbank.tasks.parquet import read_parquet
+from adapterbank.tasks.python_data import columns_from, from_records
+from adapterbank.tasks.separated import read_separated
 
-TUPLE_COLUMNS = {2: ("text", "label"), 3: ("text", "text_pair", "label")}
-"""Column names of tuples, by their length."""
-
-_FIELD_LIMIT = 2**31 - 1  # the csv module stops at 131,072 characters, less than a long document
-_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+_AS_FOUND = FileForm()
+_OBJECT_LINE = re.compile(r"\s*(\{[^\n]*\})[^\S\n]*\n\s*\S")
 _JSON_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
@@ -38,6 +37,10 @@ class Table:
     columns: dict[str, list[Any]]
     source: str = "data"
     """The file or argument it was read from, for messages."""
+    notes: tuple[str, ...] = ()
+    """What the user should know of how it was read."""
+    assumed_header: bool = False
+    """Whether the names of the columns are a file's first line, and nobody stated that it is a header."""
 
     def at(self, row: int) -> str:
         """Return the location of a row for messages; rows count from 1, without the header."""
@@ -49,10 +52,11 @@ class Table:
         return len(next(iter(self.columns.values()), []))
 
 
-def read_table(path: str | os.PathLike[str], limits: TableLimits | None = None) -> Table:
+def read_table(path: str | os.PathLike[str], limits: TableLimits | None = None, form: FileForm = _AS_FOUND) -> Table:
     """Read a file in the format of its extension (`READERS`); text formats may be compressed as .gz.
 
-    Give `limits` for a file from outside: it is refused before more than that is in memory.
+    Give `limits` for a file from outside: it is refused before more than that is in memory. `form` states what is
+    known of a CSV or TSV file.
     """
     file = _existing(path)
     ending = _ending(file)
@@ -61,7 +65,7 @@ def read_table(path: str | os.PathLike[str], limits: TableLimits | None = None) 
             f"{file} has the extension {ending!r}, which is not one of {', '.join(READERS)}; "
             f"save the table as one of these (text formats may also end in .gz)."
         )
-    table = READERS[ending](file, TableBudget(file, limits))
+    table = READERS[ending](file, TableBudget(file, limits), form)
     if not table.rows:
         raise DataError(f"{file} has columns ({listed(table.columns)}) but no rows; add some.")
     return table
@@ -69,7 +73,7 @@ def read_table(path: str | os.PathLike[str], limits: TableLimits | None = None) 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
     """Return the lines of a text file; blank lines are kept, and a final line break starts no further line."""
-    return [line.removesuffix("\r") for line in _decoded(*_unlimited(path)).removesuffix("\n").split("\n")]
+    return [line.removesuffix("\r") for line in _decoded(*_unlimited(path))[0].removesuffix("\n").split("\n")]
 
 
 def is_plain_text(path: str | os.PathLike[str]) -> bool:
@@ -77,29 +81,24 @@ def is_plain_text(path: str | os.PathLike[str]) -> bool:
     return _ending(Path(path)) == ".txt"
 
 
-def table_from(data: Any, source: str = "data") -> Table:
-    """Return data as a table: a path, a table, a list of dicts or tuples, a dict of columns, or a DataFrame.
+def table_from(data: Any, source: str = "data", form: FileForm = _AS_FOUND) -> Table:
+    """Return data as a table: a path, a table, a list of dicts or tuples, a dict of columns, an array, or a frame.
 
     Tuples are (text, label) or (text, second text, label).
     """
     if isinstance(data, Table):
         return data
     if isinstance(data, (str, os.PathLike)):
-        return read_table(data)
-    if hasattr(data, "to_dict"):
-        data = _frame_columns(data)
-    if isinstance(data, Mapping):
-        table = _from_columns(data, source)
-    elif isinstance(data, (list, tuple)):
-        table = _from_rows(data, source)
-    else:
-        raise InputError(
-            f"{source} is a {type(data).__name__}; give a path, a list of dicts, a list of (text, label) or "
-            f"(text, second text, label) tuples, a dict of columns, or a DataFrame."
-        )
+        return read_table(data, form=form)
+    # An empty list would have no columns either.
+    table = Table(columns_from(data, source) if not _is_empty(data) else {}, source)
     if not table.rows:
         raise DataError(f"{source} has no rows; give at least one.")
     return table
+
+
+def _is_empty(data: Any) -> bool:
+    return isinstance(data, (list, tuple)) and not data
 
 
 # --- files --------------------------------------------------------------------------------------------------
@@ -133,19 +132,19 @@ def _unlimited(path: str | os.PathLike[str]) -> tuple[Path, TableBudget]:
     return file, TableBudget(file)
 
 
-def _decoded(path: Path, budget: TableBudget) -> str:
+def _decoded(path: Path, budget: TableBudget) -> tuple[str, list[str]]:
+    """Return the text of a file, and a note if it is not in UTF-8."""
     data = unpacked(path, budget)
     if data[:2] == b"\x1f\x8b":
         raise DataError(f"{path} is compressed with gzip, but its name does not end in .gz; decompress or rename it.")
     budget.check_encoded(data)
+    encoding = find_encoding(data, path)
+    budget.check_encoded(data, encoding)
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
         raise DataError(
-            f"{path} is not UTF-8: byte {error.start} (line {line}) is 0x{data[error.start]:02x}; "
-            f"convert it, for instance: iconv -f {encoding} -t utf-8 OLD > NEW"
+            f"{path} begins as {encoding.upper()}, but byte {error.start} does not fit; save it as UTF-8."
         ) from None
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
@@ -155,7 +154,8 @@ def _decoded(path: Path, budget: TableBudget) -> str:
         )
     if not text or text.isspace():
         raise DataError(f"{path} is empty; it needs rows (and a header, if it is a table).")
-    return text
+    note = encoding_note(path, encoding)
+    return text, [note] if note else []
 
 
 def unpacked(path: Path, budget: TableBudget | None = None) -> bytes:
@@ -173,111 +173,56 @@ def unpacked(path: Path, budget: TableBudget | None = None) -> bytes:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
-def _read_csv(path: Path, budget: TableBudget) -> Table:
-    return _read_separated(path, ",", csv.QUOTE_MINIMAL, budget)
+def _read_csv(path: Path, budget: TableBudget, form: FileForm) -> Table:
+    return _read_separated(path, ",", budget, form)
 
 
-def _read_tsv(path: Path, budget: TableBudget) -> Table:
-    # No quoting: GLUE's files contain stray quotes, which would otherwise swallow the lines after them.
-    return _read_separated(path, "\t", csv.QUOTE_NONE, budget)
+def _read_tsv(path: Path, budget: TableBudget, form: FileForm) -> Table:
+    return _read_separated(path, "\t", budget, form)
 
 
-def _read_separated(path: Path, delimiter: str, quoting: Any, budget: TableBudget) -> Table:
-    csv.field_size_limit(budget.limits.text if budget.limits else _FIELD_LIMIT)
-    lines = _Lines(_decoded(path, budget), delimiter, budget)
-    records = _records(csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True), lines, path)
-    first = next(fields for _, fields in records if fields)
-    budget.check_columns(len(first))
-    header = _header(first, path, delimiter)
-    columns: list[list[str]] = [[] for _ in header]
-    rows = 0
-    for line, fields in records:
-        if not fields and len(header) > 1:
-            continue
-        fields = fields or [""]  # with one column a blank line is a row, so that predictions match the lines
-        if len(fields) != len(header):
-            advice = "quote a text that contains a comma" if delimiter == "," else "a text must not contain a tab"
-            found = f"{len(fields)} fields, but the header has {len(header)}"
-            raise DataError(f"{path}, line {line}: {found}; {advice}.")
-        rows += 1
-        budget.add_row(fields, rows, len(header))
-        for column, field in zip(columns, fields, strict=True):
-            column.append(field)
-    return Table(dict(zip(header, columns, strict=True)), str(path))
+def _read_separated(path: Path, usual: str, budget: TableBudget, form: FileForm) -> Table:
+    text, notes = _decoded(path, budget)
+    columns, more = read_separated(text, usual, form, budget)
+    return Table(dict(columns), str(path), (*notes, *more), assumed_header=form.header is None)
 
 
-class _Lines:
-    """The lines of a text without its last line ends. It counts separators: the csv module splits any number."""
-
-    def __init__(self, text: str, delimiter: str, budget: TableBudget) -> None:
-        end = len(text)
-        while end and text[end - 1] in "\r\n":
-            end -= 1
-        self._lines, self._delimiter, self._budget = _LINE.finditer(text, 0, end), delimiter, budget
-        self.separators = 0
-        """Separators since the record began, which are at least its fields less one; a quoted text has some too."""
-
-    def __iter__(self) -> _Lines:
-        return self
-
-    def check_field(self, error: csv.Error) -> None:
-        """Raise the error of a text that is too long, if that is what the csv module reports."""
-        if self._budget.limits and "field limit" in str(error):
-            self._budget.check_text(self._budget.limits.text + 1)
-
-    def __next__(self) -> str:
-        line = next(self._lines)[0]
-        self.separators += line.count(self._delimiter)
-        self._budget.check_row_text(self.separators)
-        return line
+def _read_jsonl(path: Path, budget: TableBudget, form: FileForm) -> Table:
+    text, notes = _decoded(path, budget)
+    return Table(from_records(_json_lines(text, path, budget), budget), str(path), tuple(notes))
 
 
-def _records(reader: Any, lines: _Lines, path: Path) -> Iterator[tuple[int, list[str]]]:
-    while True:
-        line = reader.line_num + 1  # where the record starts: a quoted text may span several lines
-        lines.separators = 0
-        try:
-            fields = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            lines.check_field(error)
-            advice = "close every quote, and double the quotes inside a quoted text"
-            raise DataError(f"{path}, line {line}: {error}; {advice}.") from None
-        yield line, fields
+def _json_lines(text: str, path: Path, budget: TableBudget) -> Iterator[dict[str, Any]]:
+    for line, found in enumerate(_JSON_LINE.finditer(text), 1):
+        budget.check_row_text(found.end() - found.start())
+        if row := found[0].strip():
+            record = _parsed(row, path, line)
+            if not isinstance(record, dict):
+                raise DataError(f"{path}, line {line}: {short(row)} is not a JSON object; write one on each line.")
+            yield record
 
 
-def _header(fields: list[str], path: Path, delimiter: str) -> list[str]:
-    names = [name.strip() or f"column{place}" for place, name in enumerate(fields, 1)]
-    twice = next((name for name, count in Counter(names).items() if count > 1), None)
-    if twice is not None:
-        raise DataError(f"{path} has two columns named {short(twice)!r}; give each its own name.")
-    other = next((mark for mark in (";", "\t", "|") if mark in names[0]), None)
-    if len(names) == 1 and other and delimiter == ",":
-        raise DataError(f"{path} seems to separate fields with {other!r}; save it with commas, or as .tsv.")
-    return names
-
-
-def _read_jsonl(path: Path, budget: TableBudget) -> Table:
-    text = _decoded(path, budget)
-
-    def records() -> Iterator[dict[str, Any]]:
-        for line, found in enumerate(_JSON_LINE.finditer(text), 1):
-            budget.check_row_text(found.end() - found.start())
-            if row := found[0].strip():
-                record = _parsed(row, path, line)
-                if not isinstance(record, dict):
-                    raise DataError(f"{path}, line {line}: {short(row)} is not a JSON object; write one on each line.")
-                yield record
-
-    return _from_records(records(), str(path), budget)
-
-
-def _read_json(path: Path, budget: TableBudget) -> Table:
-    text = _decoded(path, budget)
+def _read_json(path: Path, budget: TableBudget, form: FileForm) -> Table:
+    text, notes = _decoded(path, budget)
     budget.check_json(text)
-    content = _parsed(text, path)
+    rows = _json_lines(text, path, budget) if _is_lines(text) else _json_rows(_parsed(text, path), path)
+    return Table(from_records(rows, budget), str(path), tuple(notes))
+
+
+def _is_lines(text: str) -> bool:
+    """Return whether a .json file has an object on each line, as .jsonl files have."""
+    first = _OBJECT_LINE.match(text)
+    try:
+        return first is not None and isinstance(json.loads(first[1]), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _json_rows(content: Any, path: Path) -> Iterator[dict[str, Any]]:
     rows = content.get("data") if isinstance(content, dict) else content
+    if isinstance(content, dict) and not isinstance(rows, list):
+        yield from _column_rows(content, path)
+        return
     if not isinstance(rows, list):
         raise DataError(f"{path} is not a list of objects; write a list, or one object on each line as .jsonl.")
     odd = next((place for place, row in enumerate(rows, 1) if not isinstance(row, dict)), None)
@@ -285,7 +230,18 @@ def _read_json(path: Path, budget: TableBudget) -> Table:
         raise DataError(f"{path}, row {odd}: {short(rows[odd - 1])} is not a JSON object; every row must be one.")
     if not rows:
         raise DataError(f"{path} has no rows; add at least one object to the list.")
-    return _from_records(_squad_rows(rows, path) if "paragraphs" in rows[0] else rows, str(path), budget)
+    yield from _squad_rows(rows, path) if "paragraphs" in rows[0] else rows
+
+
+def _column_rows(columns: dict[str, Any], path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of JSON columns: lists, or objects by row as pandas writes them."""
+    keys: list[Any] = [range(len(one)) if isinstance(one, list) else one for one in columns.values()]
+    same = all(isinstance(one, (dict, range)) and list(one) == list(keys[0]) for one in keys)
+    if not columns or not same:
+        problem = "is neither a list of objects nor an object of columns of the same length"
+        raise DataError(f"{path} {problem}; write a list, or one object on each line as .jsonl.")
+    for key in keys[0]:
+        yield {name: column[key] for name, column in columns.items()}
 
 
 def _squad_rows(articles: list[dict[str, Any]], path: Path) -> Iterator[dict[str, Any]]:
@@ -317,11 +273,11 @@ def _parsed(text: str, path: Path, line: int = 1) -> Any:
     return value
 
 
-def _read_parquet(path: Path, budget: TableBudget) -> Table:
+def _read_parquet(path: Path, budget: TableBudget, form: FileForm) -> Table:
     return Table(read_parquet(path, budget), str(path))
 
 
-READERS: dict[str, Callable[[Path, TableBudget], Table]] = {
+READERS: dict[str, Callable[[Path, TableBudget, FileForm], Table]] = {
     ".csv": _read_csv,
     ".tsv": _read_tsv,
     ".jsonl": _read_jsonl,
@@ -329,64 +285,3 @@ READERS: dict[str, Callable[[Path, TableBudget], Table]] = {
     ".json": _read_json,
     ".parquet": _read_parquet,
 }
-
-
-# --- Python data --------------------------------------------------------------------------------------------
-
-
-def _from_rows(rows: Sequence[Any], source: str) -> Table:
-    if all(isinstance(row, Mapping) for row in rows):
-        return _from_records(rows, source)
-    width = len(rows[0]) if isinstance(rows[0], (tuple, list)) else 0
-    for place, row in enumerate(rows, 1):
-        if width not in TUPLE_COLUMNS or not isinstance(row, (tuple, list)) or len(row) != width:
-            raise InputError(
-                f"{source}, row {place}: {short(row)} does not match the other rows; give all rows as dicts, all as "
-                f"(text, label), or all as (text, second text, label)."
-            )
-    names = TUPLE_COLUMNS[width]
-    return Table({name: [_plain(row[place]) for row in rows] for place, name in enumerate(names)}, source)
-
-
-def _from_records(records: Iterable[Mapping[Any, Any]], source: str, budget: TableBudget | None = None) -> Table:
-    columns: dict[str, list[Any]] = {}
-    rows = 0
-    for record in records:
-        plain = {str(name): _plain(value) for name, value in record.items()}
-        if budget:  # before a column is made: one row may name many new ones, each with a value for every row
-            new = plain.keys() - columns.keys()
-            budget.add_row([*new, *plain.values()], rows + 1, len(columns) + len(new))
-        for name, value in plain.items():
-            column = columns.setdefault(name, [])
-            # A key that a row lacks is a missing value, because JSON writers leave out nulls.
-            column += [None] * (rows - len(column))
-            column.append(value)
-        rows += 1
-    for column in columns.values():
-        column += [None] * (rows - len(column))
-    return Table(columns, source)
-
-
-def _from_columns(columns: Mapping[Any, Any], source: str) -> Table:
-    for name, column in columns.items():
-        if isinstance(column, (str, bytes, Mapping)) or not hasattr(column, "__iter__"):
-            raise InputError(f"{source}: column {name!r} is a {type(column).__name__}; give a list of values.")
-    table = Table({str(name): [_plain(value) for value in column] for name, column in columns.items()}, source)
-    lengths = {name: len(column) for name, column in table.columns.items()}
-    if len(set(lengths.values())) > 1:
-        raise InputError(f"{source}: columns differ in length ({lengths}); each needs a value for every row.")
-    return table
-
-
-def _frame_columns(frame: Any) -> Any:
-    try:
-        return frame.to_dict(orient="list")  # pandas
-    except TypeError:
-        return frame.to_dict()  # `datasets` and polars return columns by default
-
-
-def _plain(value: Any) -> Any:
-    # Arrays and their scalars become Python values; the missing values of pandas become None.
-    if type(value).__name__ in ("NAType", "NaTType"):
-        return None
-    return value.tolist() if hasattr(value, "tolist") else value

@@ -16,15 +16,22 @@ from adapterbank.methods import METHODS
 from adapterbank.storage.package import check_name
 from adapterbank.tasks import catalog
 from adapterbank.tasks.columns import find_columns, infer_task
-from adapterbank.tasks.examples import read_examples, split
+from adapterbank.tasks.compound import split_names
+from adapterbank.tasks.dialects import FileForm
+from adapterbank.tasks.examples import read_examples
 from adapterbank.tasks.spec import Examples, Task
+from adapterbank.tasks.splitting import split
 from adapterbank.tasks.tables import Table, table_from
 
 FEW_ROWS = 64
 """Rows of a class up to which its labels are few."""
+_AS_FOUND = FileForm()
 _DEV_SHARE = 0.1
 """Share of the training data that becomes dev data if there is none."""
-SOURCE = ("task", "train", "dev", "test", "data_root", "text", "text_pair", "label", "kind", "labels", "metric")
+SOURCE = (
+    *("task", "train", "dev", "test", "data_root", "text", "text_pair", "label", "kind", "labels", "metric"),
+    *("separator", "header", "label_separator", "drop_unlabelled"),
+)
 """The options that define the examples; `limit` and `seed` only choose among them."""
 
 
@@ -114,12 +121,13 @@ def has_few_labels(config: Config, data: Dataset) -> bool:
 
 def _read(config: Config, data: Mapping[str, Any]) -> Dataset:
     """Read all labelled rows."""
-    task, tables = _tables(config, data)
+    named = "train" not in data and catalog.is_named(config.train)
+    task, tables = read_tables(config, data)
     splits: dict[str, Examples] = {}
     notes: list[str] = []
     for name, table in tables.items():
-        splits[name], report = read_examples(table, task)
-        notes += report.notes
+        splits[name], report = read_examples(table, task, drop_unlabelled=config.drop_unlabelled)
+        notes += report.notes + ([] if named else report.remarks)
     return Dataset(task, splits, tuple(notes))
 
 
@@ -128,7 +136,7 @@ def _cut(config: Config, whole: Dataset, few: bool) -> Dataset:
     task, splits, notes = whole.task, dict(whole.splits), list(whole.notes)
     if "dev" not in splits and not few:
         usable = len(splits["train"])
-        splits["train"], splits["dev"] = split(splits["train"], task=task, fraction=_DEV_SHARE, seed=config.seed)
+        splits["train"], splits["dev"] = hold_out(splits["train"], task, config.seed)
         notes.append(f"No dev data given: {len(splits['dev'])} of {usable} training rows are held out for it.")
     if config.limit and config.limit < len(splits["train"]):
         from adapterbank.draws import RandomStream
@@ -140,7 +148,40 @@ def _cut(config: Config, whole: Dataset, few: bool) -> Dataset:
     return Dataset(task, splits, tuple(notes))
 
 
-def _tables(config: Config, data: Mapping[str, Any]) -> tuple[Task, dict[str, Table]]:
+def hold_out(rows: Examples, task: Task, seed: int) -> tuple[Examples, Examples]:
+    """Return the training rows without a seeded tenth, and that tenth as dev rows."""
+    return split(rows, task=task, fraction=_DEV_SHARE, seed=seed)
+
+
+def preview(task: Task, tables: Mapping[str, Table], config: Config) -> dict[str, Any]:
+    """Return what training on these tables would drop, hold out and note, and why it would be refused."""
+    read: dict[str, Examples] = {}
+    found: dict[str, Any] = {"dropped": {}, "notes": [], "refused": []}
+    for name, table in tables.items():
+        for drop in dict.fromkeys((config.drop_unlabelled, True)):
+            try:
+                read[name], report = read_examples(table, task, drop_unlabelled=drop)
+            except DataError as error:
+                found["refused"] += [str(error)] if str(error) not in found["refused"] else []
+                continue
+            found["dropped"][name] = {"empty": report.empty, "unlabelled": report.unlabelled}
+            found["notes"] += [*(report.notes if drop == config.drop_unlabelled else table.notes), *report.remarks]
+            break
+    found["held_out"] = "train" in read and "dev" not in tables
+    if found["held_out"]:
+        try:
+            read["train"], read["dev"] = hold_out(read["train"], task, config.seed)
+        except DataError as error:
+            found["refused"].append(str(error))
+    return {**found, "rows": {name: len(examples) for name, examples in read.items()}}
+
+
+def file_form(config: Config) -> FileForm:
+    """Return what a config states of CSV and TSV files."""
+    return FileForm(config.separator, config.header)
+
+
+def read_tables(config: Config, data: Mapping[str, Any]) -> tuple[Task, dict[str, Table]]:
     """Return the task and the table of each split, from files, Python data or the catalog."""
     sources = {name: data.get(name, getattr(config, name)) for name in ("train", "dev", "test")}
     if sources["train"] is None or (isinstance(sources["train"], str) and not sources["train"]):
@@ -148,18 +189,31 @@ def _tables(config: Config, data: Mapping[str, Any]) -> tuple[Task, dict[str, Ta
     if isinstance(sources["train"], str) and catalog.is_named(sources["train"]):
         task, tables = _from_catalog(config, sources["train"])
     else:
-        tables = {"train": table_from(sources["train"], "train")}
+        tables = {"train": table_from(sources["train"], "train", file_form(config))}
         columns = find_columns(tables["train"], config.text, config.text_pair, config.label, config.kind)
-        labels = tuple(name.strip() for name in config.labels.split(",")) if config.labels else None
         task = infer_task(
-            tables["train"], columns, name=config.task, kind=config.kind, labels=labels, metric=config.metric
+            tables["train"],
+            columns,
+            name=config.task,
+            kind=config.kind,
+            labels=split_names(config.labels) if config.labels else None,
+            metric=config.metric,
+            label_separator=config.label_separator,
         )
-    own = {name: table_from(sources[name], name) for name in ("dev", "test") if sources[name] is not None}
+    own = {
+        name: table_from(sources[name], name, file_form(config))
+        for name in ("dev", "test")
+        if sources[name] is not None
+    }
     return task, {"train": tables.pop("train"), **tables, **own}
 
 
 def _from_catalog(config: Config, name: str) -> tuple[Task, dict[str, Table]]:
-    stated = [option for option in ("text", "text_pair", "label", "kind", "labels") if getattr(config, option)]
+    stated = [
+        option
+        for option in ("text", "text_pair", "label", "kind", "labels", "label_separator")
+        if getattr(config, option)
+    ]
     if stated:
         raise ConfigError(
             f"{option} is {getattr(config, option)!r}, but {name!r} has its own in the catalog; leave it out."
@@ -189,11 +243,11 @@ def catalog_name(ref: str) -> str | None:
     return next((entry for entry in catalog.CATALOG if catalog.bank_name(entry) == name), None)
 
 
-def scored_table(ref: str, source: Any, split_name: str, root: str | None) -> Table:
+def scored_table(ref: str, source: Any, split_name: str, root: str | None, form: FileForm = _AS_FOUND) -> Table:
     """Return the labelled rows to score a task on: `source`, or the catalog's split of that name."""
     named = isinstance(source, str) and catalog.is_named(source)
     if source is not None and not named:
-        return table_from(source)
+        return table_from(source, form=form)
     name = source if named else catalog_name(ref)
     if name is None:
         raise InputError(f"{ref!r} is not in the catalog, so it has no data of its own; name data with --data.")

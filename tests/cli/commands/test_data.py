@@ -35,3 +35,21 @@ def test_data_describes_files_and_warns_of_a_misspelt_label(tmp_path, checkpoint
     for odd in ([], ["glue/sst2", "--train", train], ["glue/sst2", "--text", "x"], ["glue/sst3"]):
         refused = shell("data", *odd)
         assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
+
+
+def test_data_of_a_file_tells_the_columns_what_is_left_out_and_the_split(tmp_path, checkpoint):
+    rows = [f"Nr {i};the {text};{label}" for i, (text, label) in enumerate(reviews(20))]
+    file = tmp_path / "mine.csv"
+    file.write_text("\n".join(["title;body;tone", *rows, ";;positive", "x;y;", "x;y;Positive", "Nr 1;the z;negative"]))
+    words = [file, "--text", "title,body", "--label", "tone", "--backbone", checkpoint("bert")[0]]
+    found = shell("data", *words).out
+    assert "text: title,body; label: tone" in found
+    assert "train: rows left out: 1 with an empty text, 1 with no label" in found
+    assert "rows used: train 20, dev 2 (dev held out of train, seed 0)" in found
+    assert "separates its fields with ';'" in found
+    assert "the labels 'positive' (10) and 'Positive' (1) differ only in case" in found
+    assert "train would refuse it: " in found
+    dropped = shell("data", *words, "--drop-unlabelled", "--json").json
+    assert (dropped["refused"], dropped["rows"]) == ([], {"train": 20, "dev": 2})
+    assert dropped["dropped"] == {"train": {"empty": 1, "unlabelled": 1}}
+    assert dropped["columns"] == {"text": ["title,body"], "label": "tone"}

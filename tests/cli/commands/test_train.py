@@ -183,7 +183,7 @@ def test_two_processes_train_into_one_new_bank_at_once(here, encoder):
 
 def test_the_data_is_read_once(here, encoder, monkeypatch):
     read, real = [], tables.read_table
-    monkeypatch.setattr(tables, "read_table", lambda path: (read.append(str(path)), real(path))[1])
+    monkeypatch.setattr(tables, "read_table", lambda path, **form: (read.append(str(path)), real(path, **form))[1])
     monkeypatch.setattr(size_search, "SIZES", (2, 4))
     for words in ([], ["--prune"], ["--size", "auto", "--prune"], ["--method", "automl", "--trials", 1]):
         read.clear()

@@ -2,95 +2,141 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from adapterbank.cli.console import print_json, print_table, print_text
-from adapterbank.cli.options import AsJson, DataRoot, TextPairColumn
+from adapterbank.cli.options import AsJson, DataRoot, DropUnlabelled, Header, Separator, TextPairColumn
 from adapterbank.errors import InputError
 
-HELP = """Inspect a data set: sizes, label balance, token lengths, duplicates, problems.
+if TYPE_CHECKING:
+    from adapterbank.tasks.spec import Task
+    from adapterbank.tasks.tables import Table
 
-Reports the size and label balance of each split, token lengths and how many rows --max-length would truncate, empty
-rows, rows that occur in two splits, and labels that train and dev spell differently. TASK is a catalog task; for your
-own files give --train, and --dev and --test if you have them.
+HELP = """Inspect a data set: columns, what would be dropped and held out, label balance, token lengths, problems.
+
+Reports which columns are read, which rows training would drop, hold out for dev or refuse, the size and label balance
+of each split, token lengths and how many rows --max-length would truncate, repeated rows, rows that occur in two
+splits, and labels with two spellings. TASK is a catalog task, or a file of your own; --dev and --test name further
+files.
+
+Example: adapterbank data reviews.csv
+
+Example: adapterbank data tickets.csv --text title,body --label urgent,refund,bug
 
 Example: adapterbank data glue/mrpc --data-root data
 
 Example: adapterbank data --train reviews.csv --dev dev.csv --max-length 64
 """
 
+_DROPPED = {"empty": "an empty text", "unlabelled": "no label"}
+
 
 def command(
-    task: Annotated[str | None, typer.Argument(metavar="TASK", help="Catalog task.")] = None,
-    train: Annotated[str | None, typer.Option("--train", help="Training data file, instead of TASK.")] = None,
+    task: Annotated[str | None, typer.Argument(metavar="TASK|FILE", help="Catalog task, or training data.")] = None,
+    train: Annotated[str | None, typer.Option("--train", help="Training data file, instead of FILE.")] = None,
     dev: Annotated[str | None, typer.Option("--dev", help="Dev data file.")] = None,
     test: Annotated[str | None, typer.Option("--test", help="Test data file.")] = None,
-    text: Annotated[str | None, typer.Option("--text", help="Column with the text (default: found by name).")] = None,
+    text: Annotated[
+        str | None, typer.Option("--text", help="Column with the text; a,b joins two (default: found by name).")
+    ] = None,
     text_pair: TextPairColumn = None,
     label: Annotated[
-        str | None, typer.Option("--label", help="Column with the label (default: found by name).")
+        str | None,
+        typer.Option("--label", help="Column with the label; a,b,c for one each (default: found by name)."),
     ] = None,
     kind: Annotated[
         str | None, typer.Option("--kind", help="Kind of task (default: inferred from the labels).")
     ] = None,
+    label_separator: Annotated[
+        str | None, typer.Option("--label-separator", help="Between the labels of a cell; none for one label.")
+    ] = None,
+    drop_unlabelled: DropUnlabelled = False,
+    separator: Separator = None,
+    header: Header = None,
     max_length: Annotated[
         int | None,
         typer.Option("--max-length", help="Longest text in tokens (default: as in training).", min=4),
     ] = None,
     backbone: Annotated[str, typer.Option("--backbone", help="Encoder whose tokenizer counts the tokens.")] = "minilm",
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the rows held out for dev.", min=0)] = 0,
     data_root: DataRoot = None,
     json: AsJson = False,
 ) -> None:
     """See `HELP`."""
     if (task is None) == (train is None):
-        raise InputError("Give either a catalog TASK, or a file with --train.")
-    files = {"train": train, "dev": dev, "test": test}
-    columns = {"text": text, "text_pair": text_pair, "label": label, "kind": kind}
-    spec, tables, source = _read(task, files, columns, data_root)
+        raise InputError("Give either a catalog TASK, or a FILE.")
+    if task is not None and _is_file(task):
+        task, train = None, task
+    columns: dict[str, Any] = {"text": text, "text_pair": text_pair, "label": label, "kind": kind}
+    columns |= {"label_separator": label_separator, "separator": separator, "header": header, "dev": dev, "test": test}
+    stated = {name: value for name, value in columns.items() if value is not None}
+    options = {**stated, "train": train, "drop_unlabelled": drop_unlabelled, "seed": seed}
+    spec, tables, source, plan = _read(task, options, data_root)
     from adapterbank import config
-    from adapterbank.cli.progress import Stages
-    from adapterbank.encoder.backbone import locate_tokenizer
-    from adapterbank.encoder.tokenizer import token_counts
-    from adapterbank.tasks.examples import read_examples
     from adapterbank.tasks.profile import profile
     from adapterbank.training.dataset import defaults
 
     limit = max_length or config.parse(defaults(task or "", train)).max_length
-    tokenizer = locate_tokenizer(backbone)
-    lengths = {}
-    with Stages(quiet=json) as stages:
-        for name, table in tables.items():
-            examples, _ = read_examples(table, spec, need_targets=False)
-            watch = stages.watcher(f"counting the tokens of {name}")
-            lengths[name] = token_counts(tokenizer, examples.texts, examples.pairs, watch)
-    found = {**profile(spec, tables, lengths, limit), "source": source, "backbone": backbone}
-    found["task"] = task or source
+    lengths = _lengths(spec, tables, backbone, quiet=json)
+    found = {**profile(spec, tables, lengths, limit), **plan, "source": source, "backbone": backbone}
+    found |= {"task": task or source, "seed": seed}
     if json:
         print_json(found)
     else:
         _print(found)
 
 
-def _read(task: str | None, files: dict[str, str | None], columns: dict[str, str | None], root: str | None) -> Any:
+def _lengths(spec: Task, tables: dict[str, Table], backbone: str, *, quiet: bool) -> dict[str, Any]:
+    """Return the number of tokens of each row."""
+    from adapterbank.cli.progress import Stages
+    from adapterbank.encoder.backbone import locate_tokenizer
+    from adapterbank.encoder.tokenizer import token_counts
+    from adapterbank.tasks.examples import read_examples
+
+    tokenizer = locate_tokenizer(backbone)
+    lengths = {}
+    with Stages(quiet=quiet) as stages:
+        for name, table in tables.items():
+            examples, _ = read_examples(table, spec, need_targets=False)
+            watch = stages.watcher(f"counting the tokens of {name}")
+            lengths[name] = token_counts(tokenizer, examples.texts, examples.pairs, watch)
+    return lengths
+
+
+def _is_file(name: str) -> bool:
+    """Return whether a name is that of a file, by its extension if there is no such file."""
+    from adapterbank.tasks.catalog import is_named
+    from adapterbank.tasks.tables import READERS
+
+    if is_named(name):
+        return False
+    return Path(name).exists() or name.lower().removesuffix(".gz").endswith(tuple(READERS))
+
+
+def _read(task: str | None, options: dict[str, Any], root: str | None) -> Any:
+    """Return the task, its tables, where they are from, and what training would do with them."""
+    from adapterbank import config as configs
+    from adapterbank.training.dataset import preview, read_tables
+
     if task is not None:
         from adapterbank.tasks.catalog import load
 
-        if any([*columns.values(), files["dev"], files["test"]]):
-            raise InputError(f"{task!r} has its own columns and splits; for others, give a file with --train instead.")
+        if set(options) - {"train", "drop_unlabelled", "seed"}:
+            raise InputError(f"{task!r} has its own columns and splits; for others, name a FILE instead.")
         loaded = load(task, root)
-        return loaded.task, dict(loaded.tables), loaded.source
-    from adapterbank.tasks.columns import find_columns, infer_task
-    from adapterbank.tasks.tables import table_from
-
-    tables = {name: table_from(file, name) for name, file in files.items() if file is not None}
-    found = find_columns(tables["train"], columns["text"], columns["text_pair"], columns["label"], columns["kind"])
-    return infer_task(tables["train"], found, name="data", kind=columns["kind"]), tables, files["train"]
+        config = configs.parse({"drop_unlabelled": options["drop_unlabelled"], "seed": options["seed"]})
+        return loaded.task, dict(loaded.tables), loaded.source, preview(loaded.task, loaded.labelled(), config)
+    config = configs.parse({**options, "task": "data"})
+    spec, tables = read_tables(config, {})
+    return spec, tables, options["train"], preview(spec, tables, config)
 
 
 def _print(found: dict[str, Any]) -> None:
-    print_text(f"{found['task']}: {found['kind']}, from {found['source']}\n")
+    print_text(f"{found['task']}: {found['kind']}, from {found['source']}")
+    _print_plan(found)
     rows, limit = [], found["max_length"]
     for name, one in found["splits"].items():
         tokens = [str(value) for value in one.get("tokens", {}).values()] or [""] * 7
@@ -104,6 +150,23 @@ def _print(found: dict[str, Any]) -> None:
         print_text(f"{one['of']} rows that also occur in {one['in']}: {one['rows']:,}")
     for warning in found["warnings"]:
         print_text(f"warning: {warning}")
+    for note in found["notes"]:
+        print_text(f"note: {note}")
+    for reason in found["refused"]:
+        print_text(f"train would refuse it: {reason}")
+
+
+def _print_plan(found: dict[str, Any]) -> None:
+    """Print the columns, the rows that would be dropped, and those that would be held out."""
+    read = [("text", "text pair")[place] + f": {name}" for place, name in enumerate(found["columns"]["text"])]
+    print_text("; ".join([*read, f"label: {found['columns']['label']}"]))
+    for name, dropped in found["dropped"].items():
+        parts = [f"{dropped[why]} with {words}" for why, words in _DROPPED.items() if dropped[why]]
+        if parts:
+            print_text(f"{name}: rows left out: {', '.join(parts)}")
+    rows = ", ".join(f"{name} {count:,}" for name, count in found["rows"].items())
+    held = f" (dev held out of train, seed {found['seed']})" if found["held_out"] else ""
+    print_text(f"rows used: {rows}{held}\n")
 
 
 def _print_labels(found: dict[str, Any]) -> None:

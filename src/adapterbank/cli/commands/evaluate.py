@@ -13,8 +13,11 @@ from adapterbank.cli.options import (
     BankPath,
     DataRoot,
     Device,
+    DropUnlabelled,
+    Header,
     LabelledData,
     Precision,
+    Separator,
     Split,
     TaskName,
     TextPairColumn,
@@ -42,6 +45,9 @@ def command(
     label: Annotated[
         str | None, typer.Option("--label", help="Column with the label (default: as in training).")
     ] = None,
+    separator: Separator = None,
+    header: Header = None,
+    drop_unlabelled: DropUnlabelled = False,
     backbone: BackboneName = None,
     device: Device = "auto",
     precision: Precision = "auto",
@@ -55,7 +61,17 @@ def command(
     about = opened.show(task).task
     with Stages(quiet=json) as stages:
         stages.stage(f"scoring {task}", 0, None)
-        found = opened.evaluate(task, data, split=split, text=text, text_pair=text_pair, label=label)
+        found = opened.evaluate(
+            task,
+            data,
+            split=split,
+            text=text,
+            text_pair=text_pair,
+            label=label,
+            separator=separator,
+            header=header,
+            drop_unlabelled=drop_unlabelled,
+        )
     for note in found["notes"]:
         print_message(f"note: {note}")
     if json:

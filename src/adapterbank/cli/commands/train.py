@@ -30,6 +30,8 @@ stores it in the bank as a new version of the task. Other tasks do not change.
 
 Example: adapterbank train --bank bank --task sentiment --train reviews.csv --epochs 5
 
+Several columns: adapterbank train --bank bank --task tickets --train t.csv --text title,body --label bug,spam
+
 A catalog task has its own data: adapterbank train --bank bank --task glue/mrpc --data-root data
 
 Find the smallest adapter that is good enough: adapterbank train --bank bank --task glue/rte --size auto --prune

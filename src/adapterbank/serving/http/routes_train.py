@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 
-from adapterbank.config import Config
+from adapterbank.config import LONGEST_SEPARATOR, Config
 from adapterbank.errors import InputError, StorageError
 from adapterbank.methods import METHODS, PROJECTIONS, SITES
 from adapterbank.serving.daemon_pool import DaemonPool
@@ -30,6 +30,7 @@ from adapterbank.serving.jobs.run_row import FORMATS, TrainingRun
 from adapterbank.serving.jobs.run_store import UnknownRun
 from adapterbank.serving.jobs.uploads import TooLarge, check_size
 from adapterbank.serving.service.protocol import REQUEST, Refusal
+from adapterbank.tasks.dialects import STATED
 
 ThreadResult = TypeVar("ThreadResult")
 
@@ -40,6 +41,7 @@ TYPES = {
     "application/jsonl": "jsonl",
     "application/x-ndjson": "jsonl",
     "application/x-jsonlines": "jsonl",
+    "application/json": "json",
     "application/vnd.apache.parquet": "parquet",
     "application/x-parquet": "parquet",
 }
@@ -48,6 +50,8 @@ RESERVED = {"/v1/runs": "train", "/v1/runs/{rest:path}": "train"}
 """Addresses that need this scope for every method, also on a server that does not train."""
 _SCHEMAS: Mapping[str, dict[str, Any]] = {
     "lr": {"exclusiveMinimum": 0},
+    "separator": {"enum": [*STATED]},
+    "label_separator": {"minLength": 1, "maxLength": LONGEST_SEPARATOR},
     **{
         name: {"pattern": f"^({part})(,({part}))*$"}
         for name, part in (("sites", "|".join(SITES)), ("targets", "|".join(PROJECTIONS)))

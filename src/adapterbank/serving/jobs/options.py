@@ -12,7 +12,8 @@ from adapterbank.serving.jobs.run_row import FORMATS
 from adapterbank.storage.package import parse_ref
 
 OPTIONS = (
-    *("text", "text_pair", "label", "kind", "labels", "metric", "limit", "max_length", "doc_stride"),
+    *("text", "text_pair", "label", "kind", "labels", "label_separator", "drop_unlabelled", "separator", "header"),
+    *("metric", "limit", "max_length", "doc_stride"),
     *("method", "size", "layers", "sites", "activation", "sigma", "train_norms", "placement", "combine", "inner_norm"),
     *("depth", "rank", "alpha", "targets", "top", "pooling", "head_hidden"),
     *("lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction", "clip", "dropout"),

@@ -17,7 +17,7 @@ from adapterbank.storage.package import is_name
 
 ENDED = ("done", "failed", "cancelled")
 """The final states of a run; before them it is queued or running."""
-FORMATS = ("csv", "tsv", "jsonl", "parquet")
+FORMATS = ("csv", "tsv", "jsonl", "json", "parquet")
 """The formats of data files."""
 JSON = ("options", "data", "progress", "notes", "metrics")
 """The columns that hold JSON."""

@@ -31,7 +31,7 @@ from adapterbank.tasks.tables import read_table
 from adapterbank.training import run_state
 from adapterbank.training.builder import RunBuilder
 from adapterbank.training.callbacks import Callbacks
-from adapterbank.training.dataset import DatasetReader, canonical
+from adapterbank.training.dataset import DatasetReader, canonical, file_form
 from adapterbank.training.job import Progress
 from adapterbank.training.once import find_added
 from adapterbank.training.run import run
@@ -91,8 +91,7 @@ def train(job: Mapping[str, Any], send: Send) -> dict[str, Any]:
     config = configs.parse({**job["options"], "task": job["task"], "train": job["file"], **job["device"],
                             "backbone": backbone.name})  # fmt: skip
     bank = Bank.open(job["bank"], backbone.reference)
-    table = read_table(job["file"], TableLimits(**job["limits"]["table"]))
-    reader = DatasetReader({"train": table})  # the data is read once
+    reader = read_data(job, config)
     resolved = RunBuilder(backbone, reader=reader).resolve(canonical(config))
     send({"kept": resolved.hash})
     resuming = job["resuming"] and _can_resume(bank.runs_path / resolved.hash)
@@ -109,6 +108,12 @@ def train(job: Mapping[str, Any], send: Send) -> dict[str, Any]:
     assert result.package is not None  # methods without a package are refused before a run is queued
     rows = [{"epoch": i, **row} for i, row in enumerate(result.record["history"], 1)]
     return {**_ending(result.package.manifest.version, result.package.manifest.metrics), "history": rows}
+
+
+def read_data(job: Mapping[str, Any], config: configs.Config) -> DatasetReader:
+    """Read the data file of a job once, under its limits."""
+    table = read_table(job["file"], TableLimits(**job["limits"]["table"]), file_form(config))
+    return DatasetReader({"train": table})
 
 
 def _ending(version: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
