@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from adapterbank.errors import DataError
-from adapterbank.tasks import streams
+from adapterbank.tasks import streams, text_rows
 from adapterbank.tasks.streams import as_table, chunks, format_of, open_stream
 from adapterbank.tasks.tables import read_table
 from small_data import write
@@ -55,7 +55,7 @@ def test_blank_lines_of_one_column_are_rows_except_at_the_end(tmp_path, text):
 
 
 def test_a_line_without_end_is_one_bad_row_and_takes_no_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(streams, "LONGEST", 1000)
+    monkeypatch.setattr(text_rows, "LONGEST", 1000)
     long = "x" * 5000
     (tmp_path / "in.txt").write_text(f"a\n{long}\nb\n")
     assert [(n, bool(problem)) for n, _, problem in rows_of(tmp_path / "in.txt")] == [(1, False), (2, True), (3, False)]

@@ -21,7 +21,8 @@ from adapterbank.kinds.values import is_missing, listed, short
 from adapterbank.tasks.columns import require_column
 from adapterbank.tasks.examples import located, read_examples
 from adapterbank.tasks.spec import Examples, Task
-from adapterbank.tasks.streams import RowStream, StreamRow, as_table, chunks, format_of, open_stream
+from adapterbank.tasks.streams import RowStream, as_table, chunks, format_of, open_stream
+from adapterbank.tasks.text_rows import StreamRow
 from adapterbank.tasks.writers import ENCODERS, Compressed, OutputColumn, OutputLayout, RowEncoder, value_type
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ def predict_file(
         raise InputError(f"Rows of different tasks have different columns, which {form} cannot have; write jsonl.")
     specs = {name: bank._spec(name) for name in tasks}
     with open_stream(source, options.form, _line_columns(specs)) as stream:
+        for note in stream.text.notes if stream.text else ():
+            watch.note(note)
         parts = chunks(stream.rows)
         first = next(parts, None)
         if first is None:
@@ -188,8 +191,8 @@ class _Answers:
         if self._options.keep_columns:
             table = as_table([StreamRow(0, dict.fromkeys(self._stream.columns or ())), *first], "")
             own = [OutputColumn(name, value_type(values[1:])) for name, values in table.columns.items()]
-        same = self._stream.form == form and self._stream.dialect is not None
-        delimiter = self._stream.dialect.delimiter if same and self._stream.dialect else ","
+        text = self._stream.text
+        delimiter = text.delimiter if text and self._stream.form == form else ","
         schema = self._stream.schema if self._options.keep_columns else None
         return OutputLayout([*own, *self._columns.columns()], delimiter, schema)
 
