@@ -16,7 +16,7 @@ from adapterbank.encoder.backbone import Backbone
 from adapterbank.errors import InputError
 from adapterbank.inference import audit as audits
 from adapterbank.inference.predictions import Prediction
-from adapterbank.inference.task_rows import by_task, has_columns, in_order
+from adapterbank.inference.task_rows import by_task, in_order, is_tabular
 from adapterbank.kinds import scoring
 from adapterbank.kinds.span import Reading
 from adapterbank.kinds.table import KINDS
@@ -205,7 +205,7 @@ class OpenBank(BankHandle):
             text_pair: The column of the second text.
             best: How many of their best answers span tasks list, beside the best.
         """
-        if has_columns(texts):
+        if is_tabular(texts):
             task, texts = self._columns(task, texts, pairs, text, text_pair)
         elif text or text_pair:
             raise InputError(f"There are no columns to find {text or text_pair!r} in; pass a data frame or a file.")

@@ -46,7 +46,7 @@ def _is_labelled(row: tuple[Any, ...], task: Task) -> bool:
     return len(row) == 3 or not isinstance(row[-1], str) or row[-1] in task.labels
 
 
-def has_columns(data: Any) -> bool:
+def is_tabular(data: Any) -> bool:
     """Return whether data is a file or a table rather than a sequence of texts."""
     if isinstance(data, (list, tuple)):
         return bool(data) and isinstance(data[0], Mapping)

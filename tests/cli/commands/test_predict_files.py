@@ -139,9 +139,9 @@ def test_the_text_column_can_be_named(here):
 
 BAD = {
     "csv": (
-        b'id,text\n1,good\n2,good,more\n3,"good" x\n4,bad\n5,caf\xe9\n6,"two\nlines"\n7,"open\n8,good\n',
+        b'id,text\n1,good\n2,good,more\n3,"good" x\n4,bad\n5,caf\xc3\xa9 \xff\n6,"two\nlines"\n7,"open\n8,good\n',
         [3, 4, 6, 9],
-        ["3 fields, but the header has 2", "expected after '\"'", "byte 0xe9 is not UTF-8", "unexpected end of data"],
+        ["3 fields, but the header has 2", "expected after '\"'", "byte 0xff is not UTF-8", "unexpected end of data"],
     ),
     "tsv": (b"id\ttext\n1\tgood\n2\n3\tgo\tod\n4\tba\0d\n5\tbad\n", [3, 4, 5], ["1 fields", "3 fields", "NUL"]),
     "jsonl": (
