@@ -127,6 +127,11 @@ def test_a_version_can_be_pinned_and_the_default_rolled_back(bank):
         (("pair", TEXTS), "'pair' reads text and text_pair; pass a second text for every row"),
         (("sentiment", TEXTS, TEXTS), "'sentiment' reads text; pass no second texts"),
         (("sentiment@9", TEXTS), "'sentiment' has no version 9; its versions are 1, 2"),
+        (("sentiment", [("good", "a film")]), "'sentiment' reads text; pass no second texts"),
+        (("sentiment", {"text": TEXTS}, TEXTS), "name that of the second texts with text_pair instead of pairs"),
+        ((["sentiment"], {"text": TEXTS}), "data has 11 rows, but there are 1 tasks; pass one for each"),
+        (("sentiment", {"a": TEXTS, "b": TEXTS}), "data has no columns with usual names for texts"),
+        (("sentiment", "none.csv"), "There is no file none.csv"),
         (("sentiment", ["good", None]), "Row 2 is not a text"),
         (("sentiment", ["\ud800"]), "Row 1 is not a text"),
     ],
@@ -135,6 +140,42 @@ def test_an_invalid_call_of_predict_is_refused_in_one_sentence(bank, arguments, 
     with pytest.raises(adapterbank.AdapterbankError, match=message) as caught:
         bank.predict(*arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_predict_takes_every_form_of_data_that_train_takes(bank, tmp_path):
+    for task, rows in (("sentiment", reviews(2)), ("score", scores(2)), ("pair", pairs(2))):
+        texts = [row[:-1] if task == "pair" else row[0] for row in rows]
+        columns = ("text", "text_pair", "label") if task == "pair" else ("text", "label")
+        frame = pandas.DataFrame(rows, columns=columns)  # as many rows as columns, or one fewer
+        file = write(tmp_path / "rows.csv", rows, columns)
+        wanted = bank.predict(task, texts)
+        assert wanted == bank.predict(task, frame)
+        assert wanted == bank.predict(task, frame.to_dict(orient="list"))
+        assert wanted == bank.predict(task, frame.to_dict(orient="records"))
+        assert wanted == bank.predict(task, rows)
+        assert wanted == bank.predict(task, [list(row) for row in rows])
+        assert wanted == bank.predict(task, file)
+        assert wanted == bank.predict(task, str(file))
+        assert wanted == bank.predict(task, frame.rename(columns={"text": "a", "text_pair": "b", "label": "c"}),
+                                      text="a", text_pair="b" if task == "pair" else None)  # fmt: skip
+        assert wanted == bank.predict([task] * 2, frame)
+    texts = [text for text, _ in reviews(2)]
+    wanted = bank.predict("sentiment", texts)
+    assert wanted == bank.predict("sentiment", pandas.Series(texts, index=[7, 3]))
+    assert wanted == bank.predict("sentiment", np.array(texts))
+    assert wanted == bank.predict("sentiment", iter(texts))
+    assert bank.predict("pair", np.array([["who", "a cat"]])) == bank.predict("pair", [("who", "a cat")])
+    (tmp_path / "lines.txt").write_text("\n".join(texts))
+    assert wanted == bank.predict("sentiment", tmp_path / "lines.txt")
+    assert bank.predict("sentiment", pandas.Series(["good", None])) == bank.predict("sentiment", ["good", ""])
+    mixed = bank.predict(["sentiment", None], pandas.DataFrame({"text": texts, "other": ["x", "y"]}))
+    assert mixed[0].label == wanted[0].label
+    assert mixed[1].embedding is not None
+
+
+def test_a_text_of_a_frame_that_is_cut_is_named(bank):
+    frame = pandas.DataFrame({"text": ["good", "the cat was good " * 30]})
+    assert [one.truncated for one in bank.predict("sentiment", frame)] == [None, True]
 
 
 def test_an_unknown_task_is_refused_with_the_nearest_one(bank):

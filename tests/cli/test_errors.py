@@ -320,7 +320,6 @@ ASKING = {
     "no version": (["show", "--task", "s@x"], r"'s@x' has no version after the @; write a number, as in 's@1'"),
     "a path for a task": (["show", "--task", "../s"], r"'\.\./s' cannot be a task name"),
     "missing texts": (["predict", "--task", "s", "none.txt"], r"There is no file none\.txt"),
-    "texts not in UTF-8": (["predict", "--task", "s", "latin1.csv"], r"latin1\.csv is not UTF-8"),
     "texts in no column": (["predict", "--task", "s", "no-texts.csv", "--device", "tpu"], r"device is 'tpu'"),
     "unknown precision": (["predict", "--task", "s", "--text", "a", "--precision", "fp8"], r"precision is 'fp8'"),
     "evaluate without a file": (["evaluate", "--task", "s", "--data", "none.csv"], r"There is no file none\.csv"),
@@ -383,8 +382,14 @@ def test_a_typo_in_a_command_suggests_the_nearest():
     refused(shell("trian"), r"No such command 'trian'\. Did you mean 'train'\? See: adapterbank --help")
 
 
-def test_standard_input_that_is_not_utf8_is_reported(here):
-    refused(shell("predict", "--bank", "bank", "--task", "s", "-", input=b"caf\xe9\n"), r"Standard input is not UTF-8")
+def test_texts_that_are_not_utf8_have_an_error_and_the_others_an_answer(here):
+    found = shell("predict", "--bank", "bank", "--task", "s", "-", input=b"caf\xc3\xa9 \xff\nthe dog\n")
+    assert found.code == 1
+    assert "Standard input, line 1: byte 0xff is not UTF-8" in found.err
+    assert ["error" in one for one in found.answers] == [True, False]
+
+
+def test_empty_standard_input_is_reported(here):
     refused(shell("predict", "--bank", "bank", "--task", "s", "-", input=b""), r"Standard input is empty; pipe in")
 
 

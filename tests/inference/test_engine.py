@@ -12,7 +12,7 @@ import scipy.special
 import torch
 
 from adapterbank.errors import PackageDamaged, UnknownName
-from adapterbank.inference import runner
+from adapterbank.inference import rows, runner
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.predictions import Prediction, predict, predict_json
 from adapterbank.inference.rows import Rows
@@ -152,7 +152,7 @@ def test_predictions_have_the_fields_of_their_kind(engine_of):
         kinds[name] = engine.predict([request(name, [0, 3])])[0][1].to_json()
         json.dumps(kinds[name])
     assert set(kinds["place"]) == {"label", "probabilities"}
-    assert set(kinds["short"]) == {"labels", "probabilities"}
+    assert set(kinds["short"]) == {"labels", "probabilities", "truncated"}
     assert set(kinds["grade"]) == {"value"}
     assert set(kinds["where"]) == {"answer", "start", "end"}
     assert PAIRS[3][kinds["where"]["start"] : kinds["where"]["end"]] == kinds["where"]["answer"]
@@ -257,6 +257,40 @@ def test_the_max_length_of_a_task_cuts_only_its_own_texts(engine_of):
     engine = engine_of("bert")
     text = Examples([TEXTS[2]])
     assert [len(engine.rows(name, text).tokens[0]) for name in ("short", "place", None)] == [5, 11, 11]
+
+
+def test_a_text_that_is_cut_is_named_in_the_answer_and_no_other_is(engine_of):
+    engine = engine_of("bert")
+    texts = Examples([TEXTS[2], "why", TEXTS[0]])
+    long = Examples(["the cat sat on the mat " * 20, "why"])
+    requests = [("short", texts), ("place", texts), ("short", Examples(["why"])), (None, long), ("place", long)]
+    wanted = [[True, None, True], [None, None, None], [None], [True, None], [True, None]]
+    together, alone = engine.predict(requests), [engine.predict([one])[0] for one in requests]
+    for found in (together, alone):
+        assert [[one.truncated for one in mine] for mine in found] == wanted
+        assert [["truncated" in one.to_json() for one in mine] for mine in found] == [[*map(bool, w)] for w in wanted]
+    assert engine.predict_json(requests) == [[one.to_json() for one in mine] for mine in together]
+    document = engine.predict([("where", Examples(["who"], ["the cat sat on the mat " * 20]))])[0][0]
+    assert document.truncated is None  # windows read all of it
+
+
+def test_texts_that_several_tasks_share_are_tokenised_once(engine_of, monkeypatch):
+    engine = engine_of("bert")
+    texts, question = Examples(TEXTS), Examples(TEXTS, PAIRS)
+    requests = [("place", texts), ("whole", texts), ("grade", texts), ("where", question), ("where", question)]
+    expected = [engine.predict([one])[0] for one in requests]
+    seen: list[str] = []
+    for name in ("tokenize", "tokenize_windows"):
+        real = getattr(rows, name)
+
+        def counted(tokenizer, texts, *more, real=real, **options):
+            seen.extend(texts)
+            return real(tokenizer, texts, *more, **options)
+
+        monkeypatch.setattr(rows, name, counted)
+    for found, alone in zip(engine.predict(requests), expected, strict=True):
+        assert_same(found, alone)
+    assert sorted(seen) == sorted(TEXTS * 2)  # once as texts, once as questions
 
 
 def test_the_error_for_an_unknown_task_lists_the_tasks(engine_of):

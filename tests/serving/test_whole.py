@@ -71,6 +71,8 @@ def test_the_client_trains_a_task_and_uses_it(serve, csv, tmp_path, bank, bert):
         assert [one.label for one in found] == [one.label for one in expected]
         for one, other in zip(found, expected, strict=True):
             assert one.probabilities == pytest.approx(other.probabilities, abs=1e-5)
+        cut, whole = client.predict("sentiment", ["the cat was good " * 20, "the cat was good"])
+        assert (cut.truncated, whole.truncated) == (True, None)
         listed = client.tasks()
         assert [(task.name, task.version, task.labels) for task in listed] == [
             ("sentiment", 1, ("negative", "positive"))

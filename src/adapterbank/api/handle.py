@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,16 @@ from adapterbank.encoder import backbone as checkpoint
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.errors import InputError, UnknownName
 from adapterbank.inference.engine import Engine
-from adapterbank.inference.task_rows import TaskRows
+from adapterbank.inference.task_rows import TaskRows, table_rows
 from adapterbank.storage import records
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.bank_head import is_unused
 from adapterbank.storage.package import Package
 from adapterbank.tasks.catalog import bank_name
-from adapterbank.tasks.examples import labelled_as, read_examples
+from adapterbank.tasks.examples import labelled_as, read_examples, read_texts
 from adapterbank.tasks.spec import Examples, Task
+from adapterbank.tasks.streams import format_of
+from adapterbank.tasks.tables import is_plain_text, table_from
 from adapterbank.training.dataset import scored_table
 
 
@@ -100,6 +104,34 @@ class BankHandle:
         name = f"{package.ref}#{package.manifest.weights_sha256}"
         return name if name in self.engine.residents else self.engine.load(package, name)
 
+    def _load_task(self, ref: str) -> str:
+        return self._load(self._package(ref))
+
     def _request(self, group: TaskRows) -> tuple[str | None, Examples]:
-        name = self._load(self._package(group.task)) if group.task is not None else None
-        return name, group.examples(self.engine.residents[name].task.text if name else ())
+        name = self._load_task(group.task) if group.task is not None else None
+        return name, group.examples(self.engine.residents[name].task if name else None)
+
+    def _spec(self, ref: str) -> Task:
+        return Task.from_json(self._package(ref).manifest.task)
+
+    def _columns(
+        self,
+        task: str | Sequence[str | None] | None,
+        data: Any,
+        pairs: Sequence[str | None] | None,
+        text: str | None,
+        text_pair: str | None,
+    ) -> tuple[list[str | None], list[tuple[str, ...]]]:
+        """Return the task and the texts of each row of data with columns."""
+        if pairs is not None:
+            raise InputError("The data has columns; name that of the second texts with text_pair instead of pairs.")
+        if isinstance(data, str) and format_of(data) is None:
+            raise InputError("texts is one string; pass a list of texts, such as [text], or the name of a data file.")
+        if isinstance(data, (str, os.PathLike)) and is_plain_text(data):
+            if not isinstance(task, str):
+                raise InputError(f"{data} has plain lines; several tasks, or none, need a table or a list of texts.")
+            read = read_texts(data, self._spec(task))
+            return [task] * len(read), list(zip(read.texts, *([read.pairs] if read.pairs else []), strict=True))
+        table = table_from(data)
+        names = [task] * table.rows if task is None or isinstance(task, str) else list(task)
+        return names, table_rows(table, names, self._spec, text, text_pair)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from adapterbank import config as configs
+from adapterbank.api.files import FileOptions, FileReport, FileWatch, predict_file
 from adapterbank.api.handle import BankHandle
 from adapterbank.benchmarks import submissions
 from adapterbank.encoder import backbone as checkpoint
@@ -15,7 +16,7 @@ from adapterbank.encoder.backbone import Backbone
 from adapterbank.errors import InputError
 from adapterbank.inference import audit as audits
 from adapterbank.inference.predictions import Prediction
-from adapterbank.inference.task_rows import by_task, in_order
+from adapterbank.inference.task_rows import by_task, in_order, is_tabular
 from adapterbank.kinds import scoring
 from adapterbank.kinds.span import Reading
 from adapterbank.kinds.table import KINDS
@@ -185,19 +186,70 @@ class OpenBank(BankHandle):
     def predict(
         self,
         task: str | Sequence[str | None] | None,
-        texts: Sequence[str | tuple[str, str]],
+        texts: Any,
         pairs: Sequence[str | None] | None = None,
         *,
+        text: str | None = None,
+        text_pair: str | None = None,
         best: int = 0,
     ) -> list[Prediction]:
         """Return a prediction for each text, in order.
 
-        `task` is a name, `name@version`, or a list with one for each text. Rows of all tasks go through the encoder
-        together; a row with None gets the bare encoder's embedding. Second texts are in `pairs`, or in tuples
-        (text, second). With `best`, span tasks also list that many of their best answers.
+        Rows of all tasks go through the encoder together. `predict_file` reads and writes files of any size.
+
+        Args:
+            task: A name, `name@version`, or a list with one for each row; None gets the bare encoder's embedding.
+            texts: A list, an array or a column of texts, or of tuples (text, second text); or data with columns, in
+                every form that `train` takes: a file, a data frame, a dict of columns, a list of dicts. Labels in it
+                are not read.
+            pairs: The second texts, if they are in a list of their own.
+            text: The column of the text. By default the one that the task was trained on, or one with a usual name.
+            text_pair: The column of the second text.
+            best: How many of their best answers span tasks list, beside the best.
         """
+        if is_tabular(texts):
+            task, texts = self._columns(task, texts, pairs, text, text_pair)
+        elif text or text_pair:
+            raise InputError(f"There are no columns to find {text or text_pair!r} in; pass a data frame or a file.")
         groups = by_task(task, texts, pairs)
         return in_order(groups, self.engine.predict([self._request(group) for group in groups], best))
+
+    def predict_file(
+        self,
+        task: str | Sequence[str] | None,
+        source: str | Path,
+        output: str | Path,
+        *,
+        text: str | None = None,
+        text_pair: str | None = None,
+        task_column: str | None = None,
+        best: int = 0,
+        watch: Callable[[int, int, int | None], None] = lambda rows, done, total: None,
+        problem: Callable[[str], None] = lambda text: None,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> FileReport:
+        """Answer the rows of a file of any size, and write each with its answer; see docs/files.md.
+
+        The report counts the `rows` written and those among them that `failed`: these have an error, no answer.
+
+        Args:
+            task: A name, `name@version`, or a list of tasks that answer every row; None with `task_column`.
+            source: CSV, TSV, JSONL, Parquet, or plain text with one text on each line, by its extension.
+            output: CSV, TSV, JSONL or Parquet, by its extension; complete once it has its name.
+            text: The column of the text. By default the one that the task was trained on, or one with a usual name.
+            text_pair: The column of the second text.
+            task_column: The column with the task of each row, instead of `task`.
+            best: How many of their best answers span tasks list, beside the best.
+            watch: Called with the rows written, how much of the file was read, and its size in the same unit (bytes;
+                rows for Parquet).
+            problem: Called for each row that has no answer, with its place and the reason.
+            note: Called with messages for the user.
+        """
+        tasks = [task] if isinstance(task, str) else list(task or ())
+        if bool(tasks) == (task_column is not None):
+            raise InputError("Pass either task, or task_column for a file whose rows name their tasks.")
+        options = FileOptions(text=text, text_pair=text_pair, task_column=task_column, best=best)
+        return predict_file(self, tasks, source, output, options, FileWatch(watch, problem, note), FileReport())
 
     def evaluate(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 import shlex
@@ -15,10 +14,9 @@ from typing import Any, TypeVar
 import typer
 
 from adapterbank.errors import AdapterbankError, ConfigError
+from adapterbank.tasks.writers import CONTROL, json_text
 
 Returned = TypeVar("Returned")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-"""What a terminal obeys instead of showing it, and halves of characters, which cannot be printed."""
 _NUMBER = re.compile(r"-?[\d.,]*( ?(%|B|kB|MB|GB))?")
 
 LONGEST = 200
@@ -58,7 +56,7 @@ def escaped(text: str, keep: str = "") -> str:
 
     Names, labels and messages may come from files that others wrote; a terminal must not obey them.
     """
-    return _CONTROL.sub(lambda found: found[0] if found[0] in keep else repr(found[0])[1:-1], text)
+    return CONTROL.sub(lambda found: found[0] if found[0] in keep else repr(found[0])[1:-1], text)
 
 
 def print_message(text: str) -> None:
@@ -74,12 +72,6 @@ def print_text(text: str) -> None:
 def print_json(value: Any) -> None:
     """Print one JSON value to standard output."""
     typer.echo(json_text(value, indent=2))
-
-
-def json_text(value: Any, indent: int | None = None) -> str:
-    """Return a value as JSON; the control characters that JSON itself allows in texts are escaped too."""
-    text = json.dumps(value, indent=indent, ensure_ascii=False)
-    return _CONTROL.sub(lambda found: found[0] if found[0] == "\n" else f"\\u{ord(found[0]):04x}", text)
 
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

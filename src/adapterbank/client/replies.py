@@ -29,6 +29,8 @@ class TaskReply:
     null_odds: float | None = None
     best: tuple[dict[str, Any], ...] | None = None
     probabilities: dict[str, float] | None = None
+    truncated: bool | None = None
+    """True if the text was longer than the task's limit, so that its end was not read; otherwise not set."""
     other: dict[str, Any] | None = None
     """Fields of a kind that are none of these."""
 

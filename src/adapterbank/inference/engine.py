@@ -196,6 +196,12 @@ class Engine:
         """
         return [self.finish(request, outputs, best) for request, outputs in self._run(requests)]
 
+    def predict_json(
+        self, requests: Sequence[tuple[str | None, Examples]], best: int = 0
+    ) -> list[list[dict[str, Any]]]:
+        """Return the predictions as JSON values, in less time than the `to_json` of each takes."""
+        return [self.finish_json(request, outputs, best) for request, outputs in self._run(requests)]
+
     def prepare(self, requests: Sequence[tuple[str | None, Examples]], keep: bool = False) -> list[Prepared]:
         """Look up each request's task and tokenise its texts.
 
@@ -205,20 +211,29 @@ class Engine:
         return self.tokenise([(handle, examples) for handle, (_, examples) in zip(tasks, requests, strict=True)], keep)
 
     def tokenise(self, requests: Sequence[tuple[TaskHandle | None, Examples]], keep: bool = False) -> list[Prepared]:
-        """Tokenise the texts of handles; those with one length limit are tokenised together."""
-        groups: dict[Any, list[int]] = {}
+        """Tokenise the texts of handles; those with one length limit are tokenised together.
+
+        Requests of tasks with one length limit that name the same `Examples` share their tokens.
+        """
+        if len(requests) == 1:
+            ((handle, examples),) = requests
+            return [Prepared(handle, examples, self._rows(handle, examples, keep))]
+        groups: dict[Any, dict[int, list[int]]] = {}
         for i, (handle, examples) in enumerate(requests):
-            joins = handle is not None and not KINDS[handle.about.task.kind].windows and not keep
-            key = (handle.about.max_length, examples.pairs is None) if handle and joins else i
-            groups.setdefault(key, []).append(i)
+            about = handle.about if handle else None
+            windows = about is not None and KINDS[about.task.kind].windows
+            alone = id(examples) if about is None or windows or keep else None
+            limits = (about.max_length, about.stride if windows else None) if about else None
+            groups.setdefault((limits, examples.pairs is None, alone), {}).setdefault(id(examples), []).append(i)
         rows: dict[int, Rows] = {}
         for group in groups.values():
+            firsts = [requests[shared[0]] for shared in group.values()]
             if len(group) == 1:
-                rows[group[0]] = self._rows(*requests[group[0]], keep)
-                continue
-            tokens = iter(self._rows(requests[group[0]][0], _joined([requests[i][1] for i in group]), keep).tokens)
-            for i in group:
-                rows[i] = Rows([next(tokens) for _ in requests[i][1].texts], None)
+                found = [self._rows(*firsts[0], keep)]
+            else:
+                joined = self._rows(firsts[0][0], _joined([examples for _, examples in firsts]), keep)
+                found = joined.split(len(examples) for _, examples in firsts)
+            rows |= {i: own for own, shared in zip(found, group.values(), strict=True) for i in shared}
         return [Prepared(handle, examples, rows[i]) for i, (handle, examples) in enumerate(requests)]
 
     def compute(self, tokens: Sequence[Tokens], tasks: Sequence[TaskHandle | None]) -> list[np.ndarray]:
@@ -262,7 +277,8 @@ class Engine:
     def finish(self, prepared: Prepared, outputs: Sequence[np.ndarray], best: int = 0) -> list[Prediction]:
         """Turn the outputs of a request's rows into predictions."""
         if prepared.handle is None:
-            return [Prediction(embedding=out) for out in outputs]
+            rows = zip(outputs, prepared.rows.tokens, strict=True)
+            return [Prediction(embedding=out, truncated=tokens.cut or None) for out, tokens in rows]
         return predict(HeadOutputs(prepared.handle.about.task, prepared.examples, prepared.rows, outputs), best)
 
     def finish_json(self, prepared: Prepared, outputs: Sequence[np.ndarray], best: int = 0) -> list[dict[str, Any]]:

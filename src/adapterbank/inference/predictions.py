@@ -38,6 +38,8 @@ class Prediction:
     best: tuple[dict[str, Any], ...] | None = None
     """Span, on request: the best answers with positions, scores and probabilities."""
     probabilities: dict[str, float] | None = None
+    truncated: bool | None = None
+    """True if the text was longer than the task's limit, so that its end was not read; otherwise not set."""
     embedding: np.ndarray | None = field(default=None, repr=False, compare=False)
     """Bare backbone: the mean of the last hidden states."""
     other: dict[str, Any] | None = None
@@ -114,4 +116,8 @@ def _fields(head_outputs: HeadOutputs, best: int, *, rounded: bool) -> list[dict
         likely = np.floor(likely * 1e6 + 0.5) / 1e6 if rounded else likely
         for fields, row in zip(predictions, likely.tolist(), strict=True):
             fields["probabilities"] = dict(zip(names, row, strict=True))
+    if head_outputs.rows.cut:
+        for fields, tokens in zip(predictions, head_outputs.rows.tokens, strict=True):
+            if tokens.cut:
+                fields["truncated"] = True
     return predictions

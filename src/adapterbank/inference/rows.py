@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,12 @@ class Rows:
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.tokens)
+
+    def split(self, sizes: Iterable[int]) -> list[Rows]:
+        """Cut rows without targets and windows, which were tokenised together, into parts of these sizes."""
+        tokens = iter(self.tokens)
+        parts = [list(islice(tokens, size)) for size in sizes]
+        return [Rows(part, None, sum(one.cut for one in part) if self.cut else 0) for part in parts]
 
     def by_example(self, examples: int) -> list[list[int]]:
         """Return the rows of each example."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from adapterbank.errors import InputError
-from adapterbank.tasks.spec import Examples
+from adapterbank.kinds.values import as_text
+from adapterbank.tasks.columns import find_texts
+from adapterbank.tasks.examples import located, read_examples
+from adapterbank.tasks.spec import Examples, Task
+from adapterbank.tasks.tables import Table
 
 RowResult = TypeVar("RowResult")
 
@@ -18,38 +23,86 @@ class TaskRows:
 
     task: str | None
     """None is the bare encoder."""
-    rows: list[tuple[str, str | None]]
+    rows: list[tuple[Any, ...]]
+    """The texts of each row; a label may follow them, as in training data."""
     places: list[int]
 
-    def examples(self, columns: Sequence[str]) -> Examples:
-        """Return the rows as examples of a task that reads these columns, one or two texts per row."""
-        seconds = [second for _, second in self.rows if second is not None]
-        if columns and len(seconds) != (len(self.rows) if len(columns) == 2 else 0):
-            remedy = "pass a second text for every row" if len(columns) == 2 else "pass no second texts"
-            raise InputError(f"{self.task!r} reads {' and '.join(columns)}; {remedy}.")
-        return Examples(
-            [text for text, _ in self.rows], seconds if seconds and len(seconds) == len(self.rows) else None
-        )
+    def examples(self, task: Task | None) -> Examples:
+        """Return the rows as examples of the task, one or two texts per row; labels are left out."""
+        if task is None:
+            seconds = [row[1] for row in self.rows if len(row) > 1]
+            return Examples([row[0] for row in self.rows], seconds if len(seconds) == len(self.rows) else None)
+        width = len(task.text)
+        if any(len(row) != width and not _is_labelled(row, task) for row in self.rows):
+            remedy = "pass a second text for every row" if width == 2 else "pass no second texts"
+            raise InputError(f"{self.task!r} reads {' and '.join(task.text)}; {remedy}.")
+        return Examples([row[0] for row in self.rows], [row[1] for row in self.rows] if width == 2 else None)
+
+
+def _is_labelled(row: tuple[Any, ...], task: Task) -> bool:
+    """Return whether a row is one of training data. A second text is not a label, however many texts a task reads."""
+    if len(row) != len(task.text) + 1:
+        return False
+    return len(row) == 3 or not isinstance(row[-1], str) or row[-1] in task.labels
+
+
+def is_tabular(data: Any) -> bool:
+    """Return whether data is a file or a table rather than a sequence of texts."""
+    if isinstance(data, (list, tuple)):
+        return bool(data) and isinstance(data[0], Mapping)
+    named = hasattr(data, "columns") or hasattr(data, "column_names")  # frames; a frame's column has neither
+    return named or isinstance(data, (str, os.PathLike, Mapping))
 
 
 def by_task(
     task: str | Sequence[str | None] | None,
-    texts: Sequence[str | tuple[str, str]],
+    texts: Iterable[Any],
     pairs: Sequence[str | None] | None,
 ) -> list[TaskRows]:
     """Group rows by task; `task` is one for all texts, or one for each."""
-    if isinstance(texts, str):
-        raise InputError("texts is one string; pass a list of texts, such as [text].")
-    tasks = [task] * len(texts) if task is None or isinstance(task, str) else list(task)
-    for what, count in (("tasks", len(tasks)), ("pairs", len(texts) if pairs is None else len(pairs))):
-        if count != len(texts):
-            raise InputError(f"There are {len(texts)} texts but {count} {what}; pass one for each text.")
+    if hasattr(texts, "tolist"):  # an array, or a column of a frame
+        texts = [tuple(value) if isinstance(value, list) else as_text(value) for value in texts.tolist()]
+    rows = [tuple(text) if isinstance(text, (tuple, list)) else (text,) for text in texts]
+    tasks = [task] * len(rows) if task is None or isinstance(task, str) else list(task)
+    for what, count in (("tasks", len(tasks)), ("pairs", len(rows) if pairs is None else len(pairs))):
+        if count != len(rows):
+            raise InputError(f"There are {len(rows)} texts but {count} {what}; pass one for each text.")
     groups: dict[str | None, TaskRows] = {}
-    for place, (name, text) in enumerate(zip(tasks, texts, strict=True)):
+    for place, (name, row) in enumerate(zip(tasks, rows, strict=True)):
+        second = None if pairs is None else pairs[place]
         group = groups.setdefault(name, TaskRows(name, [], []))
-        group.rows.append(text if isinstance(text, tuple) else (text, pairs[place] if pairs is not None else None))
+        group.rows.append(row if second is None or len(row) > 1 else (*row, second))
         group.places.append(place)
     return list(groups.values())
+
+
+def table_rows(
+    table: Table,
+    tasks: Sequence[str | None],
+    spec_of: Callable[[str], Task],
+    text: str | None = None,
+    text_pair: str | None = None,
+) -> list[tuple[str, ...]]:
+    """Return the texts of each row, which are in the columns of its own task (`examples.located`).
+
+    A row without a task, for the bare encoder, has one text, in the column named or in one with a usual name.
+    """
+    if len(tasks) != table.rows:
+        raise InputError(f"{table.source} has {table.rows} rows, but there are {len(tasks)} tasks; pass one for each.")
+    read: dict[tuple[str, ...], Examples] = {}
+    columns: dict[str | None, tuple[str, ...]] = {}
+    for name in dict.fromkeys(tasks):
+        spec = spec_of(name) if name else _bare(text or find_texts(table, count=1)[0])
+        spec = located(table, spec, text, text_pair) if name else spec
+        columns[name] = spec.text
+        if spec.text not in read:
+            read[spec.text] = read_examples(table, spec, need_targets=False)[0]
+    found = [read[columns[name]] for name in tasks]
+    return [(one.texts[i], one.pairs[i]) if one.pairs else (one.texts[i],) for i, one in enumerate(found)]
+
+
+def _bare(column: str) -> Task:
+    return Task("bare", "regression", (column,), "", (), "spearman")
 
 
 def in_order(groups: Sequence[TaskRows], results: Iterable[Sequence[RowResult]]) -> list[RowResult]:

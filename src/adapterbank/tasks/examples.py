@@ -81,17 +81,28 @@ def _unlabelled(table: Table, task: Task, missing: Sequence[int]) -> str:
 def read_texts(source: str | os.PathLike[str] | TextIO, task: Task) -> Examples:
     """Return texts to predict from a table, or from a .txt file or an open stream with one text on each line.
 
-    A tab separates the two texts of a line. Of a table, the task's own columns are read, or those with usual names.
+    A tab separates the two texts of a line. The columns of a table are those of `located`.
     """
     if not isinstance(source, (str, os.PathLike)):
         return _line_examples(_stream_lines(source), task, "standard input")
     if is_plain_text(source):
         return _line_examples(read_lines(source), task, os.fspath(source))
     table = read_table(source)
-    if not has_columns(table, task.text):
+    return read_examples(table, located(table, task), need_targets=False)[0]
+
+
+def located(table: Table, task: Task, text: str | None = None, text_pair: str | None = None) -> Task:
+    """Return the task with its text columns in this table: those named, its own, or those with usual names."""
+    if text is None and text_pair is None:
+        if has_columns(table, task.text):
+            return task
         known = task.label if has_columns(table, [task.label]) else None
-        task = replace(task, text=find_texts(table, label=known, kind=task.kind, count=len(task.text)))
-    return read_examples(table, task, need_targets=False)[0]
+        return replace(task, text=find_texts(table, label=known, kind=task.kind, count=len(task.text)))
+    found = find_columns(table, text, text_pair, None, task.kind, need_label=False).text
+    if len(found) != len(task.text):
+        count = ("one text", "two texts")[len(task.text) - 1]
+        raise DataError(f"{task.name!r} reads {count} a row, but {listed(found)} was named; name {count}.")
+    return replace(task, text=found)
 
 
 def labelled_as(

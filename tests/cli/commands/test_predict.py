@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from adapterbank.api.opened import open_bank
-from adapterbank.cli.commands import predict
+from adapterbank.tasks import streams
 from small_data import COMMAND, FAST, answers, pairs, reviews, scores, shell, tags, write
 
 ROWS = reviews()
@@ -76,7 +76,7 @@ def test_a_table_may_have_labels_and_another_usual_column_name(here):
 
 
 def test_rows_of_several_writes_keep_their_order(here, monkeypatch):
-    monkeypatch.setattr(predict, "ROWS_PER_WRITE", 4)
+    monkeypatch.setattr(streams, "CHUNK_ROWS", 4)
     texts = [text for text, _ in reviews(11)]
     (here / "texts.txt").write_text("\n".join(texts))
     for found, alone in zip(ask("texts.txt"), expected("sentiment", texts), strict=True):
@@ -162,7 +162,7 @@ def test_standard_input_may_be_a_table_with_format(here, form, given):
     assert found.answers == ask("--text", "good", "--text", "bad", task="sentiment")
     unknown = shell("predict", "--bank", "bank", "--task", "sentiment", "-", "--format", "xml", input=given)
     assert (unknown.code, unknown.out) == (2, "")
-    assert "'xml' is not a format of standard input" in unknown.err
+    assert "'xml' is not a format of the input" in unknown.err
 
 
 def test_json_on_standard_input_without_format_prints_a_note(here):
@@ -182,11 +182,15 @@ def test_an_existing_output_file_is_unchanged_if_predicting_fails(here):
     assert [path.name for path in here.glob(".answers*")] == []
 
 
-def test_a_row_with_an_unknown_task_is_rejected(here):
+def test_a_row_with_an_unknown_task_has_an_error_and_the_others_an_answer(here):
     file = write(here / "mixed.csv", [("sentiment", "a"), ("sentimant", "b")], ("task", "text"))
     found = shell("predict", "--bank", "bank", "--task-column", "task", file)
-    assert found.code == 2
-    assert "'sentimant' is not a task of this bank. Did you mean 'sentiment'?" in found.err
+    assert found.code == 1
+    assert "mixed.csv, line 3: 'sentimant' is not a task of this bank. Did you mean 'sentiment'?" in found.err
+    first, second = found.answers
+    assert first["task"] == "sentiment"
+    assert "Did you mean 'sentiment'?" in second.pop("error")
+    assert second == {}
 
 
 def test_predictions_can_be_written_to_a_file(here):

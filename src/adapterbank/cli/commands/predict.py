@@ -1,94 +1,125 @@
-"""`adapterbank predict`: predict texts with tasks of a bank."""
+"""`adapterbank predict`: predict texts, and the rows of files of any size, with tasks of a bank."""
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from adapterbank.cli.console import format_count, json_text, print_message
-from adapterbank.cli.options import BackboneName, BankPath, Device, OptionalTaskName, Precision
+from adapterbank.cli.console import escaped, format_count, print_message
+from adapterbank.cli.options import BackboneName, BankPath, Device, Precision
 from adapterbank.errors import InputError, UnknownName
+from adapterbank.tasks.streams import PIPED
+from adapterbank.tasks.writers import ENCODERS
 
 if TYPE_CHECKING:
+    from adapterbank.api.files import FileOptions, FileReport
     from adapterbank.api.opened import OpenBank
-    from adapterbank.tasks.spec import Examples
 
-HELP = """Predict texts with a task of the bank.
+HELP = """Predict texts, or the rows of a file, with one or more tasks of the bank.
 
-Prints one JSON object per row, in order.
+Prints one JSON object per row, in order. With --output each row is written with its own columns, in the format of the
+file's extension. A row that cannot be read or answered has an error instead, and the exit status is 1.
 
 Example: adapterbank predict --bank bank --task sentiment --text "What a film!"
 
-Example: adapterbank predict --bank bank --task sentiment reviews.csv > predictions.jsonl
+Example: adapterbank predict --bank bank --task sentiment,topic reviews.csv --output answered.csv
+
+Example: adapterbank predict --bank bank --task sentiment --text-column body mails.parquet > predictions.jsonl
 
 Example: cat lines.txt | adapterbank predict --bank bank --task sentiment -
+
+Example: zcat big.csv.gz | adapterbank predict --bank bank --task sentiment - --format csv --output-format csv
 
 Each row names its task: adapterbank predict --bank bank --task-column task mixed.jsonl
 """
 
-_FORMATS = ("lines", "csv", "tsv", "jsonl")
-ROWS_PER_WRITE = 2048
-"""Predictions are written after so many rows, so that the first ones of a long file appear early."""
+_SHOWN = 20
+"""Bad rows that are printed; the output names all of them."""
+
+
+Source = Annotated[
+    str | None,
+    typer.Argument(metavar="FILE|-", help="Texts: one per line, or CSV, TSV, JSONL or Parquet; - is standard input."),
+]
+TaskNames = Annotated[
+    str | None, typer.Option("--task", help="Task name, or name@version; several as a,b,c.", show_default=False)
+]
+Texts = Annotated[list[str] | None, typer.Option("--text", help="Text to predict; can be repeated.")]
+SecondTexts = Annotated[
+    list[str] | None, typer.Option("--text-pair", help="Second text, for tasks on pairs; one for each --text.")
+]
+TextColumn = Annotated[
+    str | None,
+    typer.Option("--text-column", help="Column of FILE with the text (default: as in training, or a usual name)."),
+]
+SecondColumn = Annotated[str | None, typer.Option("--text-pair-column", help="Column of FILE with the second text.")]
+TaskColumn = Annotated[str | None, typer.Option("--task-column", help="Column of FILE with the task of each row.")]
+InputFormat = Annotated[
+    str | None,
+    typer.Option("--format", help=f"Format of the input: {', '.join(PIPED)} (default: FILE's extension, or lines)."),
+]
+Output = Annotated[
+    str | None,
+    typer.Option("--output", "--out", "-o", help="File to write, in the format of its extension, with all columns."),
+]
+OutputFormat = Annotated[
+    str | None, typer.Option("--output-format", help=f"Format to write, with all columns: {', '.join(ENCODERS)}.")
+]
+Best = Annotated[int, typer.Option("--best", help="Span tasks: also list this many of the best answers.", min=0)]
+Json = Annotated[bool, typer.Option("--json", help="No effect: the output is JSON lines by default.")]
 
 
 def command(
     bank: BankPath,
-    source: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="FILE|-", help="Texts: one per line, or CSV, TSV, JSONL or Parquet; - is standard input."
-        ),
-    ] = None,
-    task: OptionalTaskName = None,
-    text: Annotated[list[str] | None, typer.Option("--text", help="Text to predict; can be repeated.")] = None,
-    text_pair: Annotated[
-        list[str] | None, typer.Option("--text-pair", help="Second text, for tasks on pairs; one for each --text.")
-    ] = None,
-    task_column: Annotated[
-        str | None, typer.Option("--task-column", help="Column of FILE with the task of each row.")
-    ] = None,
-    form: Annotated[
-        str, typer.Option("--format", help="Format of standard input: lines, csv, tsv or jsonl.")
-    ] = "lines",
-    best: Annotated[
-        int, typer.Option("--best", help="Span tasks: also list this many of the best answers.", min=0)
-    ] = 0,
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", help="File to write (default: standard output).")
-    ] = None,
+    source: Source = None,
+    task: TaskNames = None,
+    text: Texts = None,
+    text_pair: SecondTexts = None,
+    text_column: TextColumn = None,
+    text_pair_column: SecondColumn = None,
+    task_column: TaskColumn = None,
+    form: InputFormat = None,
+    best: Best = 0,
+    output: Output = None,
+    output_form: OutputFormat = None,
     backbone: BackboneName = None,
     device: Device = "auto",
     precision: Precision = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="No effect: the output is always JSON lines.")] = False,
+    as_json: Json = False,
 ) -> None:
     """See `HELP`."""
     _check_sources(source, text, text_pair, task, task_column)
-    if form not in _FORMATS:
-        raise UnknownName(form, "a format of standard input", _FORMATS)
+    if task_column is not None and (source is None or (source == "-" and form in (None, "lines"))):
+        raise InputError("--task-column needs a FILE with that column, or --format for a table on standard input.")
+    if source is None and (text_column or text_pair_column):
+        raise InputError("--text-column and --text-pair-column name columns of a FILE; --text has none.")
+    for name, what, choices in (
+        (form, "a format of the input", PIPED),
+        (output_form, "a format of the output", ENCODERS),
+    ):
+        if name is not None and name not in choices:
+            raise UnknownName(name, what, choices)
+    from adapterbank.api.files import FileOptions, predict_texts
     from adapterbank.api.opened import open_bank
 
     opened = open_bank(bank, backbone, device=device, precision=precision)
-    if task_column is not None:
-        assert source is not None
-        names, texts, seconds = _mixed(opened, source, task_column)
+    names = list(dict.fromkeys(name.strip() for name in task.split(",") if name.strip())) if task else []
+    columns = {"text": text_column, "text_pair": text_pair_column, "task_column": task_column}
+    kept = output is not None or output_form is not None
+    options = FileOptions(**columns, form=form, output_form=output_form, keep_columns=kept, best=best)
+    target: Any = _standard_output(output_form) if output in (None, "-") else output
+    if source is not None:
+        report = _predict_file(opened, names, source, target, options)
     else:
-        assert task is not None
-        examples = _read(opened, task, source, form, text or [], text_pair)
-        names, texts = [task] * len(examples), examples.texts
-        seconds = list(examples.pairs) if examples.pairs is not None else [None] * len(texts)
-    lines = _predictions(opened, names, texts, seconds, named=task_column is not None, best=best)
-    if output:
-        _write_file(lines, Path(output))
-        print_message(f"Wrote {format_count(len(texts), 'prediction')} to {output}")
-    else:
-        _write(lines, sys.stdout)
+        if text_pair is not None and len(text_pair) != len(text or ()):
+            counts = f"{len(text or ())} --text and {len(text_pair)} --text-pair"
+            raise InputError(f"There are {counts}; give the same number of both.")
+        report = predict_texts(opened, names, text or [], text_pair, target, options)
+    _end(report, names, target)
 
 
 def _check_sources(
@@ -99,91 +130,66 @@ def _check_sources(
         raise InputError("Give either texts with --text, or one FILE (- for standard input).")
     if (task is None) == (task_column is None):
         raise InputError("Give either --task, or --task-column for a FILE whose rows name their tasks.")
-    if task_column is not None and (source is None or source == "-"):
-        raise InputError("--task-column needs a FILE with that column; standard input and --text have none.")
     if source is not None and text_pair:
         raise InputError("--text-pair requires --text; the second texts of a FILE belong in one of its columns.")
 
 
-def _predictions(
-    opened: OpenBank,
-    names: Sequence[str | None],
-    texts: list[str],
-    seconds: list[str | None],
-    *,
-    named: bool,
-    best: int,
-) -> Iterator[str]:
-    for at in range(0, len(texts), ROWS_PER_WRITE):
-        part = slice(at, at + ROWS_PER_WRITE)
-        predictions = opened.predict(names[part], texts[part], seconds[part], best=best)
-        for name, found in zip(names[part], predictions, strict=True):
-            yield json_text({**({"task": name} if named else {}), **found.to_json()})
+def _predict_file(opened: OpenBank, tasks: list[str], source: str, target: Any, options: FileOptions) -> FileReport:
+    from adapterbank.api.files import FileReport, FileWatch, part_of, predict_file
+    from adapterbank.cli.progress import Stages
+
+    report, started = FileReport(), time.monotonic()
+    with Stages() as stages:
+
+        def show(rows: int, done: int, total: int | None) -> None:
+            pace = rows / max(1e-9, time.monotonic() - started)
+            share = f", {done / total:.0%}" if total else ""
+            stages.stage(f"{rows:,} rows, {pace:,.0f} rows/s{share}", done, total)
+
+        def tell(problem: str) -> None:
+            problems.append(problem)
+            if len(problems) <= _SHOWN:
+                print_message(f"adapterbank: {problem}")
+            elif len(problems) == _SHOWN + 1:
+                print_message("adapterbank: the output names further rows of this kind.")
+
+        problems: list[str] = []
+        watch = FileWatch(show, tell, lambda text: print_message(f"note: {text}"))
+        try:
+            given: Any = sys.stdin.buffer if source == "-" else source
+            return predict_file(opened, tasks, given, target, options, watch, report)
+        except KeyboardInterrupt:
+            if report.rows:
+                where = f"; they are in {part_of(Path(target))}" if isinstance(target, str) else ""
+                print_message(f"adapterbank: wrote {format_count(report.rows, 'row')}{where}.")
+            raise
 
 
-def _write(lines: Iterator[str], file: TextIO) -> None:
-    for line in lines:
-        file.write(line + "\n")
-    file.flush()
+def _end(report: FileReport, tasks: list[str], target: Any) -> None:
+    """Print what was written; exit with 1 if a row has no prediction."""
+    if isinstance(target, str):
+        noun = "prediction" if len(tasks) < 2 else "row"
+        print_message(f"Wrote {format_count(report.rows, noun)} to {target}")
+    if report.failed:
+        count = f"{report.failed} of {format_count(report.rows, 'row')}"
+        print_message(f"adapterbank: there is no prediction for {count}; the output has the reasons.")
+        raise typer.Exit(1)
 
 
-def _write_file(lines: Iterator[str], path: Path) -> None:
-    """Write all lines to a file; an existing file is replaced only once the last line is written."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with unfinished.open("w", encoding="utf-8") as file:
-            _write(lines, file)
-        unfinished.replace(path)
-    except OSError as error:
-        error.filename, error.filename2 = str(path), None  # the path that the user gave
-        raise
-    finally:
-        unfinished.unlink(missing_ok=True)
+def _standard_output(form: str | None) -> BinaryIO:
+    """Return standard output for bytes; a terminal is not sent what it would obey."""
+    if not sys.stdout.isatty() or form in (None, "jsonl"):
+        return sys.stdout.buffer
+    if form == "parquet":
+        raise InputError("A terminal cannot show Parquet; name a file with --output, or redirect the output.")
+    return _Terminal()  # type: ignore[return-value]  # as much of a file as is needed
 
 
-def _read(
-    opened: OpenBank, task: str, source: str | None, form: str, texts: list[str], pairs: list[str] | None
-) -> Examples:
-    from adapterbank.tasks.examples import read_texts
-    from adapterbank.tasks.spec import Examples, Task
+class _Terminal:
+    """Standard output with control characters written out."""
 
-    spec = Task.from_json(opened.show(task).task)
-    if source == "-" and form != "lines":
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / f"stdin.{form}"
-            file.write_text(sys.stdin.read(), encoding="utf-8")
-            return read_texts(file, spec)
-    if source is not None:
-        found = read_texts(sys.stdin if source == "-" else source, spec)
-        if source == "-" and found.texts and all(text.startswith("{") and text.endswith("}") for text in found.texts):
-            print_message("note: Standard input looks like JSON but is read as plain lines; add --format jsonl.")
-        return found
-    if pairs is not None and len(pairs) != len(texts):
-        raise InputError(f"There are {len(texts)} --text and {len(pairs)} --text-pair; give the same number of both.")
-    return Examples(texts, pairs)
+    def write(self, data: bytes) -> None:
+        sys.stdout.write(escaped(data.decode(), keep="\n\t"))
 
-
-def _mixed(opened: OpenBank, source: str, column: str) -> tuple[list[str | None], list[str], list[str | None]]:
-    """Read a file whose rows name their tasks; a row without a task is embedded by the bare encoder.
-
-    A row's texts are in the columns that its task was trained on, or else in columns with the usual names.
-    """
-    from adapterbank.kinds.values import is_missing
-    from adapterbank.tasks.columns import find_texts, require_column
-    from adapterbank.tasks.examples import read_examples
-    from adapterbank.tasks.spec import Task
-    from adapterbank.tasks.tables import Table, read_table
-
-    table = read_table(source)
-    require_column(table, column, "--task-column")
-    names = [None if is_missing(name) else str(name) for name in table.columns[column]]
-    rest = Table({name: values for name, values in table.columns.items() if name != column}, table.source)
-    bare = Task("bare", "regression", find_texts(rest, count=1) if None in names else ("text",), "", (), "spearman")
-    specs = {name: Task.from_json(opened.show(name).task) if name else bare for name in dict.fromkeys(names)}
-    for name, spec in specs.items():
-        if not all(text in rest.columns for text in spec.text):
-            specs[name] = replace(spec, text=find_texts(rest, count=len(spec.text)))
-    read = {spec.text: read_examples(rest, spec, need_targets=False)[0] for spec in specs.values()}
-    mine = [read[specs[name].text] for name in names]
-    seconds = [one.pairs[i] if one.pairs is not None else None for i, one in enumerate(mine)]
-    return names, [one.texts[i] for i, one in enumerate(mine)], seconds
+    def flush(self) -> None:
+        sys.stdout.flush()

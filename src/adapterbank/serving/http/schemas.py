@@ -82,6 +82,7 @@ class Predicted(_Extensible):
     end: int | None = None
     null_odds: float | None = None
     best: list[dict[str, Any]] | None = None
+    truncated: bool | None = None
 
 
 class PredictAnswer(BaseModel):
