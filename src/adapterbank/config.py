@@ -29,7 +29,7 @@ PRECISIONS = ("auto", "fp32", "bf16")
 CLASS_WEIGHTS = ("none", "balanced")
 _OF_SLOTS = (
     *("pooling", "head_hidden", "lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction"),
-    *("clip", "dropout", "class_weights", "patience"),
+    *("clip", "dropout", "class_weights", "patience", "calibrate"),
 )
 """Fields that a method without a slot does not use."""
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -167,6 +167,9 @@ class Config:
     )
     patience: int = option(
         0, "Stop after this many epochs without a better dev score; 0 for never.", group="Recipe", low=0, high=100000
+    )
+    calibrate: bool = option(
+        True, "After training, fit the temperature and the thresholds on dev.", group="Recipe", later=True
     )
     seed: int = option(
         0, "Seed of the initial weights, the order of the data and dropout.", group="Recipe", low=0, high=2**31 - 1

@@ -17,6 +17,7 @@ from adapterbank.inference import audit as audits
 from adapterbank.inference.predictions import Prediction
 from adapterbank.inference.task_rows import by_task, in_order
 from adapterbank.kinds import scoring
+from adapterbank.kinds.reliability import reliability
 from adapterbank.kinds.span import Reading
 from adapterbank.kinds.table import KINDS
 from adapterbank.storage.bank import Removed
@@ -187,15 +188,17 @@ class OpenBank(BankHandle):
         pairs: Sequence[str | None] | None = None,
         *,
         best: int = 0,
+        abstain: float = 0.0,
     ) -> list[Prediction]:
         """Return a prediction for each text, in order.
 
         `task` is a name, `name@version`, or a list with one for each text. Rows of all tasks go through the encoder
         together; a row with None gets the bare encoder's embedding. Second texts are in `pairs`, or in tuples
-        (text, second). With `best`, span tasks also list that many of their best answers.
+        (text, second). With `best`, span tasks also list that many of their best answers. With `abstain`, `label` and
+        `labels` are None where the answer is less probable than that; the probabilities are given all the same.
         """
         groups = by_task(task, texts, pairs)
-        return in_order(groups, self.engine.predict([self._request(group) for group in groups], best))
+        return in_order(groups, self.engine.predict([self._request(group) for group in groups], best, abstain))
 
     def evaluate(
         self,
@@ -207,7 +210,10 @@ class OpenBank(BankHandle):
         text_pair: str | None = None,
         label: str | None = None,
     ) -> dict[str, Any]:
-        """Score a task on labelled data: its own metric, the usual ones of its kind, the confusion matrix.
+        """Score a task on labelled data: its own metric, the usual ones of its kind, their 95 % confidence intervals.
+
+        The report of a kind with probabilities also has the calibration error, a reliability table and the accuracy at
+        several coverages; that of classification the confusion matrix.
 
         Without data, a task of the catalog is scored on the catalog's `split`, as is data that is a name of the
         catalog. With a mapping of tasks to data, all of them go through the encoder together, and each has its own
@@ -233,11 +239,15 @@ class OpenBank(BankHandle):
             own = [] if data is not None else [f"No data was given: scored on the data of the catalog, {table.source}."]
             notes.append([*own, *report.notes])
         reports = {}
-        for name, (ref, spec), (_, examples), predicted, task_notes in zip(
-            wanted, specs, requests, self.engine.decide(requests, keep=True), notes, strict=True
+        for name, (ref, spec), given, task_notes in zip(
+            wanted, specs, self.engine.head_outputs(requests, keep=True), notes, strict=True
         ):
-            scores = scoring.report(spec, predicted, examples.targets or [])
-            reports[name] = {"task": ref, "metric": spec.metric, **scores, "notes": list(task_notes)}
+            predicted = KINDS[spec.kind].decide(given) if given.outputs else []
+            targets = given.examples.targets or []
+            scores = scoring.report(spec, predicted, targets)
+            intervals = {"intervals": scoring.intervals(spec, predicted, targets)}
+            found = {**scores, **intervals, **reliability(given, targets)}
+            reports[name] = {"task": ref, "metric": spec.metric, **found, "notes": list(task_notes)}
         return reports
 
     def read(self, task: str, examples: Examples, best: int = 1) -> list[Reading]:

@@ -7,11 +7,11 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
 from adapterbank import schema
 from adapterbank.errors import InputError
-from adapterbank.kinds.kind import Kind
+from adapterbank.kinds.kind import TEMPERATURES, Kind
 from adapterbank.kinds.scoring import check_metric
 from adapterbank.kinds.table import find_kind
 
@@ -33,6 +33,10 @@ class Task:
     """A name in `adapterbank.metrics.METRICS` that fits the kind."""
     threshold: float | None = None
     """Span: by how much "no answer" must score above the best answer to be chosen; None: it never is."""
+    temperature: float | None = schema.limited(None, low=TEMPERATURES[0], high=TEMPERATURES[1])
+    """What outputs are divided by before they become probabilities; None: nothing was fitted."""
+    thresholds: tuple[Annotated[float, {"low": 0, "high": 1}], ...] = ()
+    """The probability above which each label is chosen, if other than one half. Of two classes, they add up to 1."""
 
     def __post_init__(self) -> None:
         kind = find_kind(self.kind)
@@ -40,6 +44,13 @@ class Task:
             raise InputError(f"Task {self.name!r} needs {_text_columns(kind)}, but has {list(self.text)}.")
         self._check_labels(kind)
         check_metric(self.metric, kind, self.labels)
+        if (self.temperature or self.thresholds) and not kind.confidence:
+            raise InputError(f"Task {self.name!r} is {self.kind}, which has no probabilities to calibrate.")
+        if self.thresholds and len(self.thresholds) != len(self.labels):
+            raise InputError(
+                f"Task {self.name!r} has {len(self.thresholds)} thresholds for {len(self.labels)} labels; "
+                f"it needs one for each."
+            )
 
     def _check_labels(self, kind: Kind) -> None:
         if not kind.fewest_labels and self.labels:
@@ -54,8 +65,11 @@ class Task:
             raise InputError(f"Task {self.name!r} names the label {repeated[0]!r} twice; name each label once.")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the task as a dict of plain values."""
-        return {**asdict(self), "text": list(self.text), "labels": list(self.labels)}
+        """Return the task as a dict of plain values, without a calibration that it does not have."""
+        fitted = {"temperature": self.temperature, "thresholds": list(self.thresholds)}
+        plain = {key: value for key, value in asdict(self).items() if key not in fitted}
+        fitted = {key: value for key, value in fitted.items() if value}
+        return {**plain, "text": list(self.text), "labels": list(self.labels), **fitted}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Task:
@@ -63,7 +77,7 @@ class Task:
         if problem := schema.problem(cls, data):
             raise InputError(f"A stored task cannot be used: {problem}.")
         known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
-        return cls(**{**known, "text": tuple(known["text"]), "labels": tuple(known["labels"])})
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})
 
 
 def _text_columns(kind: Kind) -> str:
