@@ -35,7 +35,8 @@ def intervals(
     for start in range(0, count, max(1, _AT_ONCE // rows)):
         size = min(max(1, _AT_ONCE // rows), count - start)
         weights = np.stack([np.bincount(stream.integers(rows, rows), minlength=rows) for _ in range(size)])
-        counts = Counts(*(np.asarray((one.T @ weights.T).T) for one in matrices), rows=rows, sets=sets)
+        hits, mine, wanted = (np.asarray((one.T @ weights.T).T) for one in matrices)
+        counts = Counts(hits, mine, wanted, rows, sets)
         found.append([metric.from_counts(counts) for metric in metrics if metric.from_counts])
     scores = [np.concatenate(parts) for parts in zip(*found, strict=True)]
     ends = [np.percentile(mine, (2.5, 97.5)) for mine in scores]

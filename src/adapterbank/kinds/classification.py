@@ -109,7 +109,7 @@ def _choose(probabilities: np.ndarray, thresholds: Sequence[float]) -> list[Any]
 def _certainty(probabilities: np.ndarray, decisions: Sequence[Any]) -> np.ndarray:
     import numpy as np
 
-    return probabilities[np.arange(len(decisions)), np.array(decisions, dtype=int)]
+    return np.asarray(probabilities[np.arange(len(decisions)), np.array(decisions, dtype=int)])
 
 
 def _columns(probabilities: np.ndarray, targets: Sequence[Any], metric: Metric) -> tuple[np.ndarray, np.ndarray] | None:

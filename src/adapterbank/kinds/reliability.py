@@ -56,8 +56,8 @@ def in_bins(top: np.ndarray, right: np.ndarray) -> list[dict[str, Any]]:
 def expected_error(bins: Sequence[Mapping[str, Any]]) -> float:
     """Return the expected calibration error: the mean over rows of the gap between accuracy and confidence."""
     total = sum(one["rows"] for one in bins)
-    gaps = sum(one["rows"] * abs(one["accuracy"] - one["confidence"]) for one in bins)
-    return round(float(gaps) / total, _DIGITS)
+    gaps = float(sum(one["rows"] * abs(one["accuracy"] - one["confidence"]) for one in bins))
+    return float(round(gaps / total, _DIGITS))
 
 
 def coverage(certainty: np.ndarray, right: np.ndarray) -> list[dict[str, Any]]:

@@ -76,8 +76,9 @@ class Task:
         """Return the task that `to_json` wrote; other keys are ignored."""
         if problem := schema.problem(cls, data):
             raise InputError(f"A stored task cannot be used: {problem}.")
-        known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})
+        known: dict[str, Any] = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        sequences = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+        return cls(**{**known, **sequences})
 
 
 def _text_columns(kind: Kind) -> str:
