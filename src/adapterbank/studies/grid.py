@@ -36,6 +36,8 @@ from adapterbank.training.dataset import canonical, defaults
 MAX_RUNS = 100_000
 """Combinations of a study's lists, over all its blocks, and seeds of a selection."""
 _FIELDS = tuple(f.name for f in fields(Config))
+_RECORDED = frozenset(f.name for f in fields(Config) if not f.metadata["later"])
+"""Options that the record of every run has; one that came later is left out at its default."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +269,11 @@ def _seeds(value: Any, what: str) -> list[int]:
 def options(record: Mapping[str, Any]) -> Config | None:
     """Return the options of a recorded run, or None if they are those of another release."""
     config = record["config"]
-    return Config(**{name: config[name] for name in _FIELDS}) if config.keys() >= set(_FIELDS) else None
+    return _recorded(config) if config.keys() >= _RECORDED else None
+
+
+def _recorded(config: Mapping[str, Any]) -> Config:
+    return Config(**{name: config[name] for name in _FIELDS if name in config})
 
 
 def latest(records: Iterable[dict[str, Any]]) -> dict[Config, dict[str, Any]]:
@@ -285,5 +291,4 @@ def latest(records: Iterable[dict[str, Any]]) -> dict[Config, dict[str, Any]]:
 
 def with_seeds(chosen: Mapping[str, Any], seeds: Sequence[int]) -> list[Config]:
     """Return a recorded config as one run for each seed."""
-    base = Config(**{name: chosen[name] for name in _FIELDS})
-    return [replace(base, seed=seed) for seed in seeds]
+    return [replace(_recorded(chosen), seed=seed) for seed in seeds]
