@@ -122,3 +122,10 @@ def test_every_order_of_a_few_numbers_is_equally_likely():
         counts[order] = counts.get(order, 0) + 1
     assert len(counts) == 6
     assert scipy.stats.chisquare(list(counts.values())).pvalue > 1e-3
+
+
+def test_numbers_below_a_bound_are_equally_likely():
+    found = RandomStream("numbers").integers(60_000, 7)
+    assert found.min() == 0
+    assert scipy.stats.chisquare(np.bincount(found, minlength=7)).pvalue > 1e-3
+    assert len(np.bincount(found)) == 7

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from adapterbank.kinds import scoring
-from adapterbank.metrics import METRICS, find_metric
+from adapterbank.metrics import METRICS, Counts, find_metric
 from kinds.tasks_of import kind_of, task_of
 
 TWO, FOUR = ("no", "yes"), ("a", "b", "c", "d")
@@ -162,3 +162,60 @@ def test_correlations_stay_within_their_bounds(rows: list[tuple[float, float]]) 
     given_, true = [a for a, _ in rows], [b for _, b in rows]
     for metric in ("pearson", "spearman", "pearson_spearman"):
         assert -1 - 1e-9 <= score(metric, given_, true, ()) <= 1 + 1e-9
+
+
+# --- the same scores from counts, and intervals ---------------------------------------------------------------
+
+
+def counts_of(given_: list[Any], true: list[Any], labels: int, sets: bool) -> Counts:
+    a, b = (
+        numpy.array([[label in (row if sets else (row,)) for label in range(labels)] for row in rows])
+        for rows in (given_, true)
+    )
+    return Counts((a & b).sum(0), a.sum(0), b.sum(0), len(true), sets)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([2, 4]), st.lists(st.tuples(*[st.integers(0, 3)] * 2), min_size=1, max_size=20))
+def test_a_score_from_counts_is_the_score_itself(labels: int, rows: list[tuple[int, int]]) -> None:
+    given_, true = [a % labels for a, _ in rows], [b % labels for _, b in rows]
+    for metric in METRICS.values():
+        if metric.from_counts and metric.label_count in (None, labels):
+            found = metric.from_counts(counts_of(given_, true, labels, sets=False))
+            assert float(found) == pytest.approx(metric.function(given_, true, labels))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([1, 4]), st.lists(st.tuples(*[st.frozensets(st.integers(0, 3))] * 2), min_size=1, max_size=20))
+def test_a_score_of_sets_from_counts_is_the_score_itself(
+    labels: int, rows: list[tuple[frozenset[int], frozenset[int]]]
+) -> None:
+    given_, true = ([row[side] & frozenset(range(labels)) for row in rows] for side in (0, 1))
+    for name in ("micro_f1", "macro_f1"):
+        found = METRICS[name].from_counts(counts_of(given_, true, labels, sets=True))
+        assert float(found) == pytest.approx(METRICS[name].function(given_, true, labels))
+
+
+def test_the_f1_of_a_single_label_counts_the_rows_that_have_it() -> None:
+    given_, true = [(0,), (), (), ()], [(0,), (0,), (), ()]
+    wanted = oracle.f1_score([1, 1, 0, 0], [1, 0, 0, 0])
+    for metric in ("micro_f1", "macro_f1"):
+        assert score(metric, given_, true, ("odd",), "multilabel") == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(("right", "rows"), [(0, 5), (5, 5), (1, 3), (37, 50), (999, 1000)])
+def test_the_interval_of_a_share_is_wilsons(right: int, rows: int) -> None:
+    wanted = stats.binomtest(right, rows).proportion_ci(0.95, method="wilson")
+    assert METRICS["accuracy"].interval(right / rows, rows) == pytest.approx((wanted.low, wanted.high))
+
+
+def test_the_interval_of_a_correlation_is_a_little_wider_than_pearsons() -> None:
+    rng = numpy.random.default_rng(0)
+    x = rng.normal(size=80)
+    found = stats.pearsonr(x, x + rng.normal(size=80))
+    wanted = found.confidence_interval(0.95)
+    low, high = METRICS["pearson"].interval(found.statistic, 80)
+    assert low < wanted.low < found.statistic < wanted.high < high
+    assert (low, high) == pytest.approx((wanted.low, wanted.high), abs=0.04)
+    assert METRICS["pearson"].interval(0.3, 4) == (-1.0, 1.0)
+    assert METRICS["spearman"].interval(1.0, 40) == (1.0, 1.0)

@@ -154,6 +154,8 @@ def test_every_option_named_is_an_option():
         "help",
         "output",
         "dry-run",
+        "abstain",
+        "confidence",
         "keep",
         "engine",
         "out",

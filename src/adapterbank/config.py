@@ -32,7 +32,7 @@ CLASS_WEIGHTS = ("none", "balanced")
 FEW = ("auto", "always", "never")
 _OF_SLOTS = (
     *("pooling", "head_hidden", "lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction"),
-    *("clip", "dropout", "class_weights", "patience"),
+    *("clip", "dropout", "class_weights", "patience", "calibrate"),
 )
 """Fields that a method without a slot does not use."""
 LONGEST_SEPARATOR = 8
@@ -205,6 +205,9 @@ class Config:
         group="Recipe",
         choices=FEW,
         later=True,
+    )
+    calibrate: bool = option(
+        True, "After training, fit the temperature and the thresholds on dev.", group="Recipe", later=True
     )
     seed: int = option(
         0, "Seed of the initial weights, the order of the data and dropout.", group="Recipe", low=0, high=2**31 - 1

@@ -67,6 +67,10 @@ class RandomStream:
         """Draw an order of the numbers below `count`."""
         return np.argsort(self._bits.random_raw(count), kind="stable")
 
+    def integers(self, count: int, below: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Draw so many of the numbers below `below`, which must be far below 2**64, with replacement."""
+        return (self._bits.random_raw(count) % np.uint64(below)).astype(np.int64)
+
     def _symmetric(self, shape: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
         """Draw odd multiples of 2**-52 in (-1, 1), which are exact in float64."""
         whole = (self._bits.random_raw(math.prod(shape)) >> np.uint64(12)).astype(np.float64)

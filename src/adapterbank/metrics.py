@@ -16,9 +16,28 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adapterbank.errors import UnknownName
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_Z = 1.959963984540054
+"""Half the width, in standard deviations, of the interval that holds 95 % of a normal distribution."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How often each label was right, given and true, for many samples or thresholds at once."""
+
+    hits: np.ndarray
+    """`[..., labels]`, as `given` and `true`."""
+    given: np.ndarray
+    true: np.ndarray
+    rows: int
+    sets: bool
+    """Whether a row has a set of labels: a label that is neither given nor true then has an F1 of 0."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +52,11 @@ class Metric:
     """How many labels the task must have, if that matters."""
     parts: tuple[str, ...] = ()
     """The metrics it is the mean of; a report includes them."""
+    from_counts: Callable[[Counts], np.ndarray] | None = None
+    """The same score from counts alone, `[...]`: for a bootstrap and for thresholds. That of two labels reads the last
+    label's only."""
+    interval: Callable[[float, int], tuple[float, float]] | None = None
+    """(score, rows) -> its 95 % confidence interval, if a formula gives it."""
 
 
 def find_metric(name: str) -> Metric:
@@ -52,6 +76,7 @@ def _f1(given: list[Any], true: list[Any], classes: int, average: str) -> float:
 
     if isinstance(true[0], frozenset):
         given, true = _indicators(given, classes), _indicators(true, classes)
+        average = "binary" if classes == 1 else average  # scikit-learn takes one column of labels for two classes
     return float(f1_score(true, given, average=average, zero_division=0))
 
 
@@ -160,25 +185,93 @@ def _span_f1(given: list[str], true: list[tuple[str, ...]], _: int) -> float:
     return _answer_means(given, true)[1]
 
 
+# --- the same scores from counts, and intervals ---------------------------------------------------------------
+
+
+def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    import numpy
+
+    return numpy.asarray(numpy.divide(above, below, out=numpy.zeros(numpy.shape(below)), where=below > 0))
+
+
+def _label_f1(counts: Counts) -> np.ndarray:
+    return _ratio(2.0 * counts.hits, counts.given + counts.true)
+
+
+def _binary_f1_of(counts: Counts) -> np.ndarray:
+    return _label_f1(counts)[..., -1]
+
+
+def _accuracy_f1_of(counts: Counts) -> np.ndarray:
+    wrong = (counts.given + counts.true - 2 * counts.hits)[..., -1]
+    found: np.ndarray = (1 - wrong / counts.rows + _binary_f1_of(counts)) / 2
+    return found
+
+
+def _macro_f1_of(counts: Counts) -> np.ndarray:
+    import numpy
+
+    counted = numpy.ones_like(counts.given) if counts.sets else (counts.given + counts.true) > 0
+    return _ratio((_label_f1(counts) * counted).sum(-1), counted.sum(-1))
+
+
+def _micro_f1_of(counts: Counts) -> np.ndarray:
+    return _ratio(2.0 * counts.hits.sum(-1), (counts.given + counts.true).sum(-1))
+
+
+def _matthews_of(counts: Counts) -> np.ndarray:
+    import numpy
+
+    given, true, rows = counts.given / counts.rows, counts.true / counts.rows, counts.rows
+    spread = (1 - (given**2).sum(-1)) * (1 - (true**2).sum(-1))
+    return _ratio(counts.hits.sum(-1) / rows - (given * true).sum(-1), numpy.sqrt(numpy.maximum(spread, 0)))
+
+
+def _wilson(score: float, rows: int) -> tuple[float, float]:
+    """Return Wilson's interval of a share; for a mean of row scores between 0 and 1 it is never too narrow."""
+    middle, spread = score + _Z**2 / (2 * rows), score * (1 - score) / rows + (_Z / (2 * rows)) ** 2
+    low, high = ((middle + sign * _Z * math.sqrt(spread)) / (1 + _Z**2 / rows) for sign in (-1, 1))
+    return min(max(0.0, low), score), max(min(1.0, high), score)  # no rounding error leaves the score outside
+
+
+def _fisher(score: float, rows: int) -> tuple[float, float]:
+    """Return a correlation's interval by Fisher's transformation, with the variance of Bonett and Wright (2000).
+
+    It is that of Spearman's, which is a little wider than Pearson's.
+    """
+    if rows < 5 or abs(score) >= 1:
+        return (-1.0, 1.0) if rows < 5 else (score, score)
+    half = _Z * math.sqrt((1 + score * score / 2) / (rows - 3))
+    return math.tanh(math.atanh(score) - half), math.tanh(math.atanh(score) + half)
+
+
 METRICS: dict[str, Metric] = {
     row.name: row
     for row in (
-        Metric("accuracy", _exact, "share of rows with the right class"),
-        Metric("f1", _binary_f1, "F1 of the second of two labels", label_count=2),
-        Metric("macro_f1", _macro_f1, "mean of the F1 of each class"),
-        Metric("micro_f1", _micro_f1, "F1 over all decisions together"),
-        Metric("matthews", _matthews, "Matthews correlation, CoLA's; 0 for a constant"),
-        Metric("accuracy_f1", _accuracy_f1, "mean of accuracy and F1, MRPC's", 2, ("accuracy", "f1")),
-        Metric("subset_accuracy", _exact, "share of rows with exactly the right labels"),
-        Metric("pearson", _pearson, "Pearson correlation; 0 for a constant"),
-        Metric("spearman", _spearman, "Spearman rank correlation; 0 for a constant"),
+        Metric("accuracy", _exact, "share of rows with the right class", interval=_wilson),
+        Metric("f1", _binary_f1, "F1 of the second of two labels", label_count=2, from_counts=_binary_f1_of),
+        Metric("macro_f1", _macro_f1, "mean of the F1 of each class", from_counts=_macro_f1_of),
+        Metric("micro_f1", _micro_f1, "F1 over all decisions together", from_counts=_micro_f1_of),
+        Metric("matthews", _matthews, "Matthews correlation, CoLA's; 0 for a constant", from_counts=_matthews_of),
+        Metric(
+            "accuracy_f1",
+            _accuracy_f1,
+            "mean of accuracy and F1, MRPC's",
+            label_count=2,
+            parts=("accuracy", "f1"),
+            from_counts=_accuracy_f1_of,
+        ),
+        Metric("subset_accuracy", _exact, "share of rows with exactly the right labels", interval=_wilson),
+        Metric("pearson", _pearson, "Pearson correlation; 0 for a constant", interval=_fisher),
+        Metric("spearman", _spearman, "Spearman rank correlation; 0 for a constant", interval=_fisher),
         Metric(
             "pearson_spearman",
             _pearson_spearman,
             "mean of both correlations, STS-B's",
             parts=("pearson", "spearman"),
+            interval=_fisher,
         ),
-        Metric("exact_match", _exact_match, "share of answers that are acceptable ones, SQuAD's"),
-        Metric("span_f1", _span_f1, "mean F1 of the answer's words, SQuAD's"),
+        Metric("exact_match", _exact_match, "share of answers that are acceptable ones, SQuAD's", interval=_wilson),
+        Metric("span_f1", _span_f1, "mean F1 of the answer's words, SQuAD's", interval=_wilson),
     )
 }

@@ -27,6 +27,7 @@ def record(
     kind: str = "classification",
     trained: int | None = None,
     sha256: str = "",
+    calibration: dict[str, Any] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Return a record as a run would write it, with this score on dev."""
@@ -48,7 +49,16 @@ def record(
         "params": {"trained": count, "encoder": ENCODER, "total": ENCODER + count, "percent": 100 * count / ENCODER},
         "seconds": 12.0,
         "created": "2026-01-01T00:00:00+00:00",
+        **({"calibration": calibration} if calibration else {}),
     }
+
+
+def measured(right: int, rows: int = 10, confidence: float = 0.8) -> dict[str, Any]:
+    """Return the calibration of a split whose rows all have the same confidence."""
+    bins = [{"from": 0.733333, "to": 0.8, "rows": rows, "confidence": confidence, "accuracy": right / rows}]
+    covered = [{"coverage": share, "abstain": confidence, "accuracy": right / rows} for share in (1.0, 0.5)]
+    error = abs(right / rows - confidence)
+    return {"calibration_error": error, "reliability": bins, "coverage": covered}
 
 
 def ablation(package: str = "glue-cola@1", layers: int = 3, backbone: str = "minilm") -> dict[str, Any]:

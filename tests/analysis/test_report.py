@@ -15,7 +15,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from made import ablation, record, write
+from made import ablation, measured, record, write
 
 from adapterbank import config as configs
 from adapterbank.analysis import figures, report, series, tables
@@ -31,10 +31,10 @@ RICH = [
     *(record(lr=lr, dev=0.6) for lr in (1e-4, 3e-4)),
     *(record("squad-v1", size=size, kind="span", metric="span_f1") for size in (1, 8, 64)),
     record("paper-airline", "full", 0.8, 0.8),
-    record("paper-airline", dev=0.8, test=0.79),
+    record("paper-airline", dev=0.8, test=0.79, calibration={"dev": measured(7), "test": measured(8)}),
     record(method="automl", dev=0.3),
 ]
-NAMES = {"fig1", "fig3", "fig4", "fig5", "fig6-ablation", "fig6-sigma", "fig7", "totals"}
+NAMES = {"fig1", "fig3", "fig4", "fig5", "fig6-ablation", "fig6-sigma", "fig7", "reliability", "coverage", "totals"}
 
 
 def test_a_line_joins_points_over_the_same_tasks_only(tmp_path):
@@ -135,7 +135,7 @@ def test_the_page_contains_every_record_and_fetches_nothing(folder, tmp_path):
     (folder / "broken.json").write_text("{")
     found = shell("report", "--records", folder, "--out", tmp_path / "deep" / "report.html")
     assert found.code == 0
-    assert f"{len(RICH)} runs, 8 figures" in found.out
+    assert f"{len(RICH)} runs, 10 figures" in found.out
     text = (tmp_path / "deep" / "report.html").read_text(encoding="utf-8")
     page = Page(text)
     assert page.depth == []
@@ -154,7 +154,7 @@ def test_a_page_of_few_records_explains_what_is_missing(tmp_path):
     folder = write(tmp_path / "records", record())
     shell("report", "--records", folder, "--out", tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert text.count('class="missing"') == 7
+    assert text.count('class="missing"') == 9
     assert "not drawn, needs adapterbank ablate" in text
 
 

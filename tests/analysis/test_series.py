@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from made import ablation, record, write
+from made import ablation, measured, record, write
 
 from adapterbank.analysis import series
 from adapterbank.analysis.run_table import load
@@ -130,3 +130,34 @@ def test_an_ablation_has_a_line_per_span(study):
 def test_between_sizes_with_equally_many_learning_rates_the_usual_one_is_drawn(tmp_path):
     made = [record("glue-rte", dev=0.6, size=size, lr=lr) for size in (8, 64, 256) for lr in (1e-4, 1e-3)]
     assert {line["option"] for line in series.rates(load([write(tmp_path, *made)]))} == {64}
+
+
+def test_reliability_adds_up_the_rows_of_all_seeds_and_prefers_test(study):
+    made = [
+        record("mine", seed=0, test=0.5, calibration={"dev": measured(1), "test": measured(9)}),
+        record("mine", seed=1, test=0.5, calibration={"dev": measured(1), "test": measured(6, rows=30)}),
+        record("other", calibration={"dev": measured(5)}),
+        record("before", dev=0.9),
+    ]
+    found = series.reliability(study(*made))
+    (mine,) = lines(found, task="mine")
+    assert (mine["split"], mine["seeds"], mine["rows"]) == ("test", 2, 40)
+    assert mine["accuracy"] == pytest.approx(15 / 40)
+    assert mine["calibration_error"] == pytest.approx((0.1 + 0.6) / 2)
+    assert [line["split"] for line in lines(found, task="other")] == ["dev"]
+    assert not lines(found, task="before")
+
+
+def test_coverage_is_the_mean_over_seeds(study):
+    made = [record("mine", seed=seed, calibration={"dev": measured(right)}) for seed, right in enumerate((4, 8))]
+    found = series.coverage(study(*made))
+    assert [(line["coverage"], line["accuracy"], line["seeds"]) for line in found] == [
+        (1.0, pytest.approx(0.6), 2),
+        (0.5, pytest.approx(0.6), 2),
+    ]
+
+
+def test_a_record_with_a_calibration_of_another_shape_is_left_out(study):
+    found = study(record("mine", calibration={"dev": {**measured(5), "reliability": [{"rows": "many"}]}}))
+    assert not found.rows
+    assert "calibration.dev.reliability[0]" in found.problems[0]

@@ -377,6 +377,37 @@ def test_tasks_on_pairs_tasks_on_single_texts_and_no_task_share_a_call(bank):
     assert [a.to_json() for a in again] == [f.to_json() for f in found]
 
 
+@pytest.mark.parametrize(("task", "field"), [("sentiment", "label"), ("three", "label"), ("tags", "labels")])
+def test_an_answer_less_certain_than_asked_for_is_none(bank, task, field):
+    sure = bank.predict(task, TEXTS)
+    middle = sorted(certainty(one, field) for one in sure)[len(sure) // 2]
+    found = bank.predict(task, TEXTS, abstain=middle)
+    assert 0 < sum(one.abstained == field for one in found) < len(found)
+    for one, before in zip(found, sure, strict=True):
+        given = certainty(before, field) >= middle
+        assert getattr(one, field) == (getattr(before, field) if given else None)
+        assert one.probabilities == before.probabilities
+        assert one.to_json()[field] == (before.to_json()[field] if given else None)
+        assert list(one.to_json()) == list(before.to_json())
+
+
+def certainty(one, field):
+    """Return the probability of a prediction's least certain part."""
+    given = {one.label} if field == "label" else {*one.labels}
+    parts = [p if name in given else 1 - p for name, p in one.probabilities.items()]
+    return max(one.probabilities.values()) if field == "label" else min(parts)
+
+
+@pytest.mark.parametrize(("task", "abstain", "message"), [
+    ("score", 0.8, "'score' is regression, which has no probabilities; leave out abstain"),
+    ("sentiment", 1.5, "abstain is 1.5; give a probability from 0 to 1"),
+    ("sentiment", float("nan"), "abstain is nan; give a probability"),
+])  # fmt: skip
+def test_a_confidence_that_cannot_be_asked_for_is_refused(bank, task, abstain, message):
+    with pytest.raises(InputError, match=message):
+        bank.predict(task, ["why"], abstain=abstain)
+
+
 def test_several_tasks_are_evaluated_in_one_call_as_each_alone(bank):
     wanted = {"sentiment": reviews(), "pair": pairs(), "sentiment@1": reviews(10)}
     together = bank.evaluate(wanted)

@@ -123,6 +123,15 @@ def test_predictions_come_back_typed_and_in_order(connect, url):
         assert rows[2].labels == ("red",)
 
 
+def test_an_answer_that_is_not_certain_enough_is_none(connect, url):
+    with connect(url) as client:
+        (found,) = client.predict("markup@1", ["a text"], abstain=1.0)
+        assert (found.label, found.other) == (None, None)
+        assert sum(found.probabilities.values()) == pytest.approx(1)
+        (row,) = client.predict_rows([{"task": "markup", "text": "a text"}], abstain=1.0)
+        assert row.label is None
+
+
 def test_a_name_of_the_catalog_is_sent_as_the_bank_has_it(connect, url, faults):
     with connect(url) as client, pytest.raises(ServiceError):
         client.predict("glue/mrpc", ["a"], ["b"], best=3)

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from adapterbank.kinds.kind import HeadOutputs
 from adapterbank.kinds.table import KINDS
 from adapterbank.slots.plan import Head
+from kinds.tasks_of import task_of
 
 
 def test_every_row_is_found_by_its_own_name_and_the_first_recognizes_anything():
@@ -106,7 +107,8 @@ def test_span_loss_is_the_mean_cross_entropy_of_start_and_end_within_each_row_al
 
 
 def decided(kind, outputs):
-    return KINDS[kind].decide(HeadOutputs(None, None, None, list(np.array(outputs))))
+    task = task_of(kind, ("a", "b", "c"))
+    return KINDS[kind].decide(HeadOutputs(task, None, None, list(np.array(outputs))))
 
 
 def test_decisions_are_the_most_probable_class_the_probable_labels_and_the_number():

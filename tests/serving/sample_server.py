@@ -66,6 +66,9 @@ class SampleService:
             row = self.row(ask.task)
             pairs = ask.pairs or [None] * len(ask.texts)
             predictions = [prediction(row, *both) for both in zip(ask.texts, pairs, strict=True)]
+            for one in predictions:
+                if max(one.get("probabilities", {"": 1.0}).values()) < ask.abstain:
+                    one["label"] = None
             found.append(Reply(row["name"], row["version"], predictions))
         return found
 

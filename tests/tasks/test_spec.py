@@ -73,6 +73,34 @@ def test_columns_of_different_length_are_refused() -> None:
         Examples(["a"], None, [0, 1])
 
 
+def test_a_calibration_is_stored_with_the_task_and_absent_without_one() -> None:
+    plain = Task("t", "classification", ("text",), "label", ("no", "yes"), "f1")
+    assert not {"temperature", "thresholds"} & set(plain.to_json())
+    fitted = replace(plain, temperature=1.5, thresholds=(0.7, 0.3))
+    stored = json.loads(json.dumps(fitted.to_json()))
+    assert (stored["temperature"], stored["thresholds"]) == (1.5, [0.7, 0.3])
+    assert Task.from_json(stored) == fitted
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": 0.0}, "temperature is 0.0, not from 0.05 to 20.0"),
+        ({"temperature": -1}, "temperature is -1, not from"),
+        ({"temperature": float("nan")}, "temperature is nan, not a finite number"),
+        ({"temperature": "hot"}, "temperature is 'hot', not a finite number"),
+        ({"thresholds": [0.5, 1.5]}, r"thresholds\[1\] is 1.5, not from 0 to 1"),
+        ({"thresholds": 0.5}, "thresholds is 0.5, not a list"),
+        ({"thresholds": [0.5]}, "1 thresholds for 2 labels"),
+        ({"kind": "regression", "labels": [], "metric": "spearman", "temperature": 2.0}, "no probabilities"),
+    ],
+)
+def test_a_stored_calibration_that_cannot_be_used_is_refused(fields: dict[str, Any], message: str) -> None:
+    stored = Task("t", "classification", ("text",), "label", ("no", "yes"), "f1").to_json()
+    with pytest.raises(InputError, match=message):
+        Task.from_json({**stored, **fields})
+
+
 def test_different_examples_have_different_fingerprints() -> None:
     cases = [
         Examples([]),

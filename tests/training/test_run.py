@@ -118,7 +118,7 @@ def test_a_run_writes_one_record_with_all_measurements(bank, bert):
     assert records.read(result.record_path) == record
     assert set(record) == {
         *("config", "package", "task", "metrics", "params", "bytes", "best_epoch", "history"),
-        *("seconds", "examples_per_second", "stamp", "notes", "created"),
+        *("seconds", "examples_per_second", "stamp", "notes", "created", "calibration"),
     }
     assert record["package"] == result.package.ref == "s@1"
     assert record["config"]["backbone_sha256"] == bert.sha256
@@ -143,6 +143,38 @@ def test_the_scores_on_test_data_equal_those_of_evaluate(bank):
     assert scored["rows"] == 8
     assert {name: again[name] for name in scored} == scored
     assert result.package.manifest.metrics["test"]["accuracy"] == scored["accuracy"]
+
+
+LONGER = {**FAST, "epochs": 4}
+
+
+def test_held_out_rows_set_the_temperature_unless_told_not_to(bank):
+    rows = [(text, label if i % 5 else "positive") for i, (text, label) in enumerate(reviews(80))]
+    fitted = bank.train("s", rows, rows, reviews(60), **LONGER)
+    plain = bank.train("plain", rows, rows, reviews(60), **LONGER, calibrate=False)
+    assert fitted.package.manifest.task["temperature"] > 0
+    assert "temperature" not in plain.package.manifest.task
+    assert fitted.record["history"][-1]["score"] == plain.record["history"][-1]["score"]
+    assert fitted.record["metrics"]["dev"]["accuracy"] == plain.record["metrics"]["dev"]["accuracy"]
+    assert fitted.package.manifest.weights_sha256 == plain.package.manifest.weights_sha256
+    assert "calibrate" not in fitted.record["config"]
+    assert plain.record["config"]["calibrate"] is False
+    found = bank.evaluate("s", reviews(60))
+    assert found["calibration_error"] == fitted.record["metrics"]["test"]["calibration_error"]
+    assert found["reliability"] == fitted.record["calibration"]["test"]["reliability"]
+    assert found["coverage"] == fitted.record["calibration"]["test"]["coverage"]
+    assert fitted.package.manifest.metrics["test"]["calibration_error"] == found["calibration_error"]
+
+
+def test_dev_is_scored_without_the_thresholds_that_were_chosen_on_it(bank):
+    noisy = [{"text": text, "labels": ["odd"] if i % 5 == 0 else []} for i, (text, _) in enumerate(reviews(90))]
+    result = bank.train("t", noisy, noisy, noisy, kind="multilabel", labels="odd", metric="micro_f1", **FAST)
+    record = result.record
+    assert len(record["task"]["thresholds"]) == 1
+    assert record["metrics"]["dev"]["micro_f1"] == record["history"][record["best_epoch"] - 1]["score"]
+    assert record["calibration"]["dev"]["with_thresholds"] == record["metrics"]["test"]["micro_f1"]
+    assert record["metrics"]["test"]["micro_f1"] > record["metrics"]["dev"]["micro_f1"]
+    assert bank.evaluate("t", noisy)["micro_f1"] == record["metrics"]["test"]["micro_f1"]
 
 
 def test_a_repeated_run_gets_a_second_record_and_a_second_version(bank):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapterbank.analysis import series
+from adapterbank.analysis.confidence_plots import draw_coverage, draw_reliability
 from adapterbank.analysis.plotting import (
     LOOKS,
     STYLE,
@@ -336,6 +337,24 @@ _FIGURES = (
         "fig6-sigma", "Fig. 6: initialisation", series.sigmas, _sigmas, "two values of --sigma on one task", _BARS
     ),
     _FigureKind("fig7", "Fig. 7: learning rate", series.rates, _rates, "two learning rates on one task", _BARS),
+    _FigureKind(
+        "reliability",
+        "Confidence: right answers by probability",
+        series.reliability,
+        lambda data, _: draw_reliability(data, _PANELS),
+        "runs of a task with probabilities, by this release",
+        "Points: answers of a range of probabilities, larger for more rows. On the dotted line, as many are right as "
+        "the probability says; below it, answers are too certain. All seeds of {rule}; test if it was scored.",
+    ),
+    _FigureKind(
+        "coverage",
+        "Confidence: right answers against the rows that are answered",
+        series.coverage,
+        lambda data, _: draw_coverage(data, _PANELS),
+        "runs of a task with probabilities, by this release",
+        "The share of right answers among the most certain rows, as predict --abstain would leave them. Of multi-label "
+        "tasks, all labels of a row must be right. The mean over seeds of {rule}; test if it was scored.",
+    ),
     _FigureKind(
         "totals",
         "Parameters of all tasks together",

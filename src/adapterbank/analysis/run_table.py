@@ -43,6 +43,21 @@ class _TaskFields(TypedDict):
     metric: str
 
 
+_BinFields = TypedDict("_BinFields", {"from": float, "rows": int, "confidence": float, "accuracy": float})
+
+
+class _CoverageFields(TypedDict):
+    coverage: float
+    abstain: float
+    accuracy: float
+
+
+class _CalibrationFields(TypedDict):
+    calibration_error: float
+    reliability: list[_BinFields]
+    coverage: list[_CoverageFields]
+
+
 class _RecordFields(TypedDict):
     """What tables and figures read of a record."""
 
@@ -51,6 +66,7 @@ class _RecordFields(TypedDict):
     metrics: NotRequired[dict[str, Annotated[dict[str, Any], dict[str, Any]]] | None]
     params: NotRequired[Annotated[dict[str, Any], dict[str, float | None]] | None]
     history: NotRequired[list[dict[str, Any]] | None]
+    calibration: NotRequired[dict[str, Annotated[dict[str, Any], _CalibrationFields]] | None]
 
 
 @dataclass(frozen=True)

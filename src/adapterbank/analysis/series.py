@@ -5,7 +5,7 @@ Scores are in points (hundredths). If several settings share a place in a figure
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
@@ -127,6 +127,46 @@ def totals(study: RunTable) -> Data:
         for (method, form), shares in sorted(per_task.items())
         for count in range(1, SHARED_TASKS + 1)
     ]
+
+
+def reliability(study: RunTable) -> Data:
+    """Return how often answers of each bin of probabilities are right, over all seeds of each task's best setting."""
+    found: Data = []
+    for task, split, measured in _calibrated(study):
+        bins: dict[float, list[Any]] = {}
+        for one in (one for run in measured for one in run["reliability"]):
+            bins.setdefault(round(one["from"], 6), []).append(one)
+        error = fmean(run["calibration_error"] for run in measured)
+        for start, mine in sorted(bins.items()):
+            rows = sum(one["rows"] for one in mine)
+            means = {
+                key: sum(one["rows"] * one[key] for one in mine) / max(rows, 1) for key in ("confidence", "accuracy")
+            }
+            place = {"task": task, "split": split, "seeds": len(measured), "from": start, "rows": rows}
+            found.append({**place, **means, "calibration_error": error})
+    return found
+
+
+def coverage(study: RunTable) -> Data:
+    """Return how many of the most certain answers are right, the mean over the seeds of each task's best setting."""
+    return [
+        {
+            **{"task": task, "split": split, "seeds": len(measured)},
+            **{key: fmean(one[key] for one in same) for key in ("coverage", "abstain", "accuracy")},
+        }
+        for task, split, measured in _calibrated(study)
+        for same in zip(*(run["coverage"] for run in measured), strict=False)
+    ]
+
+
+def _calibrated(study: RunTable) -> Iterator[tuple[str, str, list[Any]]]:
+    """Yield each task with the split that is shown, and that split's calibration in every run of the best setting."""
+    for task, rows in by_task(study.rows).items():
+        chosen = study.best(row for row in rows if row.record.get("calibration"))
+        kept = [row.record["calibration"] for row in chosen]
+        split = next((name for name in ("test", "dev") if kept and all(name in one for one in kept)), None)
+        if split:
+            yield task, split, [one[split] for one in kept]
 
 
 def _best_of(method: str, options: Mapping[str, set[int]]) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from adapterbank.api.handle import BankHandle
 from adapterbank.errors import BankError, DataError, InputError, PackageDamaged, UnknownName
 from adapterbank.inference.answer_columns import ERROR, AnswerColumns
+from adapterbank.inference.predictions import check_abstain
 from adapterbank.inference.task_rows import by_task, in_order, table_rows
 from adapterbank.kinds.values import is_missing, listed, short
 from adapterbank.tasks.columns import require_column
@@ -42,6 +43,7 @@ class FileOptions:
     output_form: str | None = None
     keep_columns: bool = True
     best: int = 0
+    abstain: float = 0.0
 
 
 @dataclass
@@ -80,6 +82,8 @@ def predict_file(
     if options.task_column is not None and form != "jsonl":
         raise InputError(f"Rows of different tasks have different columns, which {form} cannot have; write jsonl.")
     specs = {name: bank._spec(name) for name in tasks}
+    for spec in specs.values():
+        check_abstain(spec, options.abstain)
     with open_stream(source, options.form, _line_columns(specs)) as stream:
         for note in stream.text.notes if stream.text else ():
             watch.note(note)
@@ -118,7 +122,10 @@ def predict_texts(
 ) -> FileReport:
     """Write the answers to texts as `predict_file` writes those to the rows of a file."""
     form = output_format(output, options.output_form)
-    found = [[one.to_json() for one in bank.predict(task, texts, pairs, best=options.best)] for task in tasks]
+    found = [
+        [one.to_json() for one in bank.predict(task, texts, pairs, best=options.best, abstain=options.abstain)]
+        for task in tasks
+    ]
     columns = AnswerColumns(dict(zip(tasks, (one[0] for one in found), strict=True)), (), table=form != "jsonl")
     with open_output(output, ENCODERS[form](OutputLayout(columns.columns()))) as write:
         write([columns.of(tasks, answers) for answers in zip(*found, strict=True)])
@@ -247,7 +254,7 @@ class _Answers:
             if spec.text not in read:
                 read[spec.text] = read_examples(table, spec, need_targets=False)[0]
         requests = [(self._loaded[name], read[spec.text]) for name, spec in self._specs.items()]
-        found = self._bank.engine.predict_json(requests, self._options.best)
+        found = self._bank.engine.predict_json(requests, self._options.best, self._options.abstain)
         tasks = list(self._specs)
         return [self._columns.of(tasks, answers) for answers in zip(*found, strict=True)]
 
@@ -258,7 +265,8 @@ class _Answers:
         column = table.columns.pop(options.task_column or "", [None] * len(rows))
         names = [None if is_missing(name) else str(name) for name in column]
         groups = by_task(names, table_rows(table, names, self._bank._spec, options.text, options.text_pair), None)
-        found = in_order(groups, self._bank.engine.predict_json([self._bank._request(g) for g in groups], options.best))
+        requests = [self._bank._request(group) for group in groups]
+        found = in_order(groups, self._bank.engine.predict_json(requests, options.best, options.abstain))
         named = not options.keep_columns
         return [{**({"task": name} if named else {}), **one} for name, one in zip(names, found, strict=True)]
 

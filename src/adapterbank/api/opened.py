@@ -18,6 +18,7 @@ from adapterbank.inference import audit as audits
 from adapterbank.inference.predictions import Prediction
 from adapterbank.inference.task_rows import by_task, in_order, is_tabular
 from adapterbank.kinds import scoring
+from adapterbank.kinds.reliability import reliability
 from adapterbank.kinds.span import Reading
 from adapterbank.kinds.table import KINDS
 from adapterbank.storage.bank import Removed
@@ -192,6 +193,7 @@ class OpenBank(BankHandle):
         text: str | None = None,
         text_pair: str | None = None,
         best: int = 0,
+        abstain: float = 0.0,
     ) -> list[Prediction]:
         """Return a prediction for each text, in order.
 
@@ -206,13 +208,15 @@ class OpenBank(BankHandle):
             text: The column of the text. By default the one that the task was trained on, or one with a usual name.
             text_pair: The column of the second text.
             best: How many of their best answers span tasks list, beside the best.
+            abstain: `label` and `labels` are None where the answer is less probable than this; the probabilities are
+                given all the same.
         """
         if is_tabular(texts):
             task, texts = self._columns(task, texts, pairs, text, text_pair)
         elif text or text_pair:
             raise InputError(f"There are no columns to find {text or text_pair!r} in; pass a data frame or a file.")
         groups = by_task(task, texts, pairs)
-        return in_order(groups, self.engine.predict([self._request(group) for group in groups], best))
+        return in_order(groups, self.engine.predict([self._request(group) for group in groups], best, abstain))
 
     def predict_file(
         self,
@@ -224,6 +228,7 @@ class OpenBank(BankHandle):
         text_pair: str | None = None,
         task_column: str | None = None,
         best: int = 0,
+        abstain: float = 0.0,
         watch: Callable[[int, int, int | None], None] = lambda rows, done, total: None,
         problem: Callable[[str], None] = lambda text: None,
         note: Callable[[str], None] = lambda text: None,
@@ -240,6 +245,7 @@ class OpenBank(BankHandle):
             text_pair: The column of the second text.
             task_column: The column with the task of each row, instead of `task`.
             best: How many of their best answers span tasks list, beside the best.
+            abstain: As in `predict`.
             watch: Called with the rows written, how much of the file was read, and its size in the same unit (bytes;
                 rows for Parquet).
             problem: Called for each row that has no answer, with its place and the reason.
@@ -248,7 +254,7 @@ class OpenBank(BankHandle):
         tasks = [task] if isinstance(task, str) else list(task or ())
         if bool(tasks) == (task_column is not None):
             raise InputError("Pass either task, or task_column for a file whose rows name their tasks.")
-        options = FileOptions(text=text, text_pair=text_pair, task_column=task_column, best=best)
+        options = FileOptions(text=text, text_pair=text_pair, task_column=task_column, best=best, abstain=abstain)
         return predict_file(self, tasks, source, output, options, FileWatch(watch, problem, note), FileReport())
 
     def evaluate(
@@ -264,7 +270,10 @@ class OpenBank(BankHandle):
         header: bool | None = None,
         drop_unlabelled: bool = False,
     ) -> dict[str, Any]:
-        """Score a task on labelled data: its own metric, the usual ones of its kind, the confusion matrix.
+        """Score a task on labelled data: its own metric, the usual ones of its kind, their 95 % confidence intervals.
+
+        The report of a kind with probabilities also has the calibration error, a reliability table and the accuracy at
+        several coverages; that of classification the confusion matrix.
 
         Without data, a task of the catalog is scored on the catalog's `split`, as is data that is a name of the
         catalog. With a mapping of tasks to data, all of them go through the encoder together, and each has its own
@@ -301,11 +310,15 @@ class OpenBank(BankHandle):
             own = [] if data is not None else [f"No data was given: scored on the data of the catalog, {table.source}."]
             notes.append([*own, *report.notes])
         reports = {}
-        for name, (ref, spec), (_, examples), predicted, task_notes in zip(
-            wanted, specs, requests, self.engine.decide(requests, keep=True), notes, strict=True
+        for name, (ref, spec), given, task_notes in zip(
+            wanted, specs, self.engine.head_outputs(requests, keep=True), notes, strict=True
         ):
-            scores = scoring.report(spec, predicted, examples.targets or [])
-            reports[name] = {"task": ref, "metric": spec.metric, **scores, "notes": list(task_notes)}
+            predicted = KINDS[spec.kind].decide(given) if given.outputs else []
+            targets = given.examples.targets or []
+            scores = scoring.report(spec, predicted, targets)
+            intervals = {"intervals": scoring.intervals(spec, predicted, targets)}
+            found = {**scores, **intervals, **reliability(given, targets)}
+            reports[name] = {"task": ref, "metric": spec.metric, **found, "notes": list(task_notes)}
         return reports
 
     def read(self, task: str, examples: Examples, best: int = 1) -> list[Reading]:

@@ -20,7 +20,7 @@ from adapterbank.encoder.windows import STRIDE
 from adapterbank.errors import BackboneMismatch, InputError, PackageDamaged, UnknownName
 from adapterbank.inference.graph_runner import GraphRunner, Wait
 from adapterbank.inference.graphs import GraphCompiler, runs_graphs
-from adapterbank.inference.predictions import Prediction, decide, predict, predict_json
+from adapterbank.inference.predictions import Prediction, check_abstain, decide, predict, predict_json
 from adapterbank.inference.rows import Rows, make_rows
 from adapterbank.inference.runner import launch, tokens_at_once
 from adapterbank.inference.slot_cache import SlotCache, TaskHandle
@@ -189,18 +189,29 @@ class Engine:
         handles = {name: self._find(name) for name in dict.fromkeys(names)}
         return self.compute(tokens, [handles[name] for name in names])
 
-    def predict(self, requests: Sequence[tuple[str | None, Examples]], best: int = 0) -> list[list[Prediction]]:
+    def predict(
+        self, requests: Sequence[tuple[str | None, Examples]], best: int = 0, abstain: float = 0.0
+    ) -> list[list[Prediction]]:
         """Predict for requests (task or None, rows) of any tasks together, each in the order of its rows.
 
-        With `best`, span tasks also list that many of their best answers. The steps are `prepare`, `compute`, `finish`.
+        With `best`, span tasks also list that many of their best answers; an answer less certain than `abstain` is
+        None. The steps are `prepare`, `compute`, `finish`.
         """
-        return [self.finish(request, outputs, best) for request, outputs in self._run(requests)]
+        self._check_abstain(requests, abstain)
+        return [self.finish(request, outputs, best, abstain) for request, outputs in self._run(requests)]
 
     def predict_json(
-        self, requests: Sequence[tuple[str | None, Examples]], best: int = 0
+        self, requests: Sequence[tuple[str | None, Examples]], best: int = 0, abstain: float = 0.0
     ) -> list[list[dict[str, Any]]]:
         """Return the predictions as JSON values, in less time than the `to_json` of each takes."""
-        return [self.finish_json(request, outputs, best) for request, outputs in self._run(requests)]
+        self._check_abstain(requests, abstain)
+        return [self.finish_json(request, outputs, best, abstain) for request, outputs in self._run(requests)]
+
+    def _check_abstain(self, requests: Sequence[tuple[str | None, Examples]], abstain: float) -> None:
+        """Refuse to abstain for a task whose answers have no probabilities."""
+        for handle in dict.fromkeys(self._find(name) for name, _ in requests) if abstain else ():
+            if handle is not None:
+                check_abstain(handle.about.task, abstain)
 
     def prepare(self, requests: Sequence[tuple[str | None, Examples]], keep: bool = False) -> list[Prepared]:
         """Look up each request's task and tokenise its texts.
@@ -274,25 +285,35 @@ class Engine:
             slots = [numbers[handle] if handle else None for handle in tasks]
             return launch(self.backbone.config, self.stacks, tokens, slots, graph_runner=self.graph_runner)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[np.ndarray], best: int = 0) -> list[Prediction]:
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[np.ndarray], best: int = 0, abstain: float = 0.0
+    ) -> list[Prediction]:
         """Turn the outputs of a request's rows into predictions."""
         if prepared.handle is None:
             rows = zip(outputs, prepared.rows.tokens, strict=True)
             return [Prediction(embedding=out, truncated=tokens.cut or None) for out, tokens in rows]
-        return predict(HeadOutputs(prepared.handle.about.task, prepared.examples, prepared.rows, outputs), best)
+        return predict(_head_outputs(prepared, prepared.handle, outputs), best, abstain)
 
-    def finish_json(self, prepared: Prepared, outputs: Sequence[np.ndarray], best: int = 0) -> list[dict[str, Any]]:
+    def finish_json(
+        self, prepared: Prepared, outputs: Sequence[np.ndarray], best: int = 0, abstain: float = 0.0
+    ) -> list[dict[str, Any]]:
         """Turn the outputs of a request's rows into predictions as JSON values."""
         if prepared.handle is None:
             return [prediction.to_json() for prediction in self.finish(prepared, outputs, best)]
-        return predict_json(HeadOutputs(prepared.handle.about.task, prepared.examples, prepared.rows, outputs), best)
+        return predict_json(_head_outputs(prepared, prepared.handle, outputs), best, abstain)
+
+    def head_outputs(self, requests: Sequence[tuple[str, Examples]], keep: bool = False) -> list[HeadOutputs]:
+        """Return the head's outputs for the rows of each request."""
+        return [
+            _head_outputs(request, request.handle, outputs)
+            for request, outputs in self._run(requests, keep)
+            if request.handle
+        ]
 
     def decide(self, requests: Sequence[tuple[str, Examples]], keep: bool = False) -> list[list[Any]]:
         """Return the predictions as metrics compare them: class indices, sets of them, numbers, or answer texts."""
         return [
-            decide(request.handle.about.task, request.examples, request.rows, outputs)
-            for request, outputs in self._run(requests, keep)
-            if request.handle
+            decide(given.task, given.examples, given.rows, given.outputs) for given in self.head_outputs(requests, keep)
         ]
 
     def read(self, name: str, examples: Examples, count: int = 1, keep: bool = False) -> list[Reading]:
@@ -340,6 +361,10 @@ class Engine:
         if handle is None:
             raise UnknownName(name, "a task in this engine", list(self.residents))
         return handle
+
+
+def _head_outputs(prepared: Prepared, handle: TaskHandle, outputs: Sequence[np.ndarray]) -> HeadOutputs:
+    return HeadOutputs(handle.about.task, prepared.examples, prepared.rows, outputs)
 
 
 def _read_tensors(package: Package, expected: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:

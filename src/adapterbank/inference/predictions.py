@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from adapterbank.errors import PackageDamaged
+from adapterbank.errors import InputError, PackageDamaged
 from adapterbank.inference.rows import Rows
 from adapterbank.kinds.kind import HeadOutputs
 from adapterbank.kinds.table import KINDS
@@ -26,7 +26,7 @@ class Prediction:
     label: str | None = None
     """Classification: the most probable label."""
     labels: tuple[str, ...] | None = None
-    """Multi-label: every label with a probability above one half."""
+    """Multi-label: every label with a probability above one half, or above its threshold."""
     value: float | None = None
     """Regression."""
     answer: str | None = None
@@ -42,6 +42,8 @@ class Prediction:
     """True if the text was longer than the task's limit, so that its end was not read; otherwise not set."""
     embedding: np.ndarray | None = field(default=None, repr=False, compare=False)
     """Bare backbone: the mean of the last hidden states."""
+    abstained: str | None = None
+    """The field that is None because the answer is less certain than was asked for: label or labels."""
     other: dict[str, Any] | None = None
     """Fields of a kind that are none of these; they are attributes too."""
 
@@ -53,8 +55,12 @@ class Prediction:
         return other[name]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields that are set."""
-        fields: dict[str, Any] = {name: value for name, value in vars(self).items() if value is not None}
+        """Return the fields that are set; an answer that was not given is null."""
+        fields: dict[str, Any] = {
+            name: value
+            for name, value in vars(self).items()
+            if (value is not None or name == self.abstained) and name != "abstained"
+        }
         fields |= fields.pop("other", {})
         if self.probabilities is not None:  # further digits are rounding errors and differ between machines
             fields["probabilities"] = {name: int(p * 1e6 + 0.5) / 1e6 for name, p in self.probabilities.items()}
@@ -87,9 +93,14 @@ def check_finite(head_outputs: HeadOutputs) -> None:
         )
 
 
-def predict(head_outputs: HeadOutputs, best: int = 0) -> list[Prediction]:
-    """Return the prediction for each example; span tasks also list the `best` answers."""
-    found = _fields(head_outputs, best, rounded=False)
+def predict(head_outputs: HeadOutputs, best: int = 0, abstain: float = 0.0) -> list[Prediction]:
+    """Return the prediction for each example; span tasks also list the `best` answers.
+
+    An answer that is less certain than `abstain` is None; its probabilities are given.
+    """
+    found = _fields(head_outputs, best, abstain, rounded=False)
+    if abstain:
+        found = [{**fields, "abstained": next((n for n in fields if fields[n] is None), None)} for fields in found]
     if all(_NAMES.issuperset(fields) for fields in found[:1]):  # the rows of one task have the same fields
         return [Prediction(**fields) for fields in found]
     return [_with_other(fields) for fields in found]
@@ -100,19 +111,34 @@ def _with_other(fields: Mapping[str, Any]) -> Prediction:
     return Prediction(**known, other={name: value for name, value in fields.items() if name not in _NAMES})
 
 
-def predict_json(head_outputs: HeadOutputs, best: int = 0) -> list[dict[str, Any]]:
+def predict_json(head_outputs: HeadOutputs, best: int = 0, abstain: float = 0.0) -> list[dict[str, Any]]:
     """Return the `to_json` of each prediction, equal to the bit, in less than half the time for many rows."""
-    return _fields(head_outputs, best, rounded=True)
+    return _fields(head_outputs, best, abstain, rounded=True)
 
 
-def _fields(head_outputs: HeadOutputs, best: int, *, rounded: bool) -> list[dict[str, Any]]:
+def check_abstain(task: Task, abstain: float) -> None:
+    """Refuse a confidence that is none, and one that is asked of a task without probabilities."""
+    if not 0 <= abstain <= 1:
+        raise InputError(f"abstain is {abstain!r}; give a probability from 0 to 1, such as 0.8.")
+    if abstain and not KINDS[task.kind].confidence:
+        raise InputError(f"{task.name!r} is {task.kind}, which has no probabilities; leave out abstain.")
+
+
+def _fields(head_outputs: HeadOutputs, best: int, abstain: float, *, rounded: bool) -> list[dict[str, Any]]:
     if not head_outputs.outputs:
         return []
+    check_abstain(head_outputs.task, abstain)
     check_finite(head_outputs)
     kind, names = KINDS[head_outputs.task.kind], head_outputs.task.labels
     predictions = kind.predict(head_outputs, best)
     if kind.probabilities:
-        likely = kind.probabilities(head_outputs.matrix.astype(np.float64))
+        likely = kind.probabilities(head_outputs.logits)
+        if abstain and kind.confidence:
+            certainty = kind.confidence.certainty(likely, kind.decide(head_outputs))
+            predictions = [
+                dict.fromkeys(fields) if sure < abstain else fields
+                for fields, sure in zip(predictions, certainty, strict=True)
+            ]
         likely = np.floor(likely * 1e6 + 0.5) / 1e6 if rounded else likely
         for fields, row in zip(predictions, likely.tolist(), strict=True):
             fields["probabilities"] = dict(zip(names, row, strict=True))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from adapterbank.errors import DataError
-from adapterbank.kinds.kind import Estimator, HeadOutputs, Kind, ReportTable
+from adapterbank.kinds.kind import Confidence, Estimator, HeadOutputs, Kind, ReportTable
 from adapterbank.kinds.labels import check_index, class_name, in_order, label_indices, label_name
 from adapterbank.kinds.values import as_number, is_missing, listed
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from adapterbank.metrics import Metric
     from adapterbank.slots.plan import Head
     from adapterbank.tasks.spec import Task
     from adapterbank.tasks.tables import Table
@@ -70,6 +71,8 @@ def _loss(x: Tensor, targets: Tensor, head: Head, counts: Tensor) -> Tensor:
 
 
 def _decide(given: HeadOutputs) -> list[Any]:
+    if given.task.thresholds:
+        return _choose(_softmax(given.logits), given.task.thresholds)
     indices: list[Any] = given.matrix.argmax(1).tolist()
     return indices
 
@@ -84,6 +87,38 @@ def _softmax(x: np.ndarray) -> np.ndarray:
 
     shifted = np.exp(x - x.max(1, keepdims=True))
     return np.asarray(shifted / shifted.sum(1, keepdims=True))
+
+
+# --- confidence -----------------------------------------------------------------------------------------------
+
+
+def _choices(logits: np.ndarray, targets: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    import numpy as np
+
+    return logits, np.array(targets)
+
+
+def _choose(probabilities: np.ndarray, thresholds: Sequence[float]) -> list[Any]:
+    """Choose the label that is furthest above its threshold; of two labels, the second where it is above its own."""
+    import numpy as np
+
+    indices: list[Any] = (probabilities - np.array(thresholds)).argmax(1).tolist()
+    return indices
+
+
+def _certainty(probabilities: np.ndarray, decisions: Sequence[Any]) -> np.ndarray:
+    import numpy as np
+
+    return np.asarray(probabilities[np.arange(len(decisions)), np.array(decisions, dtype=int)])
+
+
+def _columns(probabilities: np.ndarray, targets: Sequence[Any], metric: Metric) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the second of two labels for metrics that score it alone, such as F1; other metrics need no threshold."""
+    import numpy as np
+
+    if metric.label_count != 2 or metric.from_counts is None:
+        return None
+    return probabilities[:, 1:], np.array(targets)[:, None] == 1
 
 
 def _notes(task: Task, decisions: Sequence[Any], targets: Sequence[Any]) -> list[str]:
@@ -146,6 +181,7 @@ CLASSIFICATION = Kind(
     decide=_decide,
     predict=_predict,
     probabilities=_softmax,
+    confidence=Confidence(_choices, _choose, _certainty, _columns, lambda cuts: (round(1 - cuts[0], 2), cuts[0])),
     notes=_notes,
     estimator=Estimator(),
 )

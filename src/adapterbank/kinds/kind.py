@@ -1,7 +1,7 @@
 """`Kind`: everything the library asks of a kind of task, such as classification or regression.
 
 A kind is one file in this folder that ends with a `Kind(...)`, and one row in `kinds/table.py`. To add one, copy
-`regression.py`, the shortest. Everything else asks the row and never compares the kind's name. Modules here import
+`regression.py`, the shortest. Everything else asks the row and never compares the kind's name. A kind's file imports
 torch and numpy inside functions only, so that describing, reading and storing a task needs neither.
 """
 
@@ -18,10 +18,15 @@ if TYPE_CHECKING:
 
     from adapterbank.encoder.batch import Tokens
     from adapterbank.inference.rows import Rows
+    from adapterbank.metrics import Metric
     from adapterbank.slots.plan import Head
     from adapterbank.tasks.columns import Columns
     from adapterbank.tasks.spec import Examples, Task
     from adapterbank.tasks.tables import Table
+
+
+TEMPERATURES = (0.05, 20.0)
+"""The smallest and the largest temperature: beyond them, probabilities are 0 and 1, or all equal."""
 
 
 @dataclass  # not frozen: there is one for each request, and a frozen dataclass takes longer to create
@@ -40,6 +45,13 @@ class HeadOutputs:
         import numpy as np
 
         return np.array(self.outputs)
+
+    @cached_property
+    def logits(self) -> np.ndarray:
+        """The matrix in float64, divided by the task's temperature: the probabilities are made of these."""
+        import numpy as np
+
+        return self.matrix.astype(np.float64) / (self.task.temperature or 1.0)
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,24 @@ class Estimator:
     """(targets, number of labels) -> the array to fit."""
     decode: Callable[[np.ndarray], list[Any]] = _integers
     """The array predicted -> what the metric compares."""
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """How certain the answers of a kind with probabilities are; `calibration` and `reliability` ask for it."""
+
+    choices: Callable[[np.ndarray, Sequence[Any]], tuple[np.ndarray, np.ndarray]]
+    """(logits `[rows, labels]`, targets) -> each choice between options that exclude each other as a row of logits,
+    `[choices, options]`, and the right option of each."""
+    choose: Callable[[np.ndarray, Sequence[float]], list[Any]]
+    """(probabilities `[rows, labels]`, a threshold for each label) -> the prediction of each row."""
+    certainty: Callable[[np.ndarray, Sequence[Any]], np.ndarray]
+    """(probabilities, predictions) -> the probability of each prediction, of its least certain part."""
+    columns: Callable[[np.ndarray, Sequence[Any], Metric], tuple[np.ndarray, np.ndarray] | None]
+    """(probabilities, targets, metric) -> the probabilities that thresholds are chosen for, and whether each label is
+    true, both `[rows, columns]`; None if a threshold does not help this metric."""
+    thresholds: Callable[[Sequence[float]], tuple[float, ...]]
+    """The thresholds of these columns -> a threshold for each label."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +141,8 @@ class Kind:
     without its probabilities."""
     probabilities: Callable[[np.ndarray], np.ndarray] | None = None
     """Outputs, float64 `[rows, outputs]` -> the probability of each label; None for kinds that have none."""
+    confidence: Confidence | None = None
+    """How certain its answers are; None for kinds that cannot tell."""
     readings: Callable[[HeadOutputs, int], list[Any]] | None = None
     """(outputs, count) -> the best answers of each example with their scores, for `OpenBank.read` and SQuAD's files;
     None for kinds that answer no questions."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from adapterbank.errors import DataError, InputError
-from adapterbank.kinds.kind import Estimator, HeadOutputs, Kind
+from adapterbank.kinds.kind import Confidence, Estimator, HeadOutputs, Kind
 from adapterbank.kinds.labels import check_index, in_order, is_list_text, items_of, label_indices, label_name
 from adapterbank.kinds.values import is_missing, short
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from adapterbank.metrics import Metric
     from adapterbank.slots.plan import Head
     from adapterbank.tasks.columns import Columns
     from adapterbank.tasks.spec import Task
@@ -88,6 +89,8 @@ def _loss(x: Tensor, targets: Tensor, head: Head, counts: Tensor) -> Tensor:
 
 
 def _decide(given: HeadOutputs) -> list[Any]:
+    if given.task.thresholds:
+        return _choose(_sigmoid(given.logits), given.task.thresholds)
     return _chosen(given.matrix > 0)
 
 
@@ -106,6 +109,36 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     import numpy as np
 
     return np.asarray(0.5 * (1 + np.tanh(0.5 * x)))  # this form of the sigmoid does not overflow
+
+
+# --- confidence -----------------------------------------------------------------------------------------------
+
+
+def _choices(logits: np.ndarray, targets: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return every label of every row as a choice of two: the sigmoid of x is the softmax of (0, x)."""
+    import numpy as np
+
+    flat = logits.ravel()
+    return np.stack([np.zeros_like(flat), flat], 1), _indicators(targets, logits.shape[1]).ravel()
+
+
+def _choose(probabilities: np.ndarray, thresholds: Sequence[float]) -> list[Any]:
+    import numpy as np
+
+    return _chosen(probabilities > np.array(thresholds))
+
+
+def _certainty(probabilities: np.ndarray, decisions: Sequence[Any]) -> np.ndarray:
+    import numpy as np
+
+    chosen = _indicators(decisions, probabilities.shape[1]) > 0
+    return np.asarray(np.where(chosen, probabilities, 1 - probabilities).min(1))
+
+
+def _columns(probabilities: np.ndarray, targets: Sequence[Any], metric: Metric) -> tuple[np.ndarray, np.ndarray] | None:
+    if metric.from_counts is None:
+        return None
+    return probabilities, _indicators(targets, probabilities.shape[1]) > 0
 
 
 def _check(value: Any, labels: int, what: str) -> frozenset[int]:
@@ -141,5 +174,6 @@ MULTILABEL = Kind(
     decide=_decide,
     predict=_predict,
     probabilities=_sigmoid,
+    confidence=Confidence(_choices, _choose, _certainty, _columns, tuple),
     estimator=Estimator(per_label=True, encode=_indicators, decode=_chosen),
 )

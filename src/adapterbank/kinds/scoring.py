@@ -35,11 +35,30 @@ def score(task: Task, predictions: Iterable[Any], targets: Iterable[Any]) -> flo
 
 def report(task: Task, predictions: Iterable[Any], targets: Iterable[Any]) -> dict[str, Any]:
     """Return what `evaluate` shows: the task's own metric, the usual ones of its kind, and the kind's details."""
-    kind, own = KINDS[task.kind], METRICS[task.metric]
+    kind = KINDS[task.kind]
     given, true = _checked(task, predictions, targets)
-    names = dict.fromkeys((own.name, *own.parts, *kind.reported))
-    scores: dict[str, Any] = {name: METRICS[name].function(given, true, len(task.labels)) for name in names}
+    scores: dict[str, Any] = {metric.name: metric.function(given, true, len(task.labels)) for metric in _reported(task)}
     return {**scores, "rows": len(true), **kind.details(given, true, task.labels)}
+
+
+def intervals(task: Task, predictions: Iterable[Any], targets: Iterable[Any]) -> dict[str, list[float]]:
+    """Return the 95 % confidence interval of each score of the report: by a formula, or by a bootstrap over rows."""
+    given, true = _checked(task, predictions, targets)
+    found: dict[str, tuple[float, float]] = {}
+    for metric in _reported(task):
+        if metric.interval:
+            found[metric.name] = metric.interval(metric.function(given, true, len(task.labels)), len(true))
+    if drawn := [metric for metric in _reported(task) if metric.from_counts and not metric.interval]:
+        from adapterbank.kinds import bootstrap
+
+        found |= bootstrap.intervals(drawn, given, true, len(task.labels))
+    return {metric.name: list(found[metric.name]) for metric in _reported(task) if metric.name in found}
+
+
+def _reported(task: Task) -> list[Metric]:
+    """Return the metrics of a task's report, its own first."""
+    own = METRICS[task.metric]
+    return [METRICS[name] for name in dict.fromkeys((own.name, *own.parts, *KINDS[task.kind].reported))]
 
 
 def _checked(task: Task, predictions: Any, targets: Any) -> tuple[list[Any], list[Any]]:

@@ -36,7 +36,8 @@ from adapterbank.training.dataset import canonical, defaults
 MAX_RUNS = 100_000
 """Combinations of a study's lists, over all its blocks, and seeds of a selection."""
 _FIELDS = tuple(f.name for f in fields(Config))
-_REQUIRED = {f.name for f in fields(Config) if not f.metadata["later"]}
+_RECORDED = frozenset(f.name for f in fields(Config) if not f.metadata["later"])
+"""Options that the record of every run has; one that came later is left out at its default."""
 
 
 @dataclass(frozen=True)
@@ -268,7 +269,7 @@ def _seeds(value: Any, what: str) -> list[int]:
 def options(record: Mapping[str, Any]) -> Config | None:
     """Return the options of a recorded run, or None if they are those of another release."""
     config = record["config"]
-    return _recorded(config) if config.keys() >= _REQUIRED else None
+    return _recorded(config) if config.keys() >= _RECORDED else None
 
 
 def _recorded(config: Mapping[str, Any]) -> Config:
@@ -290,5 +291,4 @@ def latest(records: Iterable[dict[str, Any]]) -> dict[Config, dict[str, Any]]:
 
 def with_seeds(chosen: Mapping[str, Any], seeds: Sequence[int]) -> list[Config]:
     """Return a recorded config as one run for each seed."""
-    base = _recorded(chosen)
-    return [replace(base, seed=seed) for seed in seeds]
+    return [replace(_recorded(chosen), seed=seed) for seed in seeds]

@@ -159,7 +159,7 @@ def _publish(
     )
     made = bank.put(draft, tensors)
     record = {
-        **source,
+        **{name: value for name, value in source.items() if name != "calibration"},  # that of the whole package
         "config": {**source["config"], "pruned": {"from": package.ref, "tolerance": found["tolerance"]}},
         "package": made.ref,
         "task": made.manifest.task,

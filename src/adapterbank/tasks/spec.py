@@ -7,11 +7,11 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
 from adapterbank import schema
 from adapterbank.errors import InputError
-from adapterbank.kinds.kind import Kind
+from adapterbank.kinds.kind import TEMPERATURES, Kind
 from adapterbank.kinds.scoring import check_metric
 from adapterbank.kinds.table import find_kind
 
@@ -35,6 +35,10 @@ class Task:
     """Span: by how much "no answer" must score above the best answer to be chosen; None: it never is."""
     label_separator: str | None = None
     """Between the labels of a cell; None for the usual ways to write several."""
+    temperature: float | None = schema.limited(None, low=TEMPERATURES[0], high=TEMPERATURES[1])
+    """What outputs are divided by before they become probabilities; None: nothing was fitted."""
+    thresholds: tuple[Annotated[float, {"low": 0, "high": 1}], ...] = ()
+    """The probability above which each label is chosen, if other than one half. Of two classes, they add up to 1."""
 
     def __post_init__(self) -> None:
         kind = find_kind(self.kind)
@@ -42,6 +46,13 @@ class Task:
             raise InputError(f"Task {self.name!r} needs {_text_columns(kind)}, but has {list(self.text)}.")
         self._check_labels(kind)
         check_metric(self.metric, kind, self.labels)
+        if (self.temperature or self.thresholds) and not kind.confidence:
+            raise InputError(f"Task {self.name!r} is {self.kind}, which has no probabilities to calibrate.")
+        if self.thresholds and len(self.thresholds) != len(self.labels):
+            raise InputError(
+                f"Task {self.name!r} has {len(self.thresholds)} thresholds for {len(self.labels)} labels; "
+                f"it needs one for each."
+            )
 
     def _check_labels(self, kind: Kind) -> None:
         if not kind.fewest_labels and self.labels:
@@ -58,15 +69,18 @@ class Task:
     def to_json(self) -> dict[str, Any]:
         """Return the task as a dict of plain values; what came after the first release only where it is set."""
         values = {**asdict(self), "text": list(self.text), "labels": list(self.labels)}
-        return {name: value for name, value in values.items() if name != "label_separator" or value is not None}
+        later = {"label_separator": self.label_separator, "temperature": self.temperature}
+        later |= {"thresholds": list(self.thresholds)}
+        return {name: value for name, value in {**values, **later}.items() if name not in later or value}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Task:
         """Return the task that `to_json` wrote; other keys are ignored."""
         if problem := schema.problem(cls, data):
             raise InputError(f"A stored task cannot be used: {problem}.")
-        known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
-        return cls(**{**known, "text": tuple(known["text"]), "labels": tuple(known["labels"])})
+        known: dict[str, Any] = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        sequences = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+        return cls(**{**known, **sequences})
 
 
 def _text_columns(kind: Kind) -> str:

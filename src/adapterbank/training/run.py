@@ -23,17 +23,17 @@ from adapterbank.encoder.placed import place
 from adapterbank.errors import DataError, TrainingError
 from adapterbank.inference.audit import fingerprint
 from adapterbank.inference.engine import Engine
-from adapterbank.inference.predictions import decide
-from adapterbank.inference.rows import Rows
 from adapterbank.kinds import scoring
+from adapterbank.kinds.calibration import calibrate
 from adapterbank.kinds.kind import HeadOutputs
+from adapterbank.kinds.reliability import reliability
 from adapterbank.kinds.table import KINDS
 from adapterbank.methods import find_method
 from adapterbank.runtime import stamp
 from adapterbank.storage import files, records
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import FORMAT, Manifest, Package, count_params, pack
-from adapterbank.tasks.spec import Examples, Task
+from adapterbank.tasks.spec import Task
 from adapterbank.training import run_state
 from adapterbank.training.builder import PreparedRun, ResolvedRun, RunBuilder, identity
 from adapterbank.training.callbacks import Callbacks
@@ -271,15 +271,19 @@ def _finish(
     config, data, task = resolved.config, resolved.data, resolved.data.task
     best = {name: tensor.numpy() for name, tensor in state.tensors["best"].items()}
     engine.put(config.task, task, resolved.plan, best, config.max_length, config.doc_stride)
-    outputs = {name: engine.outputs(rows.tokens, [config.task] * len(rows)) for name, rows in prepared.rows.items()}
-    if "dev" in outputs:
-        task = KINDS[task.kind].tune(HeadOutputs(task, data.splits["dev"], prepared.rows["dev"], outputs["dev"]))
-    scores = {
-        name: _scores(task, data.splits[name], rows, outputs[name], prepared.notes if name == "dev" else None)
+    outputs = {
+        name: HeadOutputs(task, data.splits[name], rows, engine.outputs(rows.tokens, [config.task] * len(rows)))
         for name, rows in prepared.rows.items()
     }
+    if "dev" in outputs:
+        task = _fitted(outputs["dev"], calibrated=config.calibrate)
+    outputs = {name: replace(given, task=task) for name, given in outputs.items()}
     if state.held_out is not None:  # each training row as scored by a head that was fitted to others
-        scores["dev"] = _scores(task, data.splits["train"], prepared.job.train, state.held_out, None)
+        outputs["dev"] = HeadOutputs(task, data.splits["train"], prepared.job.train, state.held_out)
+    scores = {name: _scores(given, name == "dev", prepared.notes) for name, given in outputs.items()}
+    measured = {name: measured for name, given in outputs.items() if (measured := _reliability(given))}
+    for name, one in measured.items():
+        scores[name]["calibration_error"] = one["calibration_error"]
     manifest = _draft(prepared, task, backbone, scores, best, fingerprint(engine, config.task) if bank else {})
     package = bank.put(manifest, best) if bank else None
     manifest = package.manifest if package else replace(manifest, bytes=len(pack(best)), created=files.now())
@@ -299,18 +303,39 @@ def _finish(
         "stamp": stamp(resolved.device, resolved.dtype),
         **state.about,
         "notes": list(prepared.notes),
+        **({"calibration": measured} if measured else {}),
     }
     return RunOutcome(record, package)
 
 
-def _scores(
-    task: Task, examples: Examples, rows: Rows, outputs: Sequence[np.ndarray], notes: list[str] | None
-) -> dict[str, Any]:
-    """Score a split with the best weights; with `notes`, add a note if they give one answer to everything."""
-    predicted, targets = decide(task, examples, rows, outputs), examples.targets or []
-    if notes is not None:
+def _fitted(dev: HeadOutputs, *, calibrated: bool) -> Task:
+    """Return the task with everything that is chosen on dev after training."""
+    kind = KINDS[dev.task.kind]
+    task = kind.tune(dev)
+    if not calibrated or not kind.confidence:
+        return task
+    return calibrate(task, dev.matrix, dev.examples.targets or [])
+
+
+def _scores(given: HeadOutputs, is_dev: bool, notes: list[str]) -> dict[str, Any]:
+    """Score a split with the best weights; for dev, add a note if they give one answer to everything.
+
+    Dev is scored without the thresholds, which were chosen on it: with them, its score would be too good.
+    """
+    task, targets = given.task, given.examples.targets or []
+    predicted = KINDS[task.kind].decide(replace(given, task=replace(task, thresholds=())) if is_dev else given)
+    if is_dev:
         notes += KINDS[task.kind].notes(task, predicted, targets)
     return scoring.report(task, predicted, targets)
+
+
+def _reliability(given: HeadOutputs) -> dict[str, Any]:
+    """Return how reliable the probabilities of a split are, and its score with the thresholds if there are any."""
+    found = reliability(given, given.examples.targets or [])
+    if given.task.thresholds:
+        predicted = KINDS[given.task.kind].decide(given)
+        found["with_thresholds"] = scoring.score(given.task, predicted, given.examples.targets or [])
+    return found
 
 
 def _resumed(folder: Path, resuming: bool, prepared: PreparedRun) -> dict[int, RunState]:

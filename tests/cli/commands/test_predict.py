@@ -54,6 +54,18 @@ def test_texts_of_the_command_line_are_answered_in_order(here):
     assert [set(answer) for answer in found] == [{"label", "probabilities"}] * len(TEXTS)
 
 
+def test_uncertain_answers_are_null_with_their_probabilities(here):
+    sure = expected("sentiment")
+    least = sorted(max(one["probabilities"].values()) for one in sure)[3]
+    words = [word for text in TEXTS for word in ("--text", text)]
+    found = ask(*words, "--abstain", least)
+    assert [one["probabilities"] for one in found] == [one["probabilities"] for one in sure]
+    assert {one["label"] for one in found} == {None, *(one["label"] for one in found if one["label"])}
+    refused = shell("predict", "--bank", "bank", "--task", "score", "--abstain", "0.8", "--text", "why")
+    assert refused.code == 2
+    assert "'score' is regression, which has no probabilities; leave out abstain." in refused.err
+
+
 def test_lines_of_standard_input_are_answered_in_order_including_blank_ones(here):
     assert ask("-", input="\n".join(TEXTS) + "\n") == expected("sentiment")
     assert ask("-", input="\ufeff" + "\r\n".join(TEXTS)) == expected("sentiment")

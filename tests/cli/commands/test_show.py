@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from adapterbank.api.opened import open_bank
 from adapterbank.storage.bank import Bank
 from cli.invoke import on_task, run
-from small_data import shell
+from small_data import FAST, reviews, shell
 
 
 @pytest.mark.parametrize("task", ["sentiment", "sentiment@1", "score", "tags", "pair", "span"])
@@ -35,3 +36,13 @@ def test_show_prints_what_was_pruned(one_task):
     on_task("prune", "--tolerance", 100)
     line = next(line for line in shell("show", "--bank", "bank", "--task", "s").out.splitlines() if "pruned" in line)
     assert "s@1 without the adapters of layers 0, 1, 2: accuracy" in line
+
+
+def test_show_prints_the_temperature_and_the_thresholds(tmp_path, monkeypatch, bert):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"text": text, "labels": ["odd"] if i % 5 == 0 else []} for i, (text, _) in enumerate(reviews(90))]
+    open_bank("bank", bert).train("t", rows, rows, kind="multilabel", labels="odd", **FAST)
+    task = Bank.open("bank").get("t").manifest.task
+    (line,) = (line for line in shell("show", "--bank", "bank", "--task", "t").out.splitlines() if "confid" in line)
+    fitted = f"temperature {task['temperature']:.2f}; " if "temperature" in task else ""
+    assert line == f"confidence   {fitted}thresholds odd {task['thresholds'][0]:g}"

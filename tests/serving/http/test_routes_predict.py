@@ -35,6 +35,11 @@ def app():
         ({"texts": ["a"], "pair": "b"}, "bad_request"),
         ({"texts": ["a"], "best": -1}, "bad_request"),
         ({"texts": ["a"], "best": "1"}, "bad_request"),
+        ({"texts": ["a"], "abstain": 1.01}, "bad_request"),
+        ({"texts": ["a"], "abstain": -0.1}, "bad_request"),
+        ({"texts": ["a"], "abstain": "0.8"}, "bad_request"),
+        ({"texts": ["a"], "abstain": True}, "bad_request"),
+        ({"texts": ["a"], "abstain": None}, "bad_request"),
         ({"texts": ["a"], "more": 1}, "bad_request"),
         ({"texts": ["a"] * 6}, "too_many_texts"),
         ({"texts": ["a" * 101]}, "text_too_long"),
@@ -232,3 +237,14 @@ def test_a_request_is_cancelled_when_its_client_disconnects():
     asyncio.run(run())
     assert service.cancelled == 1
     assert sent == []
+
+
+def test_the_confidence_that_is_asked_for_reaches_the_service():
+    service = Dummy()
+    app = create_app(service, page=False)
+    assert post(app, "/v1/tasks/length/predict", {"text": "abc", "abstain": 0.8}).status_code == 200
+    assert post(app, "/v1/tasks/length/predict", {"text": "abc", "abstain": 1}).status_code == 200
+    rows = [{"task": "length", "text": "a"}, {"task": "other", "text": "b"}]
+    assert post(app, "/v1/predict", {"rows": rows, "abstain": 0.5}).status_code == 200
+    assert code(post(app, "/v1/predict", {"rows": rows, "abstain": 2})) == "bad_request"
+    assert [ask.abstain for ask in service.asked] == [0.8, 1.0, 0.5, 0.5]

@@ -170,6 +170,7 @@ def test_an_unexpected_error_is_internal_and_the_service_goes_on(small, caplog):
         (Ask("one", ["a"], ["b"]), "reads one text per row; give no pairs"),
         (Ask("two", ["a"]), "reads two texts per row"),
         (Ask("question", ["a"]), "give pairs too"),
+        (Ask("question", ["a"], ["b"], abstain=0.8), "'question' is span, which has no probabilities"),
     ],
 )
 def test_texts_that_do_not_fit_the_task_are_refused(small, ask, message):
@@ -194,6 +195,24 @@ def test_a_request_without_rows_is_answered(small):
             return await asyncio.wait_for(service.predict([Ask("a", []), Ask("a", ["why"])]), PATIENCE)
 
     assert [len(answer.predictions) for answer in asyncio.run(run())] == [0, 1]
+
+
+def test_an_uncertain_answer_is_null_and_the_others_are_as_before(small):
+    small.put("way")
+    texts = ["where is the cat", "who sat", "why", "the big dog"]
+
+    async def run():
+        async with running(small) as service:
+            (sure,) = await service.predict([Ask("way", texts)])
+            least = sorted(max(one["probabilities"].values()) for one in sure.predictions)[2]
+            (found,) = await service.predict([Ask("way", texts, abstain=least - 1e-6)])
+            return sure.predictions, found.predictions
+
+    sure, found = asyncio.run(run())
+    assert sum(one["label"] is None for one in found) == 2
+    for one, before in zip(found, sure, strict=True):
+        assert one["label"] in (None, before["label"])
+        assert one["probabilities"] == before["probabilities"]
 
 
 def test_the_requested_number_of_best_answers_is_returned(small):

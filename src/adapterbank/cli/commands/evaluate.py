@@ -25,8 +25,12 @@ from adapterbank.cli.options import (
 
 HELP = """Score a task on labelled data.
 
-Prints the task's metric and the other metrics of its kind. Classification also has scores per label and a confusion
-matrix.
+Prints the task's metric and the other metrics of its kind, each with its 95 % confidence interval. Classification
+also has scores per label and a confusion matrix. If the task has probabilities, the calibration error is how far they
+are from the share of right answers, on average.
+
+How many answers of each probability are right, and how many are left with predict --abstain:
+adapterbank evaluate --bank bank --task sentiment --data test.csv --confidence
 
 Example: adapterbank evaluate --bank bank --task sentiment --data test.csv
 
@@ -51,6 +55,9 @@ def command(
     backbone: BackboneName = None,
     device: Device = "auto",
     precision: Precision = "auto",
+    confidence: Annotated[
+        bool, typer.Option("--confidence", help="Also print the tables of reliability and coverage.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """See `HELP`."""
@@ -77,19 +84,22 @@ def command(
     if json:
         print_json(found)
     else:
-        _print(found, about)
+        _print(found, about, confidence)
 
 
-def _print(found: dict[str, Any], task: dict[str, Any]) -> None:
+def _print(found: dict[str, Any], task: dict[str, Any], confidence: bool) -> None:
+    from adapterbank.kinds.reliability import tables
     from adapterbank.kinds.table import KINDS
 
     rows = f" on {format_count(found['rows'], 'row')}" if "rows" in found else ""
     print_text(f"{found['task']}{rows}")
     numbers = {name: value for name, value in found.items() if isinstance(value, float)}
     for name, value in sorted(numbers.items(), key=lambda item: item[0] != found["metric"]):
+        low, high = found["intervals"].get(name, (None, None))
+        interval = "" if low is None else f"  95 %: {low:.4f} to {high:.4f}"
         mark = "  (the task's metric)" if name == found["metric"] else ""
-        print_text(f"  {name:<16} {value:.4f}{mark}")
-    for table in KINDS[task["kind"]].tables(found, task["labels"]):
+        print_text(f"  {name:<18} {value:.4f}{interval}{mark}")
+    for table in (*KINDS[task["kind"]].tables(found, task["labels"]), *(tables(found) if confidence else ())):
         print_text(f"\n{table.title}" if table.title else "")
         if table.header:
             print_table(table.header, table.rows)

@@ -34,6 +34,8 @@ Example: cat lines.txt | adapterbank predict --bank bank --task sentiment -
 
 Example: zcat big.csv.gz | adapterbank predict --bank bank --task sentiment - --format csv --output-format csv
 
+No answer below 80 %: adapterbank predict --bank bank --task sentiment --abstain 0.8 reviews.csv
+
 Each row names its task: adapterbank predict --bank bank --task-column task mixed.jsonl
 """
 
@@ -70,6 +72,9 @@ OutputFormat = Annotated[
     str | None, typer.Option("--output-format", help=f"Format to write, with all columns: {', '.join(ENCODERS)}.")
 ]
 Best = Annotated[int, typer.Option("--best", help="Span tasks: also list this many of the best answers.", min=0)]
+Abstain = Annotated[
+    float, typer.Option("--abstain", help="Answer null where the label is less probable than this.", min=0, max=1)
+]
 Json = Annotated[bool, typer.Option("--json", help="No effect: the output is JSON lines by default.")]
 
 
@@ -84,6 +89,7 @@ def command(
     task_column: TaskColumn = None,
     form: InputFormat = None,
     best: Best = 0,
+    abstain: Abstain = 0.0,
     output: Output = None,
     output_form: OutputFormat = None,
     backbone: BackboneName = None,
@@ -110,7 +116,8 @@ def command(
     names = list(dict.fromkeys(name.strip() for name in task.split(",") if name.strip())) if task else []
     columns = {"text": text_column, "text_pair": text_pair_column, "task_column": task_column}
     kept = output is not None or output_form is not None
-    options = FileOptions(**columns, form=form, output_form=output_form, keep_columns=kept, best=best)
+    answers = {"best": best, "abstain": abstain}
+    options = FileOptions(**columns, form=form, output_form=output_form, keep_columns=kept, **answers)
     target: Any = _standard_output(output_form) if output in (None, "-") else output
     if source is not None:
         report = _predict_file(opened, names, source, target, options)

@@ -11,7 +11,7 @@ from adapterbank.kinds.values import short
 from adapterbank.methods import shown_fields
 from adapterbank.storage.bank import Bank
 
-HELP = """Show a task's labels, scores, method, recipe, data and versions.
+HELP = """Show a task's labels, confidence (temperature and thresholds), scores, method, recipe, data and versions.
 
 Example: adapterbank show --bank bank --task sentiment
 """
@@ -32,6 +32,7 @@ def command(bank: BankPath, task: TaskName, json: AsJson = False) -> None:
     lines = {
         "task": f"{package.ref}, {m.task['kind']}, reads {_joined(m.task['text'], ' and ')}",
         "labels": _joined(m.task["labels"]) or "-",
+        **_confidence(m.task),
         **{
             f"{s} scores": _joined(f"{k} {v:.4f}" for k, v in got.items() if k != "rows")
             for s, got in m.metrics.items()
@@ -55,6 +56,16 @@ def command(bank: BankPath, task: TaskName, json: AsJson = False) -> None:
 
 def _joined(parts: Iterable[str], between: str = ", ") -> str:
     return between.join(short(part, LONGEST) for part in parts)
+
+
+def _confidence(task: dict[str, Any]) -> dict[str, str]:
+    """Return what was fitted on dev after training, if anything was."""
+    temperature, thresholds = task.get("temperature"), task.get("thresholds") or []
+    parts = [f"temperature {temperature:.2f}"] if temperature else []
+    if thresholds:
+        chosen = zip(task["labels"], thresholds, strict=False)
+        parts.append(f"thresholds {_joined(f'{label} {cut:g}' for label, cut in chosen)}")
+    return {"confidence": "; ".join(parts)} if parts else {}
 
 
 def _pruned(found: dict[str, Any] | None) -> dict[str, str]:

@@ -52,7 +52,7 @@ def predict_router(service: Service, limits: Limits) -> APIRouter:
         form = await read_json(request, RowsRequest, limits)
         context: RequestContext = request.state.context
         context.rows = len(form.rows)
-        _check([t for row in form.rows for t in (row.text, row.pair or "")], len(form.rows), form.best, limits)
+        _check([t for row in form.rows for t in (row.text, row.pair or "")], len(form.rows), form, limits)
         groups = _group(form)
         for ask, _ in groups:
             context.require("predict", ask.task)
@@ -79,6 +79,7 @@ def _group(form: RowsRequest) -> list[tuple[Ask, list[int]]]:
                 [form.rows[i].text for i in mine],
                 None if single else [form.rows[i].pair or "" for i in mine],
                 form.best,
+                form.abstain,
             ),
             mine,
         )
@@ -104,11 +105,11 @@ def _ask(task: str, form: PredictRequest, limits: Limits) -> Ask:
     pairs = form.pairs if form.texts is not None else None if form.pair is None else [form.pair]
     if pairs is not None and len(pairs) != len(texts):
         raise Refusal("bad_request", f"There are {len(texts)} texts but {len(pairs)} pairs; give one pair per text.")
-    _check([*texts, *(pairs or ())], len(texts), form.best, limits)
-    return Ask(task, texts, pairs, form.best)
+    _check([*texts, *(pairs or ())], len(texts), form, limits)
+    return Ask(task, texts, pairs, form.best, form.abstain)
 
 
-def _check(texts: list[str], count: int, best: int, limits: Limits) -> None:
+def _check(texts: list[str], count: int, form: PredictRequest | RowsRequest, limits: Limits) -> None:
     if not count:
         raise Refusal("bad_request", "There is no text; give at least one.")
     if count > limits.texts:
@@ -118,5 +119,7 @@ def _check(texts: list[str], count: int, best: int, limits: Limits) -> None:
     if longest > limits.characters:
         message = f"A text has {longest:,} characters, but may have {limits.characters:,}; shorten it."
         raise Refusal("text_too_long", message)
-    if not 0 <= best <= limits.best:
-        raise Refusal("bad_request", f"best is {best}; give a number from 0 to {limits.best}.")
+    if not 0 <= form.best <= limits.best:
+        raise Refusal("bad_request", f"best is {form.best}; give a number from 0 to {limits.best}.")
+    if not 0 <= form.abstain <= 1:
+        raise Refusal("bad_request", f"abstain is {form.abstain}; give a probability from 0 to 1, such as 0.8.")

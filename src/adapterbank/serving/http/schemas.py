@@ -35,6 +35,7 @@ class PredictRequest(_Strict):
     text: str | None = None
     pair: str | None = None
     best: _Whole = 0
+    abstain: float = 0.0
 
 
 class RowRequest(_Strict):
@@ -50,6 +51,7 @@ class RowsRequest(_Strict):
 
     rows: Annotated[list[RowRequest], FailFast()]
     best: _Whole = 0
+    abstain: float = 0.0
 
 
 class _Extensible(BaseModel):
@@ -241,12 +243,12 @@ def predict_body(limits: Limits) -> dict[str, Any]:
     """Return the schema of a predict request."""
     text = {"type": "string", "maxLength": limits.characters}
     many = {"type": "array", "items": text, "minItems": 1, "maxItems": limits.texts}
-    best = {"type": "integer", "minimum": 0, "maximum": limits.best, "default": 0}
+    shared = _shared(limits)
     pairs = _or_null(many) | {"description": "The second text of each row: as many as there are texts."}
     none = {"type": "null"}
     shapes = [
-        _record({"texts": many, "pairs": pairs, "text": none, "pair": none, "best": best}, ["texts"]),
-        _record({"text": text, "pair": _or_null(text), "texts": none, "pairs": none, "best": best}, ["text"]),
+        _record({"texts": many, "pairs": pairs, "text": none, "pair": none, **shared}, ["texts"]),
+        _record({"text": text, "pair": _or_null(text), "texts": none, "pairs": none, **shared}, ["text"]),
     ]
     return _body({"oneOf": shapes}, {"texts": ["A warm and funny film.", "Dull."]})
 
@@ -261,9 +263,22 @@ def rows_body(limits: Limits) -> dict[str, Any]:
     fields = {"task": {"type": "string", "pattern": _TASK}, "text": text, "pair": _or_null(text)}
     row = _record(fields, ["task", "text"])
     rows = {"type": "array", "items": row, "minItems": 1, "maxItems": limits.texts}
-    best = {"type": "integer", "minimum": 0, "maximum": limits.best, "default": 0}
     example = {"rows": [{"task": "sentiment", "text": "Dull."}, {"task": "topic@2", "text": "Shares rose."}]}
-    return _body(_record({"rows": rows, "best": best}, ["rows"]), example)
+    return _body(_record({"rows": rows, **_shared(limits)}, ["rows"]), example)
+
+
+def _shared(limits: Limits) -> dict[str, Any]:
+    """Return the fields of every predict request."""
+    return {
+        "best": {"type": "integer", "minimum": 0, "maximum": limits.best, "default": 0},
+        "abstain": {
+            "type": "number",
+            "minimum": 0,
+            "maximum": 1,
+            "default": 0,
+            "description": "label and labels are null where the answer is less probable than this.",
+        },
+    }
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:

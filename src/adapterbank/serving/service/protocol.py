@@ -91,6 +91,7 @@ class Ask:
     texts: list[str]
     pairs: list[str] | None = None
     best: int = 0
+    abstain: float = 0.0
 
 
 @dataclass(frozen=True)

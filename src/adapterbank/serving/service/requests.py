@@ -13,6 +13,7 @@ import numpy as np
 
 from adapterbank.errors import AdapterbankError, BankError, InputError, PackageDamaged, StorageError
 from adapterbank.inference.engine import Engine, Prepared
+from adapterbank.inference.predictions import check_abstain
 from adapterbank.kinds.table import KINDS
 from adapterbank.serving.heartbeat import BOUND
 from adapterbank.serving.service.protocol import FAILED, REQUEST, Ask, Refusal
@@ -77,9 +78,14 @@ def resolve(done: list[tuple[PendingRequest, Any]]) -> None:
             pending.future.set_result(result)
 
 
-def check_pairs(pending: PendingRequest) -> None:
-    """Refuse rows with one text for a task that reads two, and the reverse."""
-    columns = pending.served.handle.about.task.text
+def check_ask(pending: PendingRequest) -> None:
+    """Refuse rows with one text for a task that reads two, the reverse, and a confidence of a task that has none."""
+    task = pending.served.handle.about.task
+    try:
+        check_abstain(task, pending.ask.abstain)
+    except InputError as error:
+        raise Refusal("bad_request", str(error)) from error
+    columns = task.text
     if (pending.ask.pairs is None) == (len(columns) == 2):
         pair = f"two texts per row ({' and '.join(columns)}); give pairs too"
         what = pair if len(columns) == 2 else "one text per row; give no pairs"
@@ -106,7 +112,7 @@ def finish(engine: Engine, pending: PendingRequest, bank: Path) -> Any:
     assert pending.prepared is not None
     try:
         outputs = [out for _, outs in sorted(pending.outputs.items()) for out in outs]
-        return engine.finish_json(pending.prepared, outputs, pending.ask.best)
+        return engine.finish_json(pending.prepared, outputs, pending.ask.best, pending.ask.abstain)
     except Exception as error:
         return to_refusal(error, pending, bank)
 

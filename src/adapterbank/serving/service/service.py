@@ -36,7 +36,7 @@ from adapterbank.serving.service.protocol import FAILED, STOPPING, Ask, Refusal,
 from adapterbank.serving.service.registry import TaskRegistry
 from adapterbank.serving.service.requests import (
     PendingRequest,
-    check_pairs,
+    check_ask,
     estimate_tokens,
     finish,
     resolve,
@@ -174,7 +174,7 @@ class BankService:
             PendingRequest(ask, task, loop, loop.create_future()) for ask, task in zip(asks, tasks, strict=True)
         ]
         for pending in requests:
-            check_pairs(pending)
+            check_ask(pending)
         groups = [RowGroup(pending.served.key, pending, estimate_tokens(pending)) for pending in requests]
         self._enter(groups)
         self._pending.update(requests)
