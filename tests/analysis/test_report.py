@@ -20,6 +20,7 @@ from made import ablation, record, write
 from adapterbank import config as configs
 from adapterbank.analysis import figures, report, series, tables
 from adapterbank.analysis.run_table import load
+from adapterbank.install import extra_command
 from adapterbank.studies.selection import RULES
 from small_data import shell
 
@@ -195,7 +196,7 @@ def test_a_missing_folder_and_a_missing_library_are_reported(folder, tmp_path, m
     assert (found.code, "no folder of records" in found.err) == (2, True)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     found = shell("report", "--records", folder, "--out", tmp_path / "report.html")
-    assert (found.code, "pip install 'adapterbank[plot]'" in found.err) == (2, True)
+    assert (found.code, extra_command("plot") in found.err) == (2, True)
 
 
 def test_the_command_of_a_record_has_its_config():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import time
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ import pytest
 from adapterbank.api.opened import open_bank
 from adapterbank.automl import search as searches
 from adapterbank.errors import ConfigError, InputError, TrainingError, UnknownName
+from adapterbank.install import extra_command
 from adapterbank.storage import records
 from adapterbank.tasks.spec import Examples, Task
 from small_data import answers, flags, pairs, reviews, scores, shell, tags, write
@@ -148,7 +150,7 @@ def test_span_tasks_are_refused_before_the_bank_is_created(bank):
 
 def test_the_error_without_optuna_names_what_to_install(bank, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs Optuna: pip install 'adapterbank\[automl\]'"):
+    with pytest.raises(ConfigError, match=re.escape(f"needs Optuna: {extra_command('automl')}")):
         bank.train("s", ROWS, ROWS, **FAST)
     assert not bank.path.exists()
 

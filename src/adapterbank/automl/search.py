@@ -14,6 +14,7 @@ from typing import Any
 
 from adapterbank.automl.models import TextModel, draw
 from adapterbank.errors import ConfigError, InputError, TrainingError
+from adapterbank.install import extra_command
 from adapterbank.kinds import scoring
 from adapterbank.kinds.table import KINDS
 from adapterbank.storage import files
@@ -60,7 +61,7 @@ def check(task: Task) -> None:
             [f"method is 'automl', which cannot learn a {task.kind} task; use one with an encoder, such as adapter."]
         )
     if importlib.util.find_spec("optuna") is None:
-        raise ConfigError(["method is 'automl', which needs Optuna: pip install 'adapterbank[automl]'."])
+        raise ConfigError([f"method is 'automl', which needs Optuna: {extra_command('automl')}"])
 
 
 def search(
