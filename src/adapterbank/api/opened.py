@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, cast
 
 from adapterbank import config as configs
 from adapterbank.api.handle import BankHandle
+from adapterbank.api.options import CALLBACKS, TrainOptions, listing
+from adapterbank.api.progress import reporting
 from adapterbank.benchmarks import submissions
 from adapterbank.encoder import backbone as checkpoint
 from adapterbank.encoder.backbone import Backbone
@@ -29,8 +31,7 @@ from adapterbank.studies.sweep import SweepOutcome, make_context, sweep
 from adapterbank.tasks.catalog import bank_name
 from adapterbank.tasks.examples import labelled_as, read_examples
 from adapterbank.tasks.spec import Examples, Task
-from adapterbank.tasks.tables import table_from
-from adapterbank.training.callbacks import Callbacks
+from adapterbank.tasks.tables import Table, table_from
 from adapterbank.training.dataset import DatasetReader, canonical, defaults, scored_table
 from adapterbank.training.loop import AT_ONCE
 from adapterbank.training.run import Result, run
@@ -64,6 +65,7 @@ def open_bank(
 class OpenBank(BankHandle):
     """A bank and its encoder: train, predict, evaluate, audit."""
 
+    @listing(TrainOptions)
     def train(
         self,
         task: str,
@@ -74,7 +76,8 @@ class OpenBank(BankHandle):
         resume: bool = False,
         prune: bool = False,
         tolerance: float = configs.TOLERANCE,
-        **options: Any,
+        progress: bool | None = None,
+        **options: Unpack[TrainOptions],
     ) -> Result:
         """Train a task, add it to the bank, and return its record and package.
 
@@ -87,30 +90,39 @@ class OpenBank(BankHandle):
             resume: Continue an unfinished run of the same options and data.
             prune: Remove idle adapters afterwards; see `prune`.
             tolerance: Points of the metric that `size="auto"` and `prune` may each cost.
+            progress: Show progress and notes; by default in a terminal and in a notebook.
             options: Any field of a run's config: method, size, lr, epochs, seed, text, label, …; `size="auto"` finds
-                the smallest size that scores as well as any. Three callbacks report progress: `watch` gets a `Progress`
-                after each step and epoch; `stage` gets the current stage before the first step, how much of it is done,
-                and the total; `note` gets messages for the user.
+                the smallest size that scores as well as any. Three callbacks replace what `progress` shows: `watch`
+                gets a `Progress` after each step and epoch; `stage` gets the current stage before the first step, how
+                much of it is done, and the total; `note` gets messages for the user.
         """
-        callbacks = Callbacks(**{name: options.pop(name) for name in ("watch", "stage", "note") if name in options})
-        auto = options.get("size") == "auto"
-        options = {name: value for name, value in options.items() if not (auto and name == "size")}
-        files = {"train": train, "dev": dev, "test": test}
-        paths = {name: str(value) for name, value in files.items() if isinstance(value, str | Path)}
-        values = {name: value for name, value in files.items() if value is not None and name not in paths}
+        chosen = cast(dict[str, Any], options)
+        given = {name: call for name in CALLBACKS if (call := chosen.pop(name, None)) is not None}
+        auto = chosen.get("size") == "auto"
+        chosen = {name: value for name, value in chosen.items() if not (auto and name == "size")}
+        splits, config = self._configured(task, {"train": train, "dev": dev, "test": test}, chosen)
+        train_run: Callable[..., Result] = partial(run_auto, tolerance=tolerance) if auto else run
+        reader = DatasetReader(splits)
+        with reporting(progress, given) as callbacks:
+            result = train_run(config, self.backbone, self.path, reader=reader, callbacks=callbacks, resuming=resume)
+            if not prune:
+                return result
+            data, note = reader.read(canonical(config, reader.splits)), callbacks.note
+            return pruning.prune_result(self._separate_engine(), result, data, tolerance=tolerance, note=note)
+
+    def _configured(
+        self, task: str, data: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> tuple[dict[str, Table], configs.Config]:
+        """Return the tables of a run that are given as values, and its config, which names those that are files."""
+        paths = {name: str(value) for name, value in data.items() if isinstance(value, str | Path)}
+        values = {name: value for name, value in data.items() if value is not None and name not in paths}
         splits = {name: table_from(value, name) for name, value in values.items()}
         own = {"device": self._device, "precision": self._precision, "data_root": self.data_root}
-        own |= defaults(task, train)
+        own |= defaults(task, data["train"])
         config = configs.parse({**own, **options, "backbone": self.backbone.name, "task": task, **paths})
         if options.get("backbone", config.backbone) != config.backbone:
             raise InputError(f"This bank uses {config.backbone!r}; open another bank for {options['backbone']!r}.")
-        train_run: Callable[..., Result] = partial(run_auto, tolerance=tolerance) if auto else run
-        reader = DatasetReader(splits)
-        result = train_run(config, self.backbone, self.path, reader=reader, callbacks=callbacks, resuming=resume)
-        if not prune:
-            return result
-        data, note = reader.read(canonical(config, reader.splits)), callbacks.note
-        return pruning.prune_result(self._separate_engine(), result, data, tolerance=tolerance, note=note)
+        return splits, config
 
     def ablate(
         self,

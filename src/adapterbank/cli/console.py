@@ -14,11 +14,10 @@ from typing import Any, TypeVar
 
 import typer
 
+from adapterbank.api.plain_text import CONTROL, escaped
 from adapterbank.errors import AdapterbankError, ConfigError
 
 Returned = TypeVar("Returned")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-"""What a terminal obeys instead of showing it, and halves of characters, which cannot be printed."""
 _NUMBER = re.compile(r"-?[\d.,]*( ?(%|B|kB|MB|GB))?")
 
 LONGEST = 200
@@ -53,14 +52,6 @@ def guarded(command: Callable[..., Returned]) -> Callable[..., Returned]:
     return wrapped
 
 
-def escaped(text: str, keep: str = "") -> str:
-    """Return text with its control characters written out, as Python writes them, except those to `keep`.
-
-    Names, labels and messages may come from files that others wrote; a terminal must not obey them.
-    """
-    return _CONTROL.sub(lambda found: found[0] if found[0] in keep else repr(found[0])[1:-1], text)
-
-
 def print_message(text: str) -> None:
     """Print a line to standard error."""
     typer.echo(escaped(text), err=True)
@@ -79,7 +70,7 @@ def print_json(value: Any) -> None:
 def json_text(value: Any, indent: int | None = None) -> str:
     """Return a value as JSON; the control characters that JSON itself allows in texts are escaped too."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
-    return _CONTROL.sub(lambda found: found[0] if found[0] == "\n" else f"\\u{ord(found[0]):04x}", text)
+    return CONTROL.sub(lambda found: found[0] if found[0] == "\n" else f"\\u{ord(found[0]):04x}", text)
 
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -50,7 +50,7 @@ def command(
     columns = {"text": text, "text_pair": text_pair, "label": label, "kind": kind}
     spec, tables, source = _read(task, files, columns, data_root)
     from adapterbank import config
-    from adapterbank.cli.progress import Stages
+    from adapterbank.api.progress import Stages
     from adapterbank.encoder.backbone import locate_tokenizer
     from adapterbank.encoder.tokenizer import token_counts
     from adapterbank.tasks.examples import read_examples

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from adapterbank.cli.console import LONGEST, escaped, format_size, print_json, print_text
+from adapterbank.api.plain_text import escaped
+from adapterbank.cli.console import LONGEST, format_size, print_json, print_text
 from adapterbank.cli.options import AsJson, BankPath, TaskName
 from adapterbank.kinds.values import short
 from adapterbank.methods import shown_fields

@@ -49,7 +49,7 @@ def _run(
         raise ConfigError([f"tolerance is {tolerance}, but it applies only to --size auto and --prune; leave it out."])
     parsed = _parse(config, chosen, bank_defaults(bank))
     _require_task_and_data(parsed)
-    from adapterbank.cli.progress import Display
+    from adapterbank.api.progress import Display
     from adapterbank.encoder.backbone import load
     from adapterbank.inference.engine import Engine
     from adapterbank.studies.pruning import prune_result
