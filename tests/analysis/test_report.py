@@ -234,3 +234,15 @@ def test_the_anchor_of_a_record_is_inside_the_element_that_it_opens(folder):
     text = report.page(load([folder]), [], [str(folder)])
     assert re.search(r'<details><summary>[^<]+</summary><div id="record-', text)
     assert '<details id="' not in text
+
+
+def test_the_notes_of_runs_are_listed_once_with_links_to_their_records(tmp_path):
+    told = "The model predicts '<b>' for every dev row."
+    made = [{**record("glue-cola", dev=0.5, seed=seed), "notes": [told]} for seed in (0, 1)]
+    page = report.page(load([write(tmp_path, *made)]), [], [str(tmp_path)])
+    (listed,) = re.findall(r'<ul id="notes">(.*?)</ul>', page, re.DOTALL)
+    assert unescape(listed).count(told) == 1
+    assert "<b>" not in listed
+    targets = re.findall(r'href="#(.*?)"', listed)
+    assert len(targets) == 2
+    assert all(f'id="{target}"' in page for target in targets)

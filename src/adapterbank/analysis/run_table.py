@@ -51,6 +51,7 @@ class _RecordFields(TypedDict):
     metrics: NotRequired[dict[str, Annotated[dict[str, Any], dict[str, Any]]] | None]
     params: NotRequired[Annotated[dict[str, Any], dict[str, float | None]] | None]
     history: NotRequired[list[dict[str, Any]] | None]
+    notes: NotRequired[list[str] | None]
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ class RunOptions(TypedDict, total=False):
     seed: int
     device: str
     precision: str
+    default: str
 
 
 class TrainOptions(RunOptions, total=False):

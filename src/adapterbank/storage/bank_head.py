@@ -74,3 +74,16 @@ def read_backbone(path: Path) -> dict[str, str]:
     except (errors.InputError, ValueError) as error:
         raise errors.BankError(f"{head} is damaged; restore it from a copy of the bank.") from error
     return {"name": checked["backbone"]["name"], "sha256": checked["backbone"]["sha256"]}
+
+
+def check_backbone(path: Path, own: Mapping[str, Any], other: Mapping[str, Any], what: str) -> None:
+    """Refuse another encoder than the bank's own."""
+    if other.get("sha256") != own["sha256"]:
+        raise errors.BackboneMismatch(
+            f"The bank {path} is for {_describe(own)}, but {what} is {_describe(other)}; "
+            "use the same encoder, or another bank."
+        )
+
+
+def _describe(backbone: Mapping[str, Any]) -> str:
+    return f"{backbone.get('name')} (sha256 {str(backbone.get('sha256'))[:12]}…)"

@@ -36,6 +36,8 @@ from adapterbank.training.dataset import canonical, defaults
 MAX_RUNS = 100_000
 """Combinations of a study's lists, over all its blocks, and seeds of a selection."""
 _FIELDS = tuple(f.name for f in fields(Config))
+_LATER = {one.name: one.default for one in fields(Config) if one.metadata["later"]}
+"""Options that earlier records do not have, and records of their defaults leave out."""
 
 
 @dataclass(frozen=True)
@@ -266,7 +268,7 @@ def _seeds(value: Any, what: str) -> list[int]:
 
 def options(record: Mapping[str, Any]) -> Config | None:
     """Return the options of a recorded run, or None if they are those of another release."""
-    config = record["config"]
+    config = {**_LATER, **record["config"]}
     return Config(**{name: config[name] for name in _FIELDS}) if config.keys() >= set(_FIELDS) else None
 
 
@@ -285,5 +287,5 @@ def latest(records: Iterable[dict[str, Any]]) -> dict[Config, dict[str, Any]]:
 
 def with_seeds(chosen: Mapping[str, Any], seeds: Sequence[int]) -> list[Config]:
     """Return a recorded config as one run for each seed."""
-    base = Config(**{name: chosen[name] for name in _FIELDS})
+    base = Config(**{name: value for name, value in ({**_LATER, **chosen}).items() if name in _FIELDS})
     return [replace(base, seed=seed) for seed in seeds]

@@ -154,7 +154,7 @@ def _publish(
         params=params,
         fingerprint=fingerprint(engine, _TRIAL),
     )
-    made = bank.put(draft, tensors)
+    made = bank.put(draft, tensors, source["config"].get("default", "new"))
     record = {
         **source,
         "config": {**source["config"], "pruned": {"from": package.ref, "tolerance": found["tolerance"]}},

@@ -149,7 +149,8 @@ class RecordWatcher:
         self._runs.discard(run)
         failure = str(record.get("failure", ""))
         kind = "failed" if failure and kind == "done" else kind
-        self._context.notify(RunEvent(run, kind, score=selection.score(record), failure=failure))
+        notes = tuple(record.get("notes", ()))
+        self._context.notify(RunEvent(run, kind, score=selection.score(record), failure=failure, notes=notes))
 
 
 def _ignore(*_: Any) -> None:

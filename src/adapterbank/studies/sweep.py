@@ -299,7 +299,8 @@ def _end(run: PreparedRun, outcome: RunOutcome, context: SweepContext, states: S
     states.forget(run)
     score = selection.score(outcome.record)
     kind = "failed" if outcome.failure else "done"
-    context.notify(RunEvent(run.resolved.config, kind, score=score, failure=outcome.failure))
+    notes = tuple(outcome.record["notes"])
+    context.notify(RunEvent(run.resolved.config, kind, score=score, failure=outcome.failure, notes=notes))
 
 
 def _prepared(
@@ -337,11 +338,12 @@ def _search(
     if record.get("stopped"):
         raise KeyboardInterrupt
     context.store.add(record)
-    context.notify(RunEvent(config, "done", score=selection.score(record)))
+    context.notify(RunEvent(config, "done", score=selection.score(record), notes=tuple(record["notes"])))
 
 
 def _known(config: Config, record: Mapping[str, Any]) -> RunEvent:
-    return RunEvent(config, "known", score=selection.score(record), failure=str(record.get("failure", "")))
+    failure, notes = str(record.get("failure", "")), tuple(record.get("notes", ()))
+    return RunEvent(config, "known", score=selection.score(record), failure=failure, notes=notes)
 
 
 def _refuse(config: Config, backbone: Backbone, error: Exception, context: SweepContext) -> None:

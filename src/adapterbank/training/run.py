@@ -32,6 +32,7 @@ from adapterbank.methods import find_method
 from adapterbank.runtime import stamp
 from adapterbank.storage import files, records
 from adapterbank.storage.bank import Bank
+from adapterbank.storage.comparison import shortfall
 from adapterbank.storage.package import FORMAT, Manifest, Package, count_params, pack
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.training import run_state
@@ -71,8 +72,12 @@ class RunOutcome:
 class PackageStore(Protocol):
     """Takes the package of a run: a bank, or one that takes it once."""
 
-    def put(self, draft: Manifest, tensors: Mapping[str, np.ndarray]) -> Package:
+    def put(self, draft: Manifest, tensors: Mapping[str, np.ndarray], default: str = "new") -> Package:
         """Add a package as a new version of its task."""
+        ...
+
+    def served(self, name: str) -> Manifest | None:
+        """Return the manifest of a task's default version."""
         ...
 
 
@@ -273,7 +278,10 @@ def _finish(
         for name, rows in prepared.rows.items()
     }
     manifest = _draft(prepared, task, backbone, scores, best, fingerprint(engine, config.task) if bank else {})
-    package = bank.put(manifest, best) if bank else None
+    if bank and (served := bank.served(manifest.name)):
+        prepared.notes.extend(shortfall(manifest, served, config.default))
+    manifest = replace(manifest, notes=list(prepared.notes))
+    package = bank.put(manifest, best, config.default) if bank else None
     manifest = package.manifest if package else replace(manifest, bytes=len(pack(best)), created=files.now())
     training = sum(epoch["seconds"] for epoch in state.history)
     record = {
