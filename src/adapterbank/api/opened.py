@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import Any, Unpack, cast
 
 from adapterbank import config as configs
+from adapterbank.api import display
 from adapterbank.api.handle import BankHandle
 from adapterbank.api.options import CALLBACKS, TrainOptions, listing
 from adapterbank.api.progress import reporting
+from adapterbank.api.results import Evaluation, Evaluations, SweepResult, TaskList, TaskManifest, TrainedResult
 from adapterbank.benchmarks import submissions
 from adapterbank.encoder import backbone as checkpoint
 from adapterbank.encoder.backbone import Backbone
-from adapterbank.errors import InputError
+from adapterbank.errors import AdapterbankError, InputError
 from adapterbank.inference import audit as audits
 from adapterbank.inference.predictions import Prediction
 from adapterbank.inference.task_rows import by_task, in_order
 from adapterbank.kinds import scoring
+from adapterbank.kinds.kind import ReportTable
 from adapterbank.kinds.span import Reading
 from adapterbank.kinds.table import KINDS
 from adapterbank.storage.bank import Removed
@@ -65,6 +68,25 @@ def open_bank(
 class OpenBank(BankHandle):
     """A bank and its encoder: train, predict, evaluate, audit."""
 
+    def __repr__(self) -> str:
+        return display.to_text(self._shown())
+
+    def _repr_html_(self) -> str:
+        return display.to_html(self._shown())
+
+    def _shown(self) -> list[ReportTable]:
+        """Return what is shown of the bank; a bank that cannot be read says why, and nothing is loaded."""
+        name = self._backbone.name if self._backbone else self._name
+        title = ReportTable(f"The bank {self.path} on {name}")
+        if not self.path.exists():
+            return [title, ReportTable("It does not exist yet: the first training creates it.")]
+        try:
+            found, problems = self.bank.listing()
+        except AdapterbankError as error:
+            return [title, ReportTable(str(error))]
+        tables = display.task_list([package.manifest for package in found], name or "")
+        return [title, *tables, *map(ReportTable, problems)]
+
     @listing(TrainOptions)
     def train(
         self,
@@ -106,9 +128,10 @@ class OpenBank(BankHandle):
         with reporting(progress, given) as callbacks:
             result = train_run(config, self.backbone, self.path, reader=reader, callbacks=callbacks, resuming=resume)
             if not prune:
-                return result
+                return TrainedResult.of(result)
             data, note = reader.read(canonical(config, reader.splits)), callbacks.note
-            return pruning.prune_result(self._separate_engine(), result, data, tolerance=tolerance, note=note)
+            pruned = pruning.prune_result(self._separate_engine(), result, data, tolerance=tolerance, note=note)
+            return TrainedResult.of(pruned)
 
     def _configured(
         self, task: str, data: Mapping[str, Any], options: Mapping[str, Any]
@@ -190,7 +213,8 @@ class OpenBank(BankHandle):
         made = grid.make(study, name, own) if isinstance(study, Mapping) else grid.read(study, name, own)
         engine = find_unit_runner(**cluster)
         context = make_context(self.path, records, keep=keep, at_once=jobs)
-        return sweep(made, context, engine=engine, watch=watch, limit=limit, retry=retry)
+        outcome = sweep(made, context, engine=engine, watch=watch, limit=limit, retry=retry)
+        return SweepResult(outcome.progress, outcome.choices)
 
     def predict(
         self,
@@ -218,7 +242,7 @@ class OpenBank(BankHandle):
         text: str | None = None,
         text_pair: str | None = None,
         label: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> Evaluation | Evaluations:
         """Score a task on labelled data: its own metric, the usual ones of its kind, the confusion matrix.
 
         Without data, a task of the catalog is scored on the catalog's `split`, as is data that is a name of the
@@ -233,7 +257,7 @@ class OpenBank(BankHandle):
 
     def _evaluate(
         self, wanted: Mapping[str, Any], split: str, text: str | None, text_pair: str | None, label: str | None
-    ) -> dict[str, dict[str, Any]]:
+    ) -> Evaluations:
         specs, requests, notes = [], [], []
         for name, data in wanted.items():
             package = self._package(name)
@@ -244,12 +268,13 @@ class OpenBank(BankHandle):
             requests.append((self._load(package), examples))
             own = [] if data is not None else [f"No data was given: scored on the data of the catalog, {table.source}."]
             notes.append([*own, *report.notes])
-        reports = {}
+        reports = Evaluations()
         for name, (ref, spec), (_, examples), predicted, task_notes in zip(
             wanted, specs, requests, self.engine.decide(requests, keep=True), notes, strict=True
         ):
             scores = scoring.report(spec, predicted, examples.targets or [])
-            reports[name] = {"task": ref, "metric": spec.metric, **scores, "notes": list(task_notes)}
+            found = {"task": ref, "metric": spec.metric, **scores, "notes": list(task_notes)}
+            reports[name] = Evaluation(found, spec.kind, spec.labels)
         return reports
 
     def read(self, task: str, examples: Examples, best: int = 1) -> list[Reading]:
@@ -302,13 +327,13 @@ class OpenBank(BankHandle):
         (predictions,) = self.engine.predict([(name, examples)])
         return [prediction.value if prediction.label is None else prediction.label for prediction in predictions]
 
-    def tasks(self) -> list[Manifest]:
+    def tasks(self) -> TaskList:
         """Return the manifest of each task's default version."""
-        return [package.manifest for package in self.bank.tasks()] if self.path.exists() else []
+        return TaskList(package.manifest for package in self.bank.tasks()) if self.path.exists() else TaskList(())
 
     def show(self, task: str) -> Manifest:
         """Return the manifest of a task or of one version, `name@2`."""
-        return self._package(task).manifest
+        return TaskManifest.of(self._package(task).manifest)
 
     def remove(self, task: str) -> None:
         """Remove a task, or one version of it."""

@@ -15,13 +15,14 @@ from typing import Any, TypeVar
 import typer
 
 from adapterbank.api.plain_text import CONTROL, escaped
+from adapterbank.api.plain_text import LONGEST as LONGEST
+from adapterbank.api.plain_text import format_count as format_count
+from adapterbank.api.plain_text import format_duration as format_duration
+from adapterbank.api.plain_text import format_size as format_size
 from adapterbank.errors import AdapterbankError, ConfigError
 
 Returned = TypeVar("Returned")
 _NUMBER = re.compile(r"-?[\d.,]*( ?(%|B|kB|MB|GB))?")
-
-LONGEST = 200
-"""Characters of a name or a label that are shown; `--json` has all of them."""
 
 
 def guarded(command: Callable[..., Returned]) -> Callable[..., Returned]:
@@ -81,29 +82,6 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in (titles, *rows):
         cells = (f"{c:>{w}}" if right else f"{c:<{w}}" for c, w, right in zip(row, widths, numeric, strict=True))
         typer.echo("  ".join(cells).rstrip())
-
-
-def format_count(count: int, noun: str) -> str:
-    """Return a count with its noun: `1 task`, `2 tasks`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def format_size(count: float) -> str:
-    """Return a number of bytes with its unit: `812 B`, `2.4 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError
-
-
-def format_duration(seconds: float | None) -> str:
-    """Return a duration with its unit: `5 s`, `10 min`, `2.0 h`; `unknown time` for None."""
-    if seconds is None:
-        return "unknown time"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def rerun_command(*, drop: str, add: str = "") -> str:
