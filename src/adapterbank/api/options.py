@@ -17,20 +17,12 @@ from adapterbank.training.job import Progress
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class RunOptions(TypedDict, total=False):
-    """The options of a run that describe neither its task nor its data files."""
+class ModelOptions(TypedDict, total=False):
+    """The options of a run that describe what is trained, and how."""
 
-    data_root: str | None
-    text: str | None
-    text_pair: str | None
-    label: str | None
-    kind: str | None
-    labels: str | Sequence[str] | None
     metric: str | None
     limit: int
     max_length: int
-    doc_stride: int
-    backbone: str
     method: str
     size: int | Literal["auto"]
     layers: str | Sequence[int]
@@ -46,8 +38,6 @@ class RunOptions(TypedDict, total=False):
     alpha: float
     targets: str | Sequence[str]
     top: int
-    trials: int
-    minutes: float
     pooling: str | None
     head_hidden: int
     lr: float | None
@@ -64,6 +54,21 @@ class RunOptions(TypedDict, total=False):
     seed: int
     device: str
     precision: str
+
+
+class RunOptions(ModelOptions, total=False):
+    """The options of a run, but for its task and its data files."""
+
+    data_root: str | None
+    text: str | None
+    text_pair: str | None
+    label: str | None
+    kind: str | None
+    labels: str | Sequence[str] | None
+    doc_stride: int
+    backbone: str
+    trials: int
+    minutes: float
     default: str
 
 
