@@ -95,14 +95,12 @@ class AdapterClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _train(self, table: Mapping[str, Sequence[str]]) -> None:
         """Train in a temporary bank, and keep what it holds then."""
-        options = {name: getattr(self, name) for name in ModelOptions.__annotations__}
+        options: dict[str, Any] = {name: getattr(self, name) for name in ModelOptions.__annotations__}
         places = {name: options.pop(name) for name in ("device", "precision")}
-        texts = {name: name for name in table if name != "label"}
+        options |= {"kind": "classification", **{name: name for name in table}}
         with tempfile.TemporaryDirectory(prefix="adapterbank-") as folder, _value_errors():
             bank = open_bank(Path(folder, "bank"), self.backbone, **places)
-            found = bank.train(
-                _NAME, table, kind="classification", label="label", progress=self.progress, **texts, **options
-            )
+            found = bank.train(_NAME, table, progress=self.progress, **options)
             if found.package is None:
                 raise InputError(f"method is {self.method!r}, which leaves nothing to predict with; choose another.")
             self.package_ = HeldPackage(found.package.manifest, Path(_NAME), found.package.tensors())

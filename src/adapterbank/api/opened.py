@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,8 @@ from adapterbank.tasks.tables import Table, table_from
 from adapterbank.training.dataset import DatasetReader, canonical, defaults, scored_table
 from adapterbank.training.loop import AT_ONCE
 from adapterbank.training.run import Result, run
+
+LOG = logging.getLogger("adapterbank.load")
 
 
 def load_backbone(name: str) -> Backbone:
@@ -264,6 +267,7 @@ class OpenBank(BankHandle):
             spec = Task.from_json(package.manifest.task)
             table = scored_table(name, data, split, self.data_root)
             examples, report = read_examples(table, labelled_as(table, spec, text, text_pair, label))
+            LOG.debug("%s: %d rows of %s", name, len(examples), table.source)
             specs.append((package.ref, spec))
             requests.append((self._load(package), examples))
             own = [] if data is not None else [f"No data was given: scored on the data of the catalog, {table.source}."]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import re
 import shlex
@@ -22,7 +23,21 @@ from adapterbank.api.plain_text import format_size as format_size
 from adapterbank.errors import AdapterbankError, ConfigError
 
 Returned = TypeVar("Returned")
+_LOG = logging.getLogger("adapterbank.load")
 _NUMBER = re.compile(r"-?[\d.,]*( ?(%|B|kB|MB|GB))?")
+
+
+def be_verbose() -> None:
+    """Print what is loaded from where, each line with the seconds since the start, and the traceback of each error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Escaped("{relativeCreated:8.0f} ms  {message}", style="{"))
+    _LOG.addHandler(handler)
+    _LOG.setLevel(logging.DEBUG)
+
+
+class _Escaped(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return escaped(super().format(record), keep="\n")
 
 
 def guarded(command: Callable[..., Returned]) -> Callable[..., Returned]:
@@ -34,6 +49,7 @@ def guarded(command: Callable[..., Returned]) -> Callable[..., Returned]:
         try:
             return command(*args, **options)
         except AdapterbankError as error:
+            _LOG.debug("refused", exc_info=error)
             for line in error.mistakes if isinstance(error, ConfigError) else [str(error)]:
                 print_message(f"adapterbank: {' '.join(line.splitlines())}")
             raise typer.Exit(error.exit_code) from None
@@ -44,10 +60,12 @@ def guarded(command: Callable[..., Returned]) -> Callable[..., Returned]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
         except OSError as error:  # such as a name that is too long, or a folder where a file should be
+            _LOG.debug("refused", exc_info=error)
             what = error.filename or "The output"
             print_message(f"adapterbank: {what} cannot be used: {error.strerror or error}; choose another path.")
             raise typer.Exit(2) from None
         finally:
+            _LOG.debug("end")
             signal.signal(signal.SIGTERM, before)
 
     return wrapped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +18,7 @@ from adapterbank.tasks.examples import read_examples, split
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.tasks.tables import Table, table_from
 
+LOG = logging.getLogger("adapterbank.load")
 _DEV_SHARE = 0.1
 """Share of the training data that becomes dev data if there is none."""
 SOURCE = ("task", "train", "dev", "test", "data_root", "text", "text_pair", "label", "kind", "labels", "metric")
@@ -90,6 +92,7 @@ def _read(config: Config, data: Mapping[str, Any]) -> Dataset:
     for name, table in tables.items():
         splits[name], report = read_examples(table, task)
         notes += report.notes
+        LOG.debug("%s: %d rows of %s", name, len(splits[name]), table.source)
     return Dataset(task, splits, tuple(notes))
 
 

@@ -232,3 +232,29 @@ def test_a_request_is_cancelled_when_its_client_disconnects():
     asyncio.run(run())
     assert service.cancelled == 1
     assert sent == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (
+            "/v1/tasks/length/predict",
+            {"text": "a", "txets": ["a"]},
+            "txets: there is no such field; did you mean 'texts'? The fields are texts, pairs, text, pair, best.",
+        ),
+        (
+            "/v1/predict",
+            {"rows": [{"task": "length", "text": "a"}, {"task": "length", "text": "a", "pairs": "b"}]},
+            "rows.1.pairs: there is no such field; did you mean 'pair'? The fields are task, text, pair.",
+        ),
+        (
+            "/v1/predict",
+            {"rows": [{"task": "length", "text": "a"}], "zzz": 1},
+            "zzz: there is no such field. The fields are rows, best.",
+        ),
+    ],
+)
+def test_an_unknown_field_is_named_with_the_nearest_known_one(app, path, body, message):
+    answer = ask(app, "POST", path, json=body)
+    assert code(answer) == "bad_request"
+    assert answer.json()["error"]["message"] == message
