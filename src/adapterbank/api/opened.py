@@ -25,7 +25,9 @@ from adapterbank.kinds import scoring
 from adapterbank.kinds.kind import ReportTable
 from adapterbank.kinds.span import Reading
 from adapterbank.kinds.table import KINDS
+from adapterbank.methods import METHODS
 from adapterbank.storage.bank import Removed
+from adapterbank.storage.bank_head import is_unused
 from adapterbank.storage.package import Manifest, Package
 from adapterbank.studies import ablation, grid, pruning
 from adapterbank.studies.progress import SweepProgress
@@ -79,15 +81,15 @@ class OpenBank(BankHandle):
 
     def _shown(self) -> list[ReportTable]:
         """Return what is shown of the bank; a bank that cannot be read says why, and nothing is loaded."""
-        name = self._backbone.name if self._backbone else self._name
+        name = self._backbone_name
         title = ReportTable(f"The bank {self.path} on {name}")
-        if not self.path.exists():
+        if is_unused(self.path):
             return [title, ReportTable("It does not exist yet: the first training creates it.")]
         try:
             found, problems = self.bank.listing()
         except AdapterbankError as error:
             return [title, ReportTable(str(error))]
-        tables = display.task_list([package.manifest for package in found], name or "")
+        tables = display.task_list([package.manifest for package in found], name)
         return [title, *tables, *map(ReportTable, problems)]
 
     @listing(TrainOptions)
@@ -129,8 +131,9 @@ class OpenBank(BankHandle):
         train_run: Callable[..., Result] = partial(run_auto, tolerance=tolerance) if auto else run
         reader = DatasetReader(splits)
         with reporting(progress, given) as callbacks:
-            result = train_run(config, self.backbone, self.path, reader=reader, callbacks=callbacks, resuming=resume)
-            if not prune:
+            encoder = self.backbone if auto or METHODS[config.method].slot else self._backbone
+            result = train_run(config, encoder, self.path, reader=reader, callbacks=callbacks, resuming=resume)
+            if not prune or encoder is None:
                 return TrainedResult.of(result)
             data, note = reader.read(canonical(config, reader.splits)), callbacks.note
             pruned = pruning.prune_result(self._separate_engine(), result, data, tolerance=tolerance, note=note)
@@ -145,7 +148,7 @@ class OpenBank(BankHandle):
         splits = {name: table_from(value, name) for name, value in values.items()}
         own = {"device": self._device, "precision": self._precision, "data_root": self.data_root}
         own |= defaults(task, data["train"])
-        config = configs.parse({**own, **options, "backbone": self.backbone.name, "task": task, **paths})
+        config = configs.parse({**own, **options, "backbone": self._backbone_name, "task": task, **paths})
         if options.get("backbone", config.backbone) != config.backbone:
             raise InputError(f"This bank uses {config.backbone!r}; open another bank for {options['backbone']!r}.")
         return splits, config
@@ -212,7 +215,7 @@ class OpenBank(BankHandle):
                 and threads of each worker.
         """
         own = {"device": self._device, "precision": self._precision, "data_root": self.data_root}
-        name = {"backbone": self._backbone.name if self._backbone else self._name}
+        name = {"backbone": self._backbone_name}
         made = grid.make(study, name, own) if isinstance(study, Mapping) else grid.read(study, name, own)
         engine = find_unit_runner(**cluster)
         context = make_context(self.path, records, keep=keep, at_once=jobs)
@@ -333,7 +336,7 @@ class OpenBank(BankHandle):
 
     def tasks(self) -> TaskList:
         """Return the manifest of each task's default version."""
-        return TaskList(package.manifest for package in self.bank.tasks()) if self.path.exists() else TaskList(())
+        return TaskList(package.manifest for package in self.bank.tasks()) if not is_unused(self.path) else TaskList(())
 
     def show(self, task: str) -> Manifest:
         """Return the manifest of a task or of one version, `name@2`."""

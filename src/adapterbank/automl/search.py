@@ -34,9 +34,13 @@ class SearchResult:
     stopped: bool
     """Whether the user interrupted it before its budget was spent."""
 
-    def about(self, task: Task, splits: Mapping[str, Examples], encoder: int) -> dict[str, Any]:
-        """Return its part of a record; `encoder` is the number of parameters of the encoder it is compared with."""
+    def about(self, task: Task, splits: Mapping[str, Examples], encoder: int | None) -> dict[str, Any]:
+        """Return its part of a record; `encoder` is the number of parameters of the encoder it is compared with.
+
+        None if no encoder is loaded: the search needs none.
+        """
         count, spent = self.model.numbers, sum(trial["seconds"] for trial in self.history)
+        percent = 100 * count / encoder if encoder else None
         return {
             "task": task.to_json(),
             "metrics": {
@@ -45,7 +49,7 @@ class SearchResult:
                 if name != "train"
             },
             # The encoder is not part of the total: such a model works without it.
-            "params": {"trained": count, "encoder": encoder, "total": count, "percent": 100 * count / encoder},
+            "params": {"trained": count, "encoder": encoder, "total": count, "percent": percent},
             "best_epoch": self.best,
             "history": self.history,
             "choice": self.choice,

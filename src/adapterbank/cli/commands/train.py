@@ -7,7 +7,7 @@ import difflib
 import inspect
 import types
 import typing
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -56,15 +56,16 @@ def _run(
     from adapterbank.studies.pruning import prune_result
     from adapterbank.studies.size_search import run_auto
     from adapterbank.training.callbacks import Callbacks
-    from adapterbank.training.run import run
+    from adapterbank.training.run import Result, run
 
     reader = DatasetReader()
     data = reader.read(canonical(parsed))  # most mistakes are in the data: report them before the encoder is loaded
     display = Display(quiet=json)
     try:
         with display:
-            encoder = load(parsed.backbone)
-            result = (partial(run_auto, tolerance=points) if auto else run)(
+            encoder = load(parsed.backbone) if auto or METHODS[parsed.method].slot else None
+            train_run: Callable[..., Result] = partial(run_auto, tolerance=points) if auto else run
+            result = train_run(
                 parsed,
                 encoder,
                 bank,
@@ -72,7 +73,7 @@ def _run(
                 callbacks=Callbacks(display.watch, display.stage, display.note),
                 resuming=resume,
             )
-            if prune:
+            if prune and encoder:
                 engine = Engine(encoder, device=parsed.device, precision=parsed.precision, programs=False)
                 result = prune_result(engine, result, data, tolerance=points, note=display.note)
     except KeyboardInterrupt:
