@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import adapterbank
+from adapterbank.api.progress import Display
 from adapterbank.cli.console import format_size, print_table
-from adapterbank.cli.progress import Display
 from demo_data import Prepared, write_bbc, write_reviews
 
 

@@ -14,7 +14,7 @@ import adapterbank
 
 ROOT = Path(__file__).parents[1]
 PUBLIC = {
-    *("AdapterbankError", "AsyncClient", "Client", "OpenBank", "Prediction"),
+    *("AdapterClassifier", "AdapterbankError", "AsyncClient", "Client", "OpenBank", "Prediction"),
     *("__version__", "load_backbone", "open_bank"),
     *("Ask", "Bank", "BankService", "Engine", "Service", "ServiceError", "TrainingError", "create_app"),
     *("choose_settings", "comparison_tables", "draw_figures", "figure_data", "load_runs"),

@@ -161,6 +161,7 @@ def test_every_option_named_is_an_option():
         "out",
         "records",
         "tolerance",
+        "install-completion",
     }
     for name in re.findall(r"--([a-z][a-z-]+)", README):
         assert name.removeprefix("no-") in known or name in known, name

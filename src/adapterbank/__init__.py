@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from adapterbank.analysis.report import page as render_report
     from adapterbank.analysis.run_table import load as load_runs
     from adapterbank.analysis.tables import with_ours as comparison_tables
+    from adapterbank.api.estimator import AdapterClassifier
     from adapterbank.api.opened import OpenBank, load_backbone, open_bank
     from adapterbank.client.client import AsyncClient, Client
     from adapterbank.errors import AdapterbankError, ServiceError, TrainingError
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from adapterbank.studies.selection import choose as choose_settings
 
 _HOMES = {
+    "AdapterClassifier": "adapterbank.api.estimator",
     "AdapterbankError": "adapterbank.errors",
     "Ask": "adapterbank.serving.service.protocol",
     "AsyncClient": "adapterbank.client.client",
@@ -66,6 +68,7 @@ _MODULES = {"records": "adapterbank.storage.records", "selection": "adapterbank.
 """Modules that could be imported from here before they had public functions, and still can."""
 
 __all__ = [
+    "AdapterClassifier",
     "AdapterbankError",
     "Ask",
     "AsyncClient",

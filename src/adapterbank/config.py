@@ -30,6 +30,7 @@ from adapterbank.tasks.yaml_files import read_yaml
 PRECISIONS = ("auto", "fp32", "bf16")
 CLASS_WEIGHTS = ("none", "balanced")
 FEW = ("auto", "always", "never")
+DEFAULTS = ("new", "better")
 _OF_SLOTS = (
     *("pooling", "head_hidden", "lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction"),
     *("clip", "dropout", "class_weights", "patience", "calibrate"),
@@ -218,6 +219,13 @@ class Config:
         "Precision of the forward pass (auto: fp32 on a CPU, bf16 on a GPU).",
         group="Recipe",
         choices=PRECISIONS,
+    )
+    default: str = option(
+        "new",
+        "Which version is served afterwards: the new one, or the better one of the new and the present default.",
+        group="Bank",
+        choices=DEFAULTS,
+        later=True,
     )
 
     def to_json(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
     AdapterbankError            any error with a clear remedy; the shell prints its message
     ├── InputError              an argument or a file cannot be used
+    │   ├── ArrayError          an array given to the scikit-learn estimator cannot be used; also a ValueError
     │   ├── ConfigError         an option is wrong; lists every mistake at once
     │   ├── DataError           a data file or its rows cannot be used
     │   └── UnknownName         a name is not in a table; lists the choices
@@ -30,6 +31,10 @@ class AdapterbankError(Exception):
 
 class InputError(AdapterbankError):
     """An argument or a file cannot be used."""
+
+
+class ArrayError(InputError, ValueError):
+    """An array given to the scikit-learn estimator cannot be used; scikit-learn expects a `ValueError`."""
 
 
 class ConfigError(InputError):

@@ -20,6 +20,7 @@ from made import ablation, measured, record, write
 from adapterbank import config as configs
 from adapterbank.analysis import figures, report, series, tables
 from adapterbank.analysis.run_table import load
+from adapterbank.install import extra_command
 from adapterbank.studies.selection import RULES
 from small_data import shell
 
@@ -195,7 +196,7 @@ def test_a_missing_folder_and_a_missing_library_are_reported(folder, tmp_path, m
     assert (found.code, "no folder of records" in found.err) == (2, True)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     found = shell("report", "--records", folder, "--out", tmp_path / "report.html")
-    assert (found.code, "pip install 'adapterbank[plot]'" in found.err) == (2, True)
+    assert (found.code, extra_command("plot") in found.err) == (2, True)
 
 
 def test_the_command_of_a_record_has_its_config():
@@ -233,3 +234,15 @@ def test_the_anchor_of_a_record_is_inside_the_element_that_it_opens(folder):
     text = report.page(load([folder]), [], [str(folder)])
     assert re.search(r'<details><summary>[^<]+</summary><div id="record-', text)
     assert '<details id="' not in text
+
+
+def test_the_notes_of_runs_are_listed_once_with_links_to_their_records(tmp_path):
+    told = "The model predicts '<b>' for every dev row."
+    made = [{**record("glue-cola", dev=0.5, seed=seed), "notes": [told]} for seed in (0, 1)]
+    page = report.page(load([write(tmp_path, *made)]), [], [str(tmp_path)])
+    (listed,) = re.findall(r'<ul id="notes">(.*?)</ul>', page, re.DOTALL)
+    assert unescape(listed).count(told) == 1
+    assert "<b>" not in listed
+    targets = re.findall(r'href="#(.*?)"', listed)
+    assert len(targets) == 2
+    assert all(f'id="{target}"' in page for target in targets)

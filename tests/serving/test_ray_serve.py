@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ pytest.importorskip("fastapi", reason="pip install 'adapterbank[serve]'")
 
 import clusters
 from adapterbank.errors import InputError, ServiceError
+from adapterbank.install import extra_command
 from adapterbank.serving import ray_serve
 from adapterbank.serving.build import ServerSettings
 from adapterbank.serving.ray_serve import Scale, autoscaling, deployed, parse_replicas
@@ -283,5 +285,5 @@ def test_without_ray_serve_the_error_says_what_to_install(monkeypatch, missing):
 
     monkeypatch.delattr(ray, "serve", raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(InputError, match=r"pip install 'adapterbank\[ray,serve\]'"):
+    with pytest.raises(InputError, match=re.escape(extra_command("ray,serve"))):
         ray_serve.libraries()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 
 import clusters
 from adapterbank.errors import ConfigError, InputError
+from adapterbank.install import extra_command
 from adapterbank.storage import records
 from adapterbank.storage.record_store import FolderStore
 from adapterbank.studies import ray_sweep
@@ -80,7 +82,7 @@ def test_a_killed_node_loses_no_run_and_no_run_is_recorded_twice(here):
 
 def test_without_ray_the_error_names_the_extra_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(InputError, match=r"pip install 'adapterbank\[ray\]'"):
+    with pytest.raises(InputError, match=re.escape(extra_command("ray"))):
         ray_engine()
 
 

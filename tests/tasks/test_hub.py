@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import re
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from adapterbank.errors import DataError
+from adapterbank.install import extra_command
 from adapterbank.tasks.catalog import load
 from adapterbank.tasks.examples import read_examples
 
@@ -111,5 +113,5 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     monkeypatch.delitem(sys.modules, "datasets", raising=False)
-    with pytest.raises(DataError, match=r"pip install 'adapterbank\[data\]'.*--data-root or ADAPTERBANK_DATA"):
+    with pytest.raises(DataError, match=re.escape(extra_command("data")) + ".*--data-root or ADAPTERBANK_DATA"):
         load("glue/cola")

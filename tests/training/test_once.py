@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from adapterbank.api.opened import open_bank
-from adapterbank.storage import files, records
+from adapterbank.storage import files, pointers, records
 from adapterbank.storage.bank import Bank
 from adapterbank.training import run_state
 from small_data import FAST, reviews
@@ -52,9 +52,22 @@ def test_a_run_killed_after_its_put_adds_one_version_and_one_record(bank, monkey
 def test_a_run_killed_between_its_version_and_the_pointer_becomes_the_default(bank, monkeypatch):
     bank.train("s", ROWS, ROWS, **FAST, seed=1)
     killed_at(monkeypatch, bank, records, "write")
-    Bank.open(bank.path).rollback("s", 1)  # as a kill leaves the pointer
+    pointers.write(bank.path / "tasks" / "s" / pointers.FILE, "s", pointers.Pointers(1, (), 1))  # as a kill leaves it
     assert bank.train("s", ROWS, ROWS, resume=True, **FAST).package.ref == "s@2"
     assert versions(bank) == ([1, 2], 2)
+
+
+def test_a_resumed_run_leaves_a_better_default_as_the_run_had(bank, monkeypatch):
+    wrong = [(text, "negative") for text, _ in ROWS[:12]] + [(text, "positive") for text, _ in ROWS[12:]]
+    bank.train("s", ROWS, ROWS, **{**FAST, "epochs": 8})
+    options = {**FAST, "default": "better"}
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "write", kill)
+        with pytest.raises(Killed):
+            bank.train("s", wrong, ROWS, **options)
+    assert versions(bank) == ([1, 2], 1)
+    assert bank.train("s", wrong, ROWS, resume=True, **options).package.ref == "s@2"
+    assert versions(bank) == ([1, 2], 1)
 
 
 def test_an_earlier_version_of_the_same_run_is_not_taken_for_it(bank, monkeypatch):

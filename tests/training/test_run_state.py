@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from adapterbank.api.opened import open_bank
-from adapterbank.cli.progress import Display
+from adapterbank.api.progress import Display
 from adapterbank.errors import InputError
 from adapterbank.storage import files, reading
 from adapterbank.training import run_state

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapterbank.analysis.series import Data
 from adapterbank.errors import InputError
+from adapterbank.install import extra_command
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +61,7 @@ def plotting() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise InputError("Figures need matplotlib: pip install 'adapterbank[plot]'.") from None
+        raise InputError(f"Figures need matplotlib: {extra_command('plot')}") from None
     return matplotlib
 
 

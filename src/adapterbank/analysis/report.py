@@ -140,7 +140,18 @@ def _runs(study: RunTable) -> str:
         for row in study.rows
     ]
     found += [_details(f"{one['package']}-{k}", "ablation", one) for k, one in enumerate(study.ablations, 1)]
-    return _table(tables.runs(study), linked=True) + "<h4>Records</h4>\n" + "".join(found)
+    return _table(tables.runs(study), linked=True) + _notes(study) + "<h4>Records</h4>\n" + "".join(found)
+
+
+def _notes(study: RunTable) -> str:
+    """Return what runs told about their data and results, each sentence once, with links to the runs."""
+    told: dict[str, list[str]] = {}
+    for row in study.rows:
+        for note in row.record.get("notes") or ():
+            name, anchor = escape(f"{row.task} {row.label} seed {row.seed}"), escape(_anchor(row.path.stem))
+            told.setdefault(note, []).append(f'<a href="#{anchor}">{name}</a>')
+    rows = "".join(f"<li>{escape(note)} <small>({', '.join(links)})</small></li>\n" for note, links in told.items())
+    return f'<h4>Notes</h4>\n<ul id="notes">\n{rows}</ul>\n' if rows else ""
 
 
 def _details(name: str, what: str, value: Mapping[str, Any], again: str = "") -> str:

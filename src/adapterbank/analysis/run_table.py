@@ -67,6 +67,7 @@ class _RecordFields(TypedDict):
     params: NotRequired[Annotated[dict[str, Any], dict[str, float | None]] | None]
     history: NotRequired[list[dict[str, Any]] | None]
     calibration: NotRequired[dict[str, Annotated[dict[str, Any], _CalibrationFields]] | None]
+    notes: NotRequired[list[str] | None]
 
 
 @dataclass(frozen=True)
@@ -216,10 +217,13 @@ def _names(encoders: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
     for name, sha256 in dict.fromkeys(encoders):
         same = [other for other, checksum in encoders if checksum == sha256] if sha256 else [name]
         found[name, sha256] = min(same, key=lambda one: (-same.count(one), one))
-    checksums: dict[str, set[str]] = {}
+    checksums: dict[str, set[str]] = {shown: set() for shown in found.values()}
     for (_, sha256), shown in found.items():
-        checksums.setdefault(shown, set()).add(sha256)
-    return {key: shown if len(checksums[shown]) == 1 else f"{shown} ({key[1][:8]})" for key, shown in found.items()}
+        checksums[shown] |= {sha256} if sha256 else set()  # a search without an encoder may not know it
+    return {
+        key: f"{shown} ({key[1][:8]})" if key[1] and len(checksums[shown]) > 1 else shown
+        for key, shown in found.items()
+    }
 
 
 def _files(folder: Path) -> list[Path]:

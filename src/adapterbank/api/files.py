@@ -122,10 +122,8 @@ def predict_texts(
 ) -> FileReport:
     """Write the answers to texts as `predict_file` writes those to the rows of a file."""
     form = output_format(output, options.output_form)
-    found = [
-        [one.to_json() for one in bank.predict(task, texts, pairs, best=options.best, abstain=options.abstain)]
-        for task in tasks
-    ]
+    given: dict[str, Any] = {"best": options.best, "abstain": options.abstain}
+    found = [[one.to_json() for one in bank.predict(task, texts, pairs, **given)] for task in tasks]
     columns = AnswerColumns(dict(zip(tasks, (one[0] for one in found), strict=True)), (), table=form != "jsonl")
     with open_output(output, ENCODERS[form](OutputLayout(columns.columns()))) as write:
         write([columns.of(tasks, answers) for answers in zip(*found, strict=True)])

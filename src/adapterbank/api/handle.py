@@ -69,6 +69,13 @@ class BankHandle:
         return self._backbone
 
     @property
+    def _backbone_name(self) -> str:
+        """The encoder's name; known without loading it."""
+        name = self._backbone.name if self._backbone else self._name
+        assert name is not None
+        return name
+
+    @property
     def engine(self) -> Engine:
         """The encoder on its device, with the tasks that were used so far."""
         if self._engine is None:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, cast
 
 from adapterbank import config as configs
+from adapterbank.api import display
 from adapterbank.api.files import FileOptions, FileReport, FileWatch, predict_file
 from adapterbank.api.handle import BankHandle
+from adapterbank.api.options import CALLBACKS, TrainOptions, listing
+from adapterbank.api.progress import reporting
+from adapterbank.api.results import Evaluation, Evaluations, SweepResult, TaskList, TaskManifest, TrainedResult
 from adapterbank.benchmarks import submissions
 from adapterbank.encoder import backbone as checkpoint
 from adapterbank.encoder.backbone import Backbone
-from adapterbank.errors import InputError
+from adapterbank.errors import AdapterbankError, InputError
 from adapterbank.inference import audit as audits
 from adapterbank.inference.predictions import Prediction
 from adapterbank.inference.task_rows import by_task, in_order, is_tabular
 from adapterbank.kinds import scoring
+from adapterbank.kinds.kind import ReportTable
 from adapterbank.kinds.reliability import reliability
 from adapterbank.kinds.span import Reading
 from adapterbank.kinds.table import KINDS
+from adapterbank.methods import METHODS
 from adapterbank.storage.bank import Removed
+from adapterbank.storage.bank_head import is_unused
 from adapterbank.storage.package import Manifest, Package
 from adapterbank.studies import ablation, grid, pruning
 from adapterbank.studies.progress import SweepProgress
@@ -33,11 +41,12 @@ from adapterbank.tasks.dialects import FileForm
 from adapterbank.tasks.examples import labelled_as, read_examples
 from adapterbank.tasks.python_data import splits_from
 from adapterbank.tasks.spec import Examples, Task
-from adapterbank.tasks.tables import table_from
-from adapterbank.training.callbacks import Callbacks
+from adapterbank.tasks.tables import Table, table_from
 from adapterbank.training.dataset import DatasetReader, canonical, defaults, scored_table
 from adapterbank.training.loop import AT_ONCE
 from adapterbank.training.run import Result, run
+
+LOG = logging.getLogger("adapterbank.load")
 
 
 def load_backbone(name: str) -> Backbone:
@@ -68,6 +77,26 @@ def open_bank(
 class OpenBank(BankHandle):
     """A bank and its encoder: train, predict, evaluate, audit."""
 
+    def __repr__(self) -> str:
+        return display.to_text(self._shown())
+
+    def _repr_html_(self) -> str:
+        return display.to_html(self._shown())
+
+    def _shown(self) -> list[ReportTable]:
+        """Return what is shown of the bank; a bank that cannot be read says why, and nothing is loaded."""
+        name = self._backbone_name
+        title = ReportTable(f"The bank {self.path} on {name}")
+        if is_unused(self.path):
+            return [title, ReportTable("It does not exist yet: the first training creates it.")]
+        try:
+            found, problems = self.bank.listing()
+        except AdapterbankError as error:
+            return [title, ReportTable(str(error))]
+        tables = display.task_list([package.manifest for package in found], name)
+        return [title, *tables, *map(ReportTable, problems)]
+
+    @listing(TrainOptions)
     def train(
         self,
         task: str,
@@ -78,7 +107,8 @@ class OpenBank(BankHandle):
         resume: bool = False,
         prune: bool = False,
         tolerance: float = configs.TOLERANCE,
-        **options: Any,
+        progress: bool | None = None,
+        **options: Unpack[TrainOptions],
     ) -> Result:
         """Train a task, add it to the bank, and return its record and package.
 
@@ -92,29 +122,40 @@ class OpenBank(BankHandle):
             resume: Continue an unfinished run of the same options and data.
             prune: Remove idle adapters afterwards; see `prune`.
             tolerance: Points of the metric that `size="auto"` and `prune` may each cost.
+            progress: Show progress and notes; by default in a terminal and in a notebook.
             options: Any field of a run's config: method, size, lr, epochs, seed, text, label, …; `size="auto"` finds
-                the smallest size that scores as well as any. Three callbacks report progress: `watch` gets a `Progress`
-                after each step and epoch; `stage` gets the current stage before the first step, how much of it is done,
-                and the total; `note` gets messages for the user.
+                the smallest size that scores as well as any. Three callbacks replace what `progress` shows: `watch`
+                gets a `Progress` after each step and epoch; `stage` gets the current stage before the first step, how
+                much of it is done, and the total; `note` gets messages for the user.
         """
-        callbacks = Callbacks(**{name: options.pop(name) for name in ("watch", "stage", "note") if name in options})
-        auto = options.get("size") == "auto"
-        options = {name: value for name, value in options.items() if not (auto and name == "size")}
-        given = splits_from(train=train, dev=dev, test=test)
-        paths = {name: str(value) for name, value in given.items() if isinstance(value, str | Path)}
-        splits = {name: table_from(value, name) for name, value in given.items() if name not in paths}
-        own = {"device": self._device, "precision": self._precision, "data_root": self.data_root}
-        own |= defaults(task, given.get("train"))
-        config = configs.parse({**own, **options, "backbone": self.backbone.name, "task": task, **paths})
-        if options.get("backbone", config.backbone) != config.backbone:
-            raise InputError(f"This bank uses {config.backbone!r}; open another bank for {options['backbone']!r}.")
+        chosen = cast(dict[str, Any], options)
+        given = {name: call for name in CALLBACKS if (call := chosen.pop(name, None)) is not None}
+        auto = chosen.get("size") == "auto"
+        chosen = {name: value for name, value in chosen.items() if not (auto and name == "size")}
+        splits, config = self._configured(task, splits_from(train=train, dev=dev, test=test), chosen)
         train_run: Callable[..., Result] = partial(run_auto, tolerance=tolerance) if auto else run
         reader = DatasetReader(splits)
-        result = train_run(config, self.backbone, self.path, reader=reader, callbacks=callbacks, resuming=resume)
-        if not prune:
-            return result
-        data, note = reader.read(canonical(config, reader.splits)), callbacks.note
-        return pruning.prune_result(self._separate_engine(), result, data, tolerance=tolerance, note=note)
+        with reporting(progress, given) as callbacks:
+            encoder = self.backbone if auto or METHODS[config.method].slot else self._backbone
+            result = train_run(config, encoder, self.path, reader=reader, callbacks=callbacks, resuming=resume)
+            if not prune or encoder is None:
+                return TrainedResult.of(result)
+            data, note = reader.read(canonical(config, reader.splits)), callbacks.note
+            pruned = pruning.prune_result(self._separate_engine(), result, data, tolerance=tolerance, note=note)
+            return TrainedResult.of(pruned)
+
+    def _configured(
+        self, task: str, data: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> tuple[dict[str, Table], configs.Config]:
+        """Return the tables of a run that are given as values, and its config, which names those that are files."""
+        paths = {name: str(value) for name, value in data.items() if isinstance(value, str | Path)}
+        splits = {name: table_from(value, name) for name, value in data.items() if name not in paths}
+        own = {"device": self._device, "precision": self._precision, "data_root": self.data_root}
+        own |= defaults(task, data.get("train"))
+        config = configs.parse({**own, **options, "backbone": self._backbone_name, "task": task, **paths})
+        if options.get("backbone", config.backbone) != config.backbone:
+            raise InputError(f"This bank uses {config.backbone!r}; open another bank for {options['backbone']!r}.")
+        return splits, config
 
     def ablate(
         self,
@@ -178,11 +219,12 @@ class OpenBank(BankHandle):
                 and threads of each worker.
         """
         own = {"device": self._device, "precision": self._precision, "data_root": self.data_root}
-        name = {"backbone": self._backbone.name if self._backbone else self._name}
+        name = {"backbone": self._backbone_name}
         made = grid.make(study, name, own) if isinstance(study, Mapping) else grid.read(study, name, own)
         engine = find_unit_runner(**cluster)
         context = make_context(self.path, records, keep=keep, at_once=jobs)
-        return sweep(made, context, engine=engine, watch=watch, limit=limit, retry=retry)
+        outcome = sweep(made, context, engine=engine, watch=watch, limit=limit, retry=retry)
+        return SweepResult(outcome.progress, outcome.choices)
 
     def predict(
         self,
@@ -269,7 +311,7 @@ class OpenBank(BankHandle):
         separator: str | None = None,
         header: bool | None = None,
         drop_unlabelled: bool = False,
-    ) -> dict[str, Any]:
+    ) -> Evaluation | Evaluations:
         """Score a task on labelled data: its own metric, the usual ones of its kind, their 95 % confidence intervals.
 
         The report of a kind with probabilities also has the calibration error, a reliability table and the accuracy at
@@ -297,7 +339,7 @@ class OpenBank(BankHandle):
         label: str | None,
         form: FileForm,
         drop: bool,
-    ) -> dict[str, dict[str, Any]]:
+    ) -> Evaluations:
         specs, requests, notes = [], [], []
         for name, data in wanted.items():
             package = self._package(name)
@@ -305,11 +347,12 @@ class OpenBank(BankHandle):
             table = scored_table(name, data, split, self.data_root, form)
             here = labelled_as(table, spec, text, text_pair, label)
             examples, report = read_examples(table, here, drop_unlabelled=drop)
+            LOG.debug("%s: %d rows of %s", name, len(examples), table.source)
             specs.append((package.ref, spec))
             requests.append((self._load(package), examples))
             own = [] if data is not None else [f"No data was given: scored on the data of the catalog, {table.source}."]
             notes.append([*own, *report.notes])
-        reports = {}
+        reports = Evaluations()
         for name, (ref, spec), given, task_notes in zip(
             wanted, specs, self.engine.head_outputs(requests, keep=True), notes, strict=True
         ):
@@ -317,8 +360,8 @@ class OpenBank(BankHandle):
             targets = given.examples.targets or []
             scores = scoring.report(spec, predicted, targets)
             intervals = {"intervals": scoring.intervals(spec, predicted, targets)}
-            found = {**scores, **intervals, **reliability(given, targets)}
-            reports[name] = {"task": ref, "metric": spec.metric, **found, "notes": list(task_notes)}
+            found = {"task": ref, "metric": spec.metric, **scores, **intervals, **reliability(given, targets)}
+            reports[name] = Evaluation({**found, "notes": list(task_notes)}, spec.kind, spec.labels)
         return reports
 
     def read(self, task: str, examples: Examples, best: int = 1) -> list[Reading]:
@@ -371,13 +414,13 @@ class OpenBank(BankHandle):
         (predictions,) = self.engine.predict([(name, examples)])
         return [prediction.value if prediction.label is None else prediction.label for prediction in predictions]
 
-    def tasks(self) -> list[Manifest]:
+    def tasks(self) -> TaskList:
         """Return the manifest of each task's default version."""
-        return [package.manifest for package in self.bank.tasks()] if self.path.exists() else []
+        return TaskList(package.manifest for package in self.bank.tasks()) if not is_unused(self.path) else TaskList(())
 
     def show(self, task: str) -> Manifest:
         """Return the manifest of a task or of one version, `name@2`."""
-        return self._package(task).manifest
+        return TaskManifest.of(self._package(task).manifest)
 
     def remove(self, task: str) -> None:
         """Remove a task, or one version of it."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from adapterbank.automl.models import TextModel, draw
 from adapterbank.errors import ConfigError, InputError, TrainingError
+from adapterbank.install import extra_command
 from adapterbank.kinds import scoring
 from adapterbank.kinds.table import KINDS
 from adapterbank.storage import files
@@ -33,9 +34,13 @@ class SearchResult:
     stopped: bool
     """Whether the user interrupted it before its budget was spent."""
 
-    def about(self, task: Task, splits: Mapping[str, Examples], encoder: int) -> dict[str, Any]:
-        """Return its part of a record; `encoder` is the number of parameters of the encoder it is compared with."""
+    def about(self, task: Task, splits: Mapping[str, Examples], encoder: int | None) -> dict[str, Any]:
+        """Return its part of a record; `encoder` is the number of parameters of the encoder it is compared with.
+
+        None if no encoder is loaded: the search needs none.
+        """
         count, spent = self.model.numbers, sum(trial["seconds"] for trial in self.history)
+        percent = 100 * count / encoder if encoder else None
         return {
             "task": task.to_json(),
             "metrics": {
@@ -44,7 +49,7 @@ class SearchResult:
                 if name != "train"
             },
             # The encoder is not part of the total: such a model works without it.
-            "params": {"trained": count, "encoder": encoder, "total": count, "percent": 100 * count / encoder},
+            "params": {"trained": count, "encoder": encoder, "total": count, "percent": percent},
             "best_epoch": self.best,
             "history": self.history,
             "choice": self.choice,
@@ -60,7 +65,7 @@ def check(task: Task) -> None:
             [f"method is 'automl', which cannot learn a {task.kind} task; use one with an encoder, such as adapter."]
         )
     if importlib.util.find_spec("optuna") is None:
-        raise ConfigError(["method is 'automl', which needs Optuna: pip install 'adapterbank[automl]'."])
+        raise ConfigError([f"method is 'automl', which needs Optuna: {extra_command('automl')}"])
 
 
 def search(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import re
 import shlex
@@ -13,14 +14,30 @@ from typing import Any, TypeVar
 
 import typer
 
+from adapterbank.api.plain_text import LONGEST as LONGEST
+from adapterbank.api.plain_text import escaped
+from adapterbank.api.plain_text import format_count as format_count
+from adapterbank.api.plain_text import format_duration as format_duration
+from adapterbank.api.plain_text import format_size as format_size
 from adapterbank.errors import AdapterbankError, ConfigError
-from adapterbank.tasks.writers import CONTROL, json_text
+from adapterbank.tasks.writers import json_text
 
 Returned = TypeVar("Returned")
+_LOG = logging.getLogger("adapterbank.load")
 _NUMBER = re.compile(r"-?[\d.,]*( ?(%|B|kB|MB|GB))?")
 
-LONGEST = 200
-"""Characters of a name or a label that are shown; `--json` has all of them."""
+
+def be_verbose() -> None:
+    """Print what is loaded from where, each line with the seconds since the start, and the traceback of each error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Escaped("{relativeCreated:8.0f} ms  {message}", style="{"))
+    _LOG.addHandler(handler)
+    _LOG.setLevel(logging.DEBUG)
+
+
+class _Escaped(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return escaped(super().format(record), keep="\n")
 
 
 def guarded(command: Callable[..., Returned]) -> Callable[..., Returned]:
@@ -32,6 +49,7 @@ def guarded(command: Callable[..., Returned]) -> Callable[..., Returned]:
         try:
             return command(*args, **options)
         except AdapterbankError as error:
+            _LOG.debug("refused", exc_info=error)
             for line in error.mistakes if isinstance(error, ConfigError) else [str(error)]:
                 print_message(f"adapterbank: {' '.join(line.splitlines())}")
             raise typer.Exit(error.exit_code) from None
@@ -42,21 +60,15 @@ def guarded(command: Callable[..., Returned]) -> Callable[..., Returned]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
         except OSError as error:  # such as a name that is too long, or a folder where a file should be
+            _LOG.debug("refused", exc_info=error)
             what = error.filename or "The output"
             print_message(f"adapterbank: {what} cannot be used: {error.strerror or error}; choose another path.")
             raise typer.Exit(2) from None
         finally:
+            _LOG.debug("end")
             signal.signal(signal.SIGTERM, before)
 
     return wrapped
-
-
-def escaped(text: str, keep: str = "") -> str:
-    """Return text with its control characters written out, as Python writes them, except those to `keep`.
-
-    Names, labels and messages may come from files that others wrote; a terminal must not obey them.
-    """
-    return CONTROL.sub(lambda found: found[0] if found[0] in keep else repr(found[0])[1:-1], text)
 
 
 def print_message(text: str) -> None:
@@ -82,29 +94,6 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in (titles, *rows):
         cells = (f"{c:>{w}}" if right else f"{c:<{w}}" for c, w, right in zip(row, widths, numeric, strict=True))
         typer.echo("  ".join(cells).rstrip())
-
-
-def format_count(count: int, noun: str) -> str:
-    """Return a count with its noun: `1 task`, `2 tasks`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def format_size(count: float) -> str:
-    """Return a number of bytes with its unit: `812 B`, `2.4 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError
-
-
-def format_duration(seconds: float | None) -> str:
-    """Return a duration with its unit: `5 s`, `10 min`, `2.0 h`; `unknown time` for None."""
-    if seconds is None:
-        return "unknown time"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def rerun_command(*, drop: str, add: str = "") -> str:

@@ -11,7 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from adapterbank.cli.console import escaped, format_duration
+from adapterbank.api.plain_text import escaped
+from adapterbank.cli.console import format_duration
 from adapterbank.config import Config
 from adapterbank.studies.grid import describe, differing
 from adapterbank.studies.progress import SweepProgress

@@ -34,7 +34,7 @@ from adapterbank.cli.commands import (
     tasks,
     train,
 )
-from adapterbank.cli.console import guarded, print_message
+from adapterbank.cli.console import be_verbose, guarded, print_message
 
 _SERVING = "Serving"
 COMMANDS = {
@@ -51,7 +51,6 @@ app = typer.Typer(
     name="adapterbank",
     help="Train one frozen encoder on any number of language tasks, and keep the tasks in a bank.",
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -86,7 +85,13 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Say what is loaded from where and when; show tracebacks."),
+    ] = False,
 ) -> None:
+    if verbose:
+        be_verbose()
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from adapterbank.client.protocol import Call, Calls, EventStream, Steps, events_path
 from adapterbank.client.replies import HttpReply, ServerEvent
 from adapterbank.errors import InputError
+from adapterbank.install import extra_command
 
 if TYPE_CHECKING:
     import httpx
@@ -164,5 +165,5 @@ def _library() -> Any:
     try:
         import httpx
     except ImportError:
-        raise InputError("The client needs httpx: pip install 'adapterbank[serve]'") from None
+        raise InputError(f"The client needs httpx: {extra_command('serve')}") from None
     return httpx

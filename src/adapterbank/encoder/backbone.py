@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from adapterbank.encoder.tokenizer import read_tokenizer, tokenize
 from adapterbank.errors import BackboneError, InputError
 from adapterbank.storage.files import canonical_json
 
+LOG = logging.getLogger("adapterbank.load")
 _TOKENS_AT_ONCE = 8192
 """Tokens in one batch of `encode`: enough to use the machine fully, few enough for any memory."""
 
@@ -88,6 +90,7 @@ def load(name: str, tensors: Mapping[str, Tensor] | None = None) -> Backbone:
     `tensors` are its tensors where they are in memory already.
     """
     folder = locate(name)
+    LOG.debug("the encoder %s is in %s", name, folder)
     config = read_config(_read_fields(folder), str(folder))
     if tensors is None:
         tensors = _named(config, _read_tensors(folder), folder)
@@ -97,7 +100,9 @@ def load(name: str, tensors: Mapping[str, Tensor] | None = None) -> Backbone:
             f"{folder}: the tokenizer's highest token id is {highest}, but the encoder has {config.vocabulary} "
             "embeddings. They do not belong together."
         )
-    return Backbone(name, folder, config, tensors, tokenizer, identity(config, tensors, description))
+    found = Backbone(name, folder, config, tensors, tokenizer, identity(config, tensors, description))
+    LOG.debug("loaded it: %s parameters, sha256 %s", f"{found.parameters:,}", found.sha256[:12])
+    return found
 
 
 def locate_tokenizer(name: str) -> Tokenizer:

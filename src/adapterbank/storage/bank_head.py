@@ -13,6 +13,8 @@ from adapterbank.storage import files, reading
 from adapterbank.storage.package import FORMAT, EncoderFields, check_format
 
 FILE = "bank.json"
+_RUNS = ("records", "runs")
+"""What runs that need no encoder write before there is a bank."""
 _BEFORE = ("format", "backbone", "created")
 """The fields of the file before it had a checksum."""
 
@@ -25,11 +27,11 @@ class BankHead(TypedDict):
 
 
 def is_unused(path: Path) -> bool:
-    """Return whether a bank can be created here: there is nothing, or a folder with hidden files at most."""
+    """Return whether a bank can be created here: there is nothing, or at most hidden files and records of runs."""
     with files.storage_errors(path):
         if not os.path.lexists(path):
             return True
-        return path.is_dir() and all(name.startswith(".") for name in os.listdir(path))
+        return path.is_dir() and all(name.startswith(".") or name in _RUNS for name in os.listdir(path))
 
 
 def create(path: Path, backbone: Mapping[str, Any] | None) -> None:
@@ -70,7 +72,23 @@ def read_backbone(path: Path) -> dict[str, str]:
     except FileNotFoundError as error:
         missing = "is not a bank: it has no bank.json" if path.exists() else "does not exist"
         remedy = "the first training creates it, or serve with --create; see: adapterbank train --help"
+        if (path / "records").is_dir():
+            missing = "has records and no tasks: a method without an encoder writes a record but no package"
+            remedy = "train a task with another method, such as adapter"
         raise errors.BankError(f"{path} {missing}; {remedy}.") from error
     except (errors.InputError, ValueError) as error:
         raise errors.BankError(f"{head} is damaged; restore it from a copy of the bank.") from error
     return {"name": checked["backbone"]["name"], "sha256": checked["backbone"]["sha256"]}
+
+
+def check_backbone(path: Path, own: Mapping[str, Any], other: Mapping[str, Any], what: str) -> None:
+    """Refuse another encoder than the bank's own."""
+    if other.get("sha256") != own["sha256"]:
+        raise errors.BackboneMismatch(
+            f"The bank {path} is for {_describe(own)}, but {what} is {_describe(other)}; "
+            "use the same encoder, or another bank."
+        )
+
+
+def _describe(backbone: Mapping[str, Any]) -> str:
+    return f"{backbone.get('name')} (sha256 {str(backbone.get('sha256'))[:12]}…)"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypeAlias, TypedDict
 
@@ -183,10 +183,12 @@ class Manifest:
     """When it was added to the bank, ISO 8601 in UTC."""
     fingerprint: Annotated[dict[str, Any], FingerprintFields]
     """Outputs on fixed probe texts, which prove later that they are unchanged."""
+    notes: list[str] = field(default_factory=list)
+    """What the training told about its data and its result; earlier manifests have none."""
 
     def problem(self) -> str | None:
         """Return what is wrong with the fields, as a part of a sentence, or None."""
-        value = {field.name: getattr(self, field.name) for field in fields(self)}
+        value = {one.name: getattr(self, one.name) for one in fields(self)}
         return schema.problem(Manifest, value) or next(
             (
                 f"method.{key[:100]} is not a mapping"
@@ -198,7 +200,7 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as it is written, with a checksum over all other fields."""
-        return reading.seal({field.name: getattr(self, field.name) for field in fields(self)})
+        return reading.seal({one.name: getattr(self, one.name) for one in fields(self)})
 
     @classmethod
     def from_json(cls, value: Any, path: Path) -> Manifest:
@@ -210,7 +212,7 @@ class Manifest:
             rest = reading.check_seal(value)
         except ValueError as error:
             raise errors.PackageDamaged(f"{path} {error}; {RESTORE}.") from error
-        names = [field.name for field in fields(cls)]
+        names = [one.name for one in fields(cls) if one.name in rest or one.name != "notes"]
         if missing := [name for name in names if name not in rest]:
             raise errors.PackageDamaged(f"{path} lacks {', '.join(missing)}; {RESTORE}.")
         manifest = cls(**{name: rest[name] for name in names})

@@ -35,6 +35,10 @@ class Pointers:
         previous = tuple(v for v in earlier if v != version)
         return Pointers(version, previous, max(self.last, version), tuple(v for v in self.gone if v != version))
 
+    def with_version(self, version: int) -> Pointers:
+        """Count a version that does not become the default, unless there is none."""
+        return self.moved_to(version) if self.default is None else replace(self, last=max(self.last, version))
+
     def rolled_back_to(self, version: int) -> Pointers:
         """Return to an earlier default and drop those after it; otherwise the next rollback would undo this one."""
         if version not in self.previous:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from adapterbank.errors import DataError, InputError, StorageError
+from adapterbank.install import extra_command
 from adapterbank.storage import files, reading, records
 
 _ATOMIC_PUT = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "memory"}
@@ -121,7 +122,7 @@ class RemoteStore:
         try:
             import fsspec
         except ImportError:
-            raise InputError(f"{url} is a URL, which needs fsspec: pip install 'adapterbank[ray]'.") from None
+            raise InputError(f"{url} is a URL, which needs fsspec: {extra_command('ray')}") from None
         try:
             self._fs, root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:

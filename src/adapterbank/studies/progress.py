@@ -22,6 +22,8 @@ class RunEvent:
     """The completed share of a running run."""
     score: float | None = None
     failure: str = ""
+    notes: tuple[str, ...] = ()
+    """What the run told about its data and its result."""
 
 
 @dataclass
@@ -41,6 +43,8 @@ class SweepProgress:
     """The best dev score of each task, and the run that has it."""
     failures: list[tuple[Config, str]] = field(default_factory=list)
     """Failed runs with the reason, including those that failed in an earlier sweep."""
+    notes: dict[str, list[Config]] = field(default_factory=dict)
+    """What runs told, each sentence once, with the runs that told it, including those of an earlier sweep."""
     last: RunEvent | None = None
     began: float = field(default_factory=time.perf_counter)
 
@@ -66,6 +70,8 @@ class SweepProgress:
             self.failed += 1
         else:
             self.done += 1
+        for note in event.notes:
+            self.notes.setdefault(note, []).append(event.config)
         if event.failure:
             self.failures.append((event.config, event.failure))
         if event.score is not None and self.better(event.config.task, event.score):
@@ -83,4 +89,5 @@ class SweepProgress:
         best = {task: {"dev": score, "seed": config.seed} for task, (score, config) in self.best.items()}
         counts: Mapping[str, Any] = {name: getattr(self, name) for name in ("total", "known", "done", "failed", "left")}
         failures = [{"task": config.task, "failure": failure} for config, failure in self.failures]
-        return {**counts, "best": best, "failures": failures}
+        notes = [{"note": note, "runs": len(configs)} for note, configs in self.notes.items()]
+        return {**counts, "best": best, "failures": failures, "notes": notes}

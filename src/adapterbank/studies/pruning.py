@@ -157,7 +157,7 @@ def _publish(
         params=params,
         fingerprint=fingerprint(engine, _TRIAL),
     )
-    made = bank.put(draft, tensors)
+    made = bank.put(draft, tensors, source["config"].get("default", "new"))
     record = {
         **{name: value for name, value in source.items() if name != "calibration"},  # that of the whole package
         "config": {**source["config"], "pruned": {"from": package.ref, "tolerance": found["tolerance"]}},

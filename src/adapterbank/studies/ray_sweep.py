@@ -15,6 +15,7 @@ from typing import Any
 
 from adapterbank.config import Config
 from adapterbank.errors import ConfigError, InputError
+from adapterbank.install import extra_command
 from adapterbank.storage.record_store import RecordStore
 from adapterbank.studies import selection
 from adapterbank.studies.progress import RunEvent
@@ -43,7 +44,7 @@ def ray_engine(address: str | None = None, *, cpus: int = 1) -> UnitRunner:
     try:
         import ray
     except ImportError:
-        raise InputError("The engine ray needs Ray: pip install 'adapterbank[ray]'.") from None
+        raise InputError(f"The engine ray needs Ray: {extra_command('ray')}") from None
 
     def run(found: Sequence[Unit], context: SweepContext) -> None:
         if context.keep == "best":
@@ -148,7 +149,8 @@ class RecordWatcher:
         self._runs.discard(run)
         failure = str(record.get("failure", ""))
         kind = "failed" if failure and kind == "done" else kind
-        self._context.notify(RunEvent(run, kind, score=selection.score(record), failure=failure))
+        notes = tuple(record.get("notes", ()))
+        self._context.notify(RunEvent(run, kind, score=selection.score(record), failure=failure, notes=notes))
 
 
 def _ignore(*_: Any) -> None:

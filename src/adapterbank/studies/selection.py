@@ -22,7 +22,7 @@ from adapterbank.errors import ConfigError
 from adapterbank.storage import files
 from adapterbank.storage.records import config_hash
 
-_NOT_IN_SETTING = ("seed", "data", "device", "data_root", "backbone")
+_NOT_IN_SETTING = ("seed", "data", "device", "data_root", "backbone", "default")
 """Entries of a record's config in which two runs of one setting may differ."""
 
 Record = Mapping[str, Any]

@@ -27,12 +27,12 @@ from adapterbank.studies.grid import Study, latest, options, with_seeds
 from adapterbank.studies.progress import RunEvent, SweepProgress
 from adapterbank.studies.saved_states import SavedStates
 from adapterbank.studies.selection import Choice
-from adapterbank.training.builder import PreparedRun, RunBuilder, identity
-from adapterbank.training.dataset import SOURCE
+from adapterbank.training.builder import PreparedRun, RunBuilder, UnloadedEncoder, identity
+from adapterbank.training.dataset import SOURCE, DatasetReader
 from adapterbank.training.job import Progress
 from adapterbank.training.loop import AT_ONCE
 from adapterbank.training.once import PutOnce, is_version_of
-from adapterbank.training.run import RunOutcome, failed, search_record, train_together
+from adapterbank.training.run import RunOutcome, failed, find_unloaded, search_record, train_together
 
 KEEP = ("none", "best", "all")
 """Which packages are added to the bank: none, those that are their task's best on dev when they end, all."""
@@ -222,21 +222,30 @@ def run_units(found: Sequence[Unit], context: SweepContext) -> None:
     """Run units one after the other in this process."""
     name, backbone = "", None
     for unit in found:
+        if not any(find_method(config.method).slot for config in unit):
+            run_unit(unit, None, context)
+            continue
         if backbone is None or unit[0].backbone != name:
             name = unit[0].backbone
             backbone = load(name)
         run_unit(unit, backbone, context)
 
 
-def run_unit(unit: Unit, backbone: Backbone, context: SweepContext) -> None:
-    """Run the runs of a unit that have no record; a failed run leaves a record with the reason."""
-    bank = None
-    if context.bank is not None:
-        bank = Bank.open(context.bank, backbone.reference, create=True)
-    builder, recorded = RunBuilder(backbone, context.stage), context.store.all()
+def run_unit(unit: Unit, backbone: Backbone | None, context: SweepContext) -> None:
+    """Run the runs of a unit that have no record; a failed run leaves a record with the reason.
+
+    Without a backbone, no method of the unit needs one.
+    """
+    bank, reader, recorded = None, DatasetReader(), context.store.all()
+    unloaded = UnloadedEncoder() if context.bank is None else find_unloaded(Path(context.bank), unit[0].backbone)
     for config in unit:
         if not find_method(config.method).slot:
-            _search(config, builder, context, recorded)
+            _search(config, reader, backbone or unloaded, context, recorded)
+    if backbone is None:
+        return
+    if context.bank is not None:
+        bank = Bank.open(context.bank, backbone.reference, create=True)
+    builder = RunBuilder(backbone, context.stage, reader)
     waiting = list(_prepared(unit, builder, context, recorded))
     if not waiting:
         return
@@ -299,7 +308,8 @@ def _end(run: PreparedRun, outcome: RunOutcome, context: SweepContext, states: S
     states.forget(run)
     score = selection.score(outcome.record)
     kind = "failed" if outcome.failure else "done"
-    context.notify(RunEvent(run.resolved.config, kind, score=score, failure=outcome.failure))
+    notes = tuple(outcome.record["notes"])
+    context.notify(RunEvent(run.resolved.config, kind, score=score, failure=outcome.failure, notes=notes))
 
 
 def _prepared(
@@ -320,15 +330,18 @@ def _prepared(
 
 
 def _search(
-    config: Config, builder: RunBuilder, context: SweepContext, recorded: Mapping[str, Mapping[str, Any]]
+    config: Config,
+    reader: DatasetReader,
+    backbone: Backbone | UnloadedEncoder,
+    context: SweepContext,
+    recorded: Mapping[str, Mapping[str, Any]],
 ) -> None:
     """Run a method that needs no encoder; unlike a single run, a search that the user stops leaves no record."""
-    backbone = builder.backbone
     try:
-        data = builder.read(config)
-        hash = records.config_hash(identity(config, backbone, data.about()))
-        if hash in recorded:
-            context.notify(_known(config, recorded[hash]))
+        data = reader.read(config)
+        whole = identity(config, backbone, data.about())
+        if known := recorded.get(records.config_hash(whole)) or _same_search(whole, recorded.values()):
+            context.notify(_known(config, known))
             return
         record = search_record(config, backbone, data, context.stage)
     except (InputError, TrainingError) as error:
@@ -337,14 +350,25 @@ def _search(
     if record.get("stopped"):
         raise KeyboardInterrupt
     context.store.add(record)
-    context.notify(RunEvent(config, "done", score=selection.score(record)))
+    context.notify(RunEvent(config, "done", score=selection.score(record), notes=tuple(record["notes"])))
+
+
+def _same_search(whole: Mapping[str, Any], recorded: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the record of the same search, where one of the two did not know the encoder beside it."""
+    wanted, either = {**whole, "backbone_sha256": ""}, whole["backbone_sha256"] == ""
+    for record in recorded:
+        config = record["config"]
+        if (either or config.get("backbone_sha256") == "") and {**config, "backbone_sha256": ""} == wanted:
+            return record
+    return None
 
 
 def _known(config: Config, record: Mapping[str, Any]) -> RunEvent:
-    return RunEvent(config, "known", score=selection.score(record), failure=str(record.get("failure", "")))
+    failure, notes = str(record.get("failure", "")), tuple(record.get("notes", ()))
+    return RunEvent(config, "known", score=selection.score(record), failure=failure, notes=notes)
 
 
-def _refuse(config: Config, backbone: Backbone, error: Exception, context: SweepContext) -> None:
+def _refuse(config: Config, backbone: Backbone | UnloadedEncoder, error: Exception, context: SweepContext) -> None:
     """Record a run that cannot be run, with the reason."""
     record = failed(identity(config, backbone, None), str(error))
     new = context.store.add(record)

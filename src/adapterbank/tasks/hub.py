@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adapterbank.errors import DataError
+from adapterbank.install import extra_command
 from adapterbank.tasks.tables import Table
 
 SPLITS = {"train": "train", "dev": "validation", "test": "test"}
@@ -33,7 +34,7 @@ def read_hub(hub: Hub, text: Sequence[str]) -> dict[str, Table]:
     except ImportError:
         raise DataError(
             f"Downloading {hub.path!r} from the hub needs a library that is not installed: "
-            f"pip install 'adapterbank[data]', or put the files into the folder given by --data-root or "
+            f"{extra_command('data')}, or put the files into the folder given by --data-root or "
             f"ADAPTERBANK_DATA."
         ) from None
     try:

@@ -69,7 +69,7 @@ class Task:
     def to_json(self) -> dict[str, Any]:
         """Return the task as a dict of plain values; what came after the first release only where it is set."""
         values = {**asdict(self), "text": list(self.text), "labels": list(self.labels)}
-        later = {"label_separator": self.label_separator, "temperature": self.temperature}
+        later: dict[str, Any] = {"label_separator": self.label_separator, "temperature": self.temperature}
         later |= {"thresholds": list(self.thresholds)}
         return {name: value for name, value in {**values, **later}.items() if name not in later or value}
 

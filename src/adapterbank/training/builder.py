@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,14 @@ from adapterbank.training.dataset import Dataset, DatasetReader
 from adapterbank.training.job import TrainingJob
 from adapterbank.training.optimizer import AdamSettings
 from adapterbank.training.pairs import count_steps
+
+
+class UnloadedEncoder(NamedTuple):
+    """What a record names of the encoder beside which a method without one ran."""
+
+    sha256: str = ""
+    """Empty if there is no bank yet, which would know it."""
+    parameters: int | None = None
 
 
 @dataclass(frozen=True)
@@ -125,7 +133,7 @@ class RunBuilder:
         return self._rows[key][1]
 
 
-def identity(config: Config, backbone: Backbone, about: Mapping[str, Any] | None) -> dict[str, Any]:
+def identity(config: Config, backbone: Backbone | UnloadedEncoder, about: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return what identifies a run; `about` has the fingerprints of its data, None if the data could not be read."""
     return {**config.to_json(), "backbone_sha256": backbone.sha256, "data": about}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections import Counter
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from adapterbank.tasks.tables import Table, table_from
 FEW_ROWS = 64
 """Rows of a class up to which its labels are few."""
 _AS_FOUND = FileForm()
+LOG = logging.getLogger("adapterbank.load")
 _DEV_SHARE = 0.1
 """Share of the training data that becomes dev data if there is none."""
 SOURCE = (
@@ -128,6 +130,7 @@ def _read(config: Config, data: Mapping[str, Any]) -> Dataset:
     for name, table in tables.items():
         splits[name], report = read_examples(table, task, drop_unlabelled=config.drop_unlabelled)
         notes += report.notes + ([] if named else report.remarks)
+        LOG.debug("%s: %d rows of %s", name, len(splits[name]), table.source)
     return Dataset(task, splits, tuple(notes))
 
 

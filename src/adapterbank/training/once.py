@@ -27,7 +27,7 @@ class PutOnce:
     after: int = 0
     """The newest version that cannot be that of the run."""
 
-    def put(self, draft: Manifest, tensors: Mapping[str, Array]) -> Package:
+    def put(self, draft: Manifest, tensors: Mapping[str, Array], default: str = "new") -> Package:
         """Return the version of this very run, or add it.
 
         Runs that train together may be grouped otherwise when they go on, which changes the last digits of weights; so
@@ -37,15 +37,19 @@ class PutOnce:
         for package in _later(self.bank, draft.name, self.after):
             made = package.manifest
             if _identity(made.to_json()) == wanted and _are_close(made.metrics, draft.metrics):
-                return _served(self.bank, package)
-        return self.bank.put(draft, tensors)
+                return self.bank.finish(package, default)
+        return self.bank.put(draft, tensors, default)
+
+    def served(self, name: str) -> Manifest | None:
+        """Return the manifest of a task's default version."""
+        return self.bank.served(name)
 
 
 def find_added(bank: Bank, run: ResolvedRun, after: int) -> Package | None:
     """Return the version after `after` that this very run has added to the bank."""
     for package in _later(bank, run.config.task, after):
         if is_version_of(package.manifest, run):
-            return _served(bank, package)
+            return bank.finish(package, run.config.default)
     return None
 
 
@@ -77,11 +81,3 @@ def _later(bank: Bank, task: str, after: int) -> Iterator[Package]:
     for version in reversed([version for version in versions if version > after]):
         with contextlib.suppress(AdapterbankError):
             yield bank.get(f"{task}@{version}")
-
-
-def _served(bank: Bank, package: Package) -> Package:
-    """Make the newest version the default, in case the kill came between its rename and the pointer to it."""
-    name, version = package.manifest.name, package.manifest.version
-    if version == bank.newest(name) and bank.default(name) != version:
-        bank.set_default(name, version)
-    return package

@@ -18,7 +18,7 @@ import torch
 
 from adapterbank import __version__
 from adapterbank.config import Config
-from adapterbank.encoder.backbone import Backbone
+from adapterbank.encoder.backbone import Backbone, load
 from adapterbank.encoder.placed import place
 from adapterbank.errors import DataError, TrainingError
 from adapterbank.inference.audit import fingerprint
@@ -32,10 +32,12 @@ from adapterbank.methods import find_method
 from adapterbank.runtime import stamp
 from adapterbank.storage import files, records
 from adapterbank.storage.bank import Bank
+from adapterbank.storage.bank_head import is_unused
+from adapterbank.storage.comparison import shortfall
 from adapterbank.storage.package import FORMAT, Manifest, Package, count_params, pack
 from adapterbank.tasks.spec import Task
 from adapterbank.training import run_state
-from adapterbank.training.builder import PreparedRun, ResolvedRun, RunBuilder, identity
+from adapterbank.training.builder import PreparedRun, ResolvedRun, RunBuilder, UnloadedEncoder, identity
 from adapterbank.training.callbacks import Callbacks
 from adapterbank.training.dataset import Dataset, DatasetReader, canonical
 from adapterbank.training.fitted import train_fitted
@@ -72,14 +74,18 @@ class RunOutcome:
 class PackageStore(Protocol):
     """Takes the package of a run: a bank, or one that takes it once."""
 
-    def put(self, draft: Manifest, tensors: Mapping[str, np.ndarray]) -> Package:
+    def put(self, draft: Manifest, tensors: Mapping[str, np.ndarray], default: str = "new") -> Package:
         """Add a package as a new version of its task."""
+        ...
+
+    def served(self, name: str) -> Manifest | None:
+        """Return the manifest of a task's default version."""
         ...
 
 
 def run(
     config: Config,
-    backbone: Backbone,
+    backbone: Backbone | None,
     bank_path: str | Path,
     *,
     reader: DatasetReader | None = None,
@@ -90,14 +96,14 @@ def run(
 ) -> Result:
     """Train one task and add it to the bank, which is created if it does not exist.
 
-    `reader` reads the data, by default the files that the config names. `reached` is a state from which this run
-    continues; `about` is added to its record.
+    `backbone` is loaded if it is None and the method needs it. `reader` reads the data, by default the config's files;
+    `reached` is a state from which this run continues; `about` is added to its record.
     """
     callbacks, reader = callbacks or Callbacks(), reader or DatasetReader()
     config = canonical(config, reader.splits)
     if not find_method(config.method).slot:
-        return _run_search(config, backbone, bank_path, reader, callbacks)
-    builder = RunBuilder(backbone, callbacks.stage, reader)
+        return _run_search(config, backbone, Path(bank_path), reader, callbacks)
+    builder = RunBuilder(backbone := backbone or load(config.backbone), callbacks.stage, reader)
     resolved = builder.resolve(config)
     prepared = builder.prepare(resolved)
     bank = _open(bank_path, backbone)
@@ -150,27 +156,43 @@ def _ended_before(bank: Bank, resolved: ResolvedRun, newest: int) -> Result | No
 
 def _run_search(
     config: Config,
-    backbone: Backbone,
-    bank_path: str | Path,
+    backbone: Backbone | None,
+    bank_path: Path,
     reader: DatasetReader,
     callbacks: Callbacks,
 ) -> Result:
-    """Search for the best model without the encoder, which writes a record and no package."""
+    """Search for the best model without the encoder, which writes a record and no package.
+
+    Where there is no bank yet and no encoder is loaded, the record alone is written; the bank may follow.
+    """
     from adapterbank.automl.search import check
 
     data = reader.read(config)
     check(data.task)
-    bank = _open(bank_path, backbone)
+    encoder = backbone or find_unloaded(bank_path, config.backbone)
+    if backbone:
+        _open(bank_path, backbone)
     for text in data.notes:
         callbacks.note(text)
-    record = search_record(config, backbone, data, callbacks.stage)
+    record = search_record(config, encoder, data, callbacks.stage)
     for text in record["notes"][len(data.notes) :]:
         callbacks.note(text)
-    return Result(record, records.write(bank.records_path, record), None, tuple(record["notes"]))
+    return Result(record, records.write(bank_path / "records", record), None, tuple(record["notes"]))
+
+
+def find_unloaded(bank_path: Path, name: str) -> UnloadedEncoder:
+    """Return what a bank knows of the encoder `name`, which is not loaded; refuse a folder that cannot be a bank."""
+    if is_unused(bank_path):
+        return UnloadedEncoder()
+    own = Bank.open(bank_path).backbone
+    return UnloadedEncoder(own["sha256"] if own["name"] == name else "")
 
 
 def search_record(
-    config: Config, backbone: Backbone, data: Dataset, stage: Callable[[str, int, int], None] = lambda what, d, n: None
+    config: Config,
+    backbone: Backbone | UnloadedEncoder,
+    data: Dataset,
+    stage: Callable[[str, int, int], None] = lambda what, d, n: None,
 ) -> dict[str, Any]:
     """Search for the best model without the encoder and return the record, which notes an interruption.
 
@@ -285,7 +307,10 @@ def _finish(
     for name, one in measured.items():
         scores[name]["calibration_error"] = one["calibration_error"]
     manifest = _draft(prepared, task, backbone, scores, best, fingerprint(engine, config.task) if bank else {})
-    package = bank.put(manifest, best) if bank else None
+    if bank and (served := bank.served(manifest.name)):
+        prepared.notes.extend(shortfall(manifest, served, config.default))
+    manifest = replace(manifest, notes=list(prepared.notes))
+    package = bank.put(manifest, best, config.default) if bank else None
     manifest = package.manifest if package else replace(manifest, bytes=len(pack(best)), created=files.now())
     training = sum(epoch["seconds"] for epoch in state.history)
     record = {

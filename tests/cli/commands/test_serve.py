@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 from adapterbank.cli.commands import serve
 from adapterbank.errors import InputError
+from adapterbank.install import extra_command
 from adapterbank.serving.http.auth import Keys
 from adapterbank.serving.service.bank_mirror import MIRROR_FOLDER
 from adapterbank.storage import cache
@@ -287,5 +289,5 @@ def test_responses_are_sent_without_delay():
 
 def test_missing_libraries_are_reported_with_the_command_that_installs_them(monkeypatch):
     monkeypatch.setattr(serve, "REQUIRED", ("a_library_that_is_not_there",))
-    with pytest.raises(InputError, match=r"pip install 'adapterbank\[serve\]'"):
+    with pytest.raises(InputError, match=re.escape(extra_command("serve"))):
         serve.command("bank")

@@ -117,3 +117,14 @@ def test_a_mistake_is_one_line_and_exit_status_2(here, words, message):
     found = shell("sweep", *words)
     assert (found.code, found.out, len(found.err.splitlines())) == (2, "", 1)
     assert message in found.err
+
+
+def test_the_notes_of_runs_are_printed_once_with_their_runs_also_for_runs_that_had_records(here):
+    study(here, dev=None, seeds=1)
+    first, again = (shell("sweep", "study.yaml", "--bank", "bank") for _ in range(2))
+    for found in (first, again):
+        (line,) = [line for line in found.err.splitlines() if "No dev data" in line]
+        assert line.startswith("note: a adapter size 4")
+        assert " and 1 more: No dev data given: 2 of 24 training rows are held out for it." in line
+    notes = shell("sweep", "study.yaml", "--bank", "bank", "--json").json["notes"]
+    assert {"note": "No dev data given: 2 of 24 training rows are held out for it.", "runs": 2} in notes

@@ -86,7 +86,7 @@ def test_shell_and_python_train_with_the_same_defaults(here, encoder, bert, meth
     short = {"epochs": 1} if METHODS[method].slot else {"trials": 1}
     short |= {"max_length": 32, "method": method}
     config = train("--dev", "train.csv", "--json", "--device", "cpu", *encoder, options=short).json["config"]
-    result = open_bank(here / "python", bert, device="cpu").train("s", "train.csv", "train.csv", **short)
+    result = open_bank(here / "python", bert.name, device="cpu").train("s", "train.csv", "train.csv", **short)
     assert config == result.record["config"]
     defaults = resolve(configs.parse({"method": method})).to_json()
     given = {*short, "task", "train", "dev", "backbone", "device"}

@@ -10,7 +10,9 @@ from functools import partial
 
 import pytest
 
+from adapterbank import __version__
 from adapterbank.serving.http.app import create_app
+from adapterbank.serving.http.auth import Keys
 from adapterbank.serving.service.protocol import Limits
 from serving.dummy import Dummy, ask, code
 
@@ -40,7 +42,8 @@ def test_the_docs_page_lists_all_routes_and_loads_nothing(app):
     for path in document["paths"]:
         assert f" {path}</code>" in answer.text
     assert "default-src 'none'" in answer.headers["content-security-policy"]
-    assert [part for part in ("://", "<script", "<link", "<img") if part in answer.text] == []
+    assert [part for part in ("://", "<script src", "<link", "<img", "@import", " src=") if part in answer.text] == []
+    assert answer.text.count("<script>") == 1
 
 
 def test_the_docs_page_shows_requests_and_responses(jobs_app):
@@ -54,7 +57,8 @@ def test_the_docs_page_shows_requests_and_responses(jobs_app):
     assert "<dt><code>429</code></dt><dd>rate_limited, overloaded</dd>" in asking
     assert "The body is a file: text/csv," in training
     assert "<dt><code>epochs</code></dt><dd>Passes over the training data" in training
-    assert "<details>" not in sections["GET /healthz"].replace("<details><summary>Errors", "")
+    folded = re.findall("<details><summary>(.*?)</summary>", sections["GET /healthz"])
+    assert folded == ["Errors", "Try it"]
 
 
 def test_the_policy_of_the_docs_page_allows_its_style(app):
@@ -62,9 +66,41 @@ def test_the_policy_of_the_docs_page_allows_its_style(app):
     (style,) = re.findall("<style>(.*?)</style>", answer.text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     assert f"style-src 'sha256-{digest}'" in answer.headers["content-security-policy"]
+    (script,) = re.findall("<script>(.*?)</script>", answer.text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'; connect-src 'self'" in answer.headers["content-security-policy"]
+    assert "unsafe" not in answer.headers["content-security-policy"]
 
 
 def test_no_address_is_redirected(app):
     answer = ask(app, "GET", "/v1/tasks/", headers={"host": "evil.example"})
     assert code(answer) == "not_found"
     assert "location" not in answer.headers
+
+
+def test_each_address_has_a_form_with_its_parts_and_its_example(jobs_app):
+    page = ask(jobs_app, "GET", "/docs").text
+    forms = dict(re.findall(r'<form data-method="\w+" data-path="(.*?)">(.*?)</form>', page, re.DOTALL))
+    assert set(forms) == set(ask(jobs_app, "GET", "/openapi.json").json()["paths"])
+    predict = forms["/v1/tasks/{task}/predict"]
+    assert '<input data-part name="task" required>' in predict
+    assert "A warm and funny film." in predict
+    assert 'name="file" type="file"' in forms["/v1/tasks/{task}/train"]
+    assert 'name="query"' in forms["/v1/tasks/{task}/train"]
+
+
+def test_a_browser_without_a_key_is_asked_for_one_and_told_nothing_else(tmp_path):
+    keys = Keys(tmp_path / "keys.json")
+    secret = keys.add("reader", ["predict"])
+    app = create_app(Dummy(), page=False, keys=keys)
+    answer = ask(app, "GET", "/docs", headers={"accept": "text/html,*/*"})
+    assert answer.status_code == 401
+    assert 'name="key" type="password"' in answer.text
+    assert "/v1/" not in answer.text
+    assert __version__ not in answer.text
+    assert "script-src 'sha256-" in answer.headers["content-security-policy"]
+    assert code(ask(app, "GET", "/docs")) == "unauthorized"
+    assert code(ask(app, "GET", "/v1/tasks", headers={"accept": "text/html"})) == "unauthorized"
+    whole = ask(app, "GET", "/docs", headers={"authorization": f"Bearer {secret}"})
+    assert "/v1/tasks" in whole.text
+    assert 'name="key" type="password"' in whole.text

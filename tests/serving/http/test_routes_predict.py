@@ -248,3 +248,30 @@ def test_the_confidence_that_is_asked_for_reaches_the_service():
     assert post(app, "/v1/predict", {"rows": rows, "abstain": 0.5}).status_code == 200
     assert code(post(app, "/v1/predict", {"rows": rows, "abstain": 2})) == "bad_request"
     assert [ask.abstain for ask in service.asked] == [0.8, 1.0, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (
+            "/v1/tasks/length/predict",
+            {"text": "a", "txets": ["a"]},
+            "txets: there is no such field; did you mean 'texts'? "
+            "The fields are texts, pairs, text, pair, best, abstain.",
+        ),
+        (
+            "/v1/predict",
+            {"rows": [{"task": "length", "text": "a"}, {"task": "length", "text": "a", "pairs": "b"}]},
+            "rows.1.pairs: there is no such field; did you mean 'pair'? The fields are task, text, pair.",
+        ),
+        (
+            "/v1/predict",
+            {"rows": [{"task": "length", "text": "a"}], "zzz": 1},
+            "zzz: there is no such field. The fields are rows, best, abstain.",
+        ),
+    ],
+)
+def test_an_unknown_field_is_named_with_the_nearest_known_one(app, path, body, message):
+    answer = ask(app, "POST", path, json=body)
+    assert code(answer) == "bad_request"
+    assert answer.json()["error"]["message"] == message

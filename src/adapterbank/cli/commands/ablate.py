@@ -51,7 +51,7 @@ def command(
     if csv and json:
         raise InputError("--csv and --json exclude each other; give one of them.")
     from adapterbank.api.opened import open_bank
-    from adapterbank.cli.progress import Stages
+    from adapterbank.api.progress import Stages
 
     opened = open_bank(bank, backbone, device=device, precision=precision, data_root=data_root)
     with Stages(quiet=json or csv) as stages:

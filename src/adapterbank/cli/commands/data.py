@@ -91,7 +91,7 @@ def command(
 
 def _lengths(spec: Task, tables: dict[str, Table], backbone: str, *, quiet: bool) -> dict[str, Any]:
     """Return the number of tokens of each row."""
-    from adapterbank.cli.progress import Stages
+    from adapterbank.api.progress import Stages
     from adapterbank.encoder.backbone import locate_tokenizer
     from adapterbank.encoder.tokenizer import token_counts
     from adapterbank.tasks.examples import read_examples

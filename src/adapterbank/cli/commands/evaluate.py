@@ -62,7 +62,7 @@ def command(
 ) -> None:
     """See `HELP`."""
     from adapterbank.api.opened import open_bank
-    from adapterbank.cli.progress import Stages
+    from adapterbank.api.progress import Stages
 
     opened = open_bank(bank, backbone, device=device, precision=precision, data_root=data_root)
     about = opened.show(task).task

@@ -10,14 +10,15 @@ import typer
 
 from adapterbank.cli.console import print_json, print_message, print_text
 from adapterbank.cli.options import AsJson, RecordFolders
+from adapterbank.install import extra_command
 
 if TYPE_CHECKING:
     from adapterbank.analysis.run_table import RunTable
 
-HELP = """Draw the paper's figures and tables from the records of your runs.
+HELP = f"""Draw the paper's figures and tables from the records of your runs.
 
 Writes SVG, PNG and the numbers as CSV. A figure without records is left out, with a note. Requires matplotlib:
-pip install 'adapterbank[plot]'
+{extra_command("plot")}
 
 Example: adapterbank figures --records bank/records --out figures
 """

@@ -43,7 +43,7 @@ def command(
     if odd:
         raise InputError(f"--use {odd[0]!r} is not of the form glue/NAME=TASK; write, for example, glue/mnli=my-mnli.")
     from adapterbank.api.opened import open_bank
-    from adapterbank.cli.progress import Stages
+    from adapterbank.api.progress import Stages
 
     opened = open_bank(bank, backbone, device=device, precision=precision, data_root=data_root)
     named: dict[str, str] = {name: task for name, _, task in chosen}

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from adapterbank.cli.console import escaped, format_count, print_message
+from adapterbank.api.plain_text import escaped
+from adapterbank.cli.console import format_count, print_message
 from adapterbank.cli.options import BackboneName, BankPath, Device, Precision
 from adapterbank.errors import InputError, UnknownName
 from adapterbank.tasks.streams import PIPED
@@ -114,9 +115,9 @@ def command(
 
     opened = open_bank(bank, backbone, device=device, precision=precision)
     names = list(dict.fromkeys(name.strip() for name in task.split(",") if name.strip())) if task else []
-    columns = {"text": text_column, "text_pair": text_pair_column, "task_column": task_column}
+    columns: dict[str, Any] = {"text": text_column, "text_pair": text_pair_column, "task_column": task_column}
     kept = output is not None or output_form is not None
-    answers = {"best": best, "abstain": abstain}
+    answers: dict[str, Any] = {"best": best, "abstain": abstain}
     options = FileOptions(**columns, form=form, output_form=output_form, keep_columns=kept, **answers)
     target: Any = _standard_output(output_form) if output in (None, "-") else output
     if source is not None:
@@ -143,7 +144,7 @@ def _check_sources(
 
 def _predict_file(opened: OpenBank, tasks: list[str], source: str, target: Any, options: FileOptions) -> FileReport:
     from adapterbank.api.files import FileReport, FileWatch, part_of, predict_file
-    from adapterbank.cli.progress import Stages
+    from adapterbank.api.progress import Stages
 
     report, started = FileReport(), time.monotonic()
     with Stages() as stages:

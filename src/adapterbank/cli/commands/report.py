@@ -11,12 +11,13 @@ from adapterbank.cli.commands.figures import print_notes
 from adapterbank.cli.console import format_count, print_json, print_text
 from adapterbank.cli.options import AsJson, RecordFolders
 from adapterbank.errors import InputError
+from adapterbank.install import extra_command
 
-HELP = """Write one self-contained HTML page about your runs.
+HELP = f"""Write one self-contained HTML page about your runs.
 
 It contains every record, the paper's figures drawn from your runs, and its tables with your numbers beside the paper's.
 The page opens without a server, and names the figures for which records are missing.
-Requires matplotlib: pip install 'adapterbank[plot]'
+Requires matplotlib: {extra_command("plot")}
 
 Example: adapterbank report --records bank/records --out report.html
 """

@@ -19,6 +19,7 @@ from adapterbank.cli import serve_options as options
 from adapterbank.cli.console import print_json, print_message
 from adapterbank.cli.options import AsJson, BackboneName, Device, EngineName, Precision, RayAddress, check_engine
 from adapterbank.errors import ConfigError, InputError, StorageError
+from adapterbank.install import extra_command
 from adapterbank.serving.service.bank_mirror import REFRESH, Mirror, is_url
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.files import storage_errors
@@ -130,7 +131,7 @@ def _training_limits(rows: int, text: int, minutes: float, megabytes: int | None
 def _check(engine: str, device: str, precision: str) -> None:
     """Check the libraries and the options before anything is loaded."""
     if any(importlib.util.find_spec(name) is None for name in REQUIRED):
-        raise InputError("Serving requires additional libraries; install them with: pip install 'adapterbank[serve]'")
+        raise InputError(f"Serving requires additional libraries; install them with: {extra_command('serve')}")
     config.parse({"device": device, "precision": precision})
     check_engine(engine)
     if engine == "ray" and ":" in device:

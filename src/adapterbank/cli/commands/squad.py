@@ -71,7 +71,7 @@ def command(
         raise InputError("Give --bank and --task, or a prediction file with --predictions.")
     else:
         from adapterbank.api.opened import open_bank
-        from adapterbank.cli.progress import Stages
+        from adapterbank.api.progress import Stages
         from adapterbank.kinds.table import KINDS
 
         opened = open_bank(bank, backbone, device=device, precision=precision, data_root=data_root)

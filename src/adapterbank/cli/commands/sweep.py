@@ -129,6 +129,9 @@ def _summary(outcome: Any, study: grid.Study) -> None:
     progress, differs = outcome.progress, grid.differing(study.runs)
     for config, failure in progress.failures:
         print_message(f"failed: {grid.describe(config, differs)}: {failure}")
+    for note, configs in progress.notes.items():
+        more = f" and {len(configs) - 1} more" if len(configs) > 1 else ""
+        print_message(f"note: {grid.describe(configs[0], differs)}{more}: {note}")
     rows = [
         [name, one.record["config"]["task"], grid.describe(grid.options(one.record) or Config(), differs),
          *(_shown(one, split) for split in ("dev", "test"))]

@@ -7,6 +7,7 @@ import difflib
 import inspect
 import types
 import typing
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,21 +52,22 @@ def _run(
         raise ConfigError([f"tolerance is {tolerance}, but it applies only to --size auto and --prune; leave it out."])
     parsed = _parse(config, chosen, bank_defaults(bank))
     _require_task_and_data(parsed)
-    from adapterbank.cli.progress import Display
+    from adapterbank.api.progress import Display
     from adapterbank.encoder.backbone import load
     from adapterbank.inference.engine import Engine
     from adapterbank.studies.pruning import prune_result
     from adapterbank.studies.size_search import run_auto
     from adapterbank.training.callbacks import Callbacks
-    from adapterbank.training.run import run
+    from adapterbank.training.run import Result, run
 
     reader = DatasetReader()
     data = reader.read(canonical(parsed))  # most mistakes are in the data: report them before the encoder is loaded
     display = Display(quiet=json)
     try:
         with display:
-            encoder = load(parsed.backbone)
-            result = (partial(run_auto, tolerance=points) if auto else run)(
+            encoder = load(parsed.backbone) if auto or METHODS[parsed.method].slot else None
+            train_run: Callable[..., Result] = partial(run_auto, tolerance=points) if auto else run
+            result = train_run(
                 parsed,
                 encoder,
                 bank,
@@ -73,7 +75,7 @@ def _run(
                 callbacks=Callbacks(display.watch, display.stage, display.note),
                 resuming=resume,
             )
-            if prune:
+            if prune and encoder:
                 engine = Engine(encoder, device=parsed.device, precision=parsed.precision, programs=False)
                 result = prune_result(engine, result, data, tolerance=points, note=display.note)
     except KeyboardInterrupt:
@@ -154,7 +156,10 @@ def _options() -> list[inspect.Parameter]:
     tolerance = f"Points of the metric that --size auto and --prune may each cost (default: {TOLERANCE})."
     return [
         _option("bank", str, "Bank folder; created if it does not exist.", "Bank", ...),
-        *(_option(f.name, hints[f.name], _help(f), f.metadata["group"], None) for f in dataclasses.fields(Config)),
+        *(
+            _option(f.name, hints[f.name], _help(f), f.metadata["group"], None, f.metadata["choices"])
+            for f in dataclasses.fields(Config)
+        ),
         _option("config", str | None, "YAML file of these options; the command line overrides it.", "Bank", None),
         _option("resume", bool, "Resume an unfinished run with the same options and data.", "Bank", False),
         _option("prune", bool, "Then remove the adapters that are not needed, as a new version.", "Bank", False),
@@ -163,7 +168,9 @@ def _options() -> list[inspect.Parameter]:
     ]
 
 
-def _option(name: str, hint: Any, help: str, panel: str, default: Any) -> inspect.Parameter:
+def _option(
+    name: str, hint: Any, help: str, panel: str, default: Any, choices: Collection[str] = ()
+) -> inspect.Parameter:
     flag = f"--{name.replace('_', '-')}"
     kind: Any = next(part for part in (*typing.get_args(hint), hint) if part is not types.NoneType)
     metavar = None
@@ -171,7 +178,10 @@ def _option(name: str, hint: Any, help: str, panel: str, default: Any) -> inspec
         flag = f"{flag}/--no-{name.replace('_', '-')}"
     elif kind in (int, float):  # `config.parse` converts the number, so that all mistakes are reported together
         kind, metavar = str, "<int>" if kind is int else "<float>"
-    made = typer.Option(flag, help=help, rich_help_panel=panel, show_default=False, metavar=metavar)
+    complete = (lambda incomplete: [one for one in choices if one.startswith(incomplete)]) if choices else None
+    made = typer.Option(
+        flag, help=help, rich_help_panel=panel, show_default=False, metavar=metavar, autocompletion=complete
+    )
     extra = {} if default is ... else {"default": default}
     kind = kind | None if default is None else kind
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, made], **extra)

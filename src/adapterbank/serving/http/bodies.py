@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import json
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar, get_args
 
 from fastapi import Request, Response
 from pydantic import BaseModel, ValidationError
@@ -71,7 +73,24 @@ async def read_json(request: Request, model: type[Model], limits: Limits) -> Mod
             raise Refusal("bad_request", f"The body has {error.error_count():,} errors; see /docs.") from None
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(shown(str(part)) for part in first["loc"])
-        raise Refusal("bad_request", f"{where or 'The body'}: {first['msg']}.") from error
+        what = _unknown(model, first["loc"]) if first["type"] == "extra_forbidden" else first["msg"]
+        raise Refusal("bad_request", f"{where or 'The body'}: {what}.") from error
+
+
+def _unknown(model: type[BaseModel], place: Sequence[int | str]) -> str:
+    """Return what to say of an unknown field: the nearest known one, and all that there are."""
+    for part in place[:-1]:
+        nested = _models(model.model_fields[part].annotation) if part in model.model_fields else []
+        model = nested[0] if nested else model
+    names, given = list(model.model_fields), str(place[-1])[:100]
+    near = difflib.get_close_matches(given, names, n=1)
+    return f"there is no such field{f'; did you mean {near[0]!r}?' if near else '.'} The fields are {', '.join(names)}"
+
+
+def _models(hint: Any) -> list[type[BaseModel]]:
+    """Return the models that a type names, such as that of the items of a list."""
+    inside = [one for part in get_args(hint) for one in _models(part)]
+    return [hint, *inside] if isinstance(hint, type) and issubclass(hint, BaseModel) else inside
 
 
 async def cancel_on_disconnect(request: Request, work: Any) -> Any:

@@ -23,6 +23,7 @@ from adapterbank.serving.http.access import ANY, OPEN, AccessTable, Address
 from adapterbank.serving.http.auth import SCOPES
 from adapterbank.serving.http.heads import check_head
 from adapterbank.serving.http.origin import check_host, check_origin
+from adapterbank.serving.http.routes_docs import HEADERS, closed_page
 from adapterbank.serving.http.telemetry import LOG, Metrics, log_event
 from adapterbank.serving.service.protocol import FAILED, REQUEST, STOPPING, AccessKey, KeyStore, Refusal, shown
 
@@ -147,7 +148,8 @@ class RequestMiddleware:
                 self._authorize(scope, headers, context, address)
                 await self.app(scope, traffic.receive, send_with_id)
             except Refusal as refusal:
-                await send_refusal(refusal, context.id, send_with_id)
+                shown = _shown_to(scope, headers, refusal)
+                await send_refusal(refusal, context.id, send_with_id, shown)
             except Exception as error:
                 if traffic.left:  # nobody waits for the response
                     return
@@ -222,10 +224,18 @@ def _sees_all(keys: KeyStore, headers: dict[bytes, bytes]) -> bool:
     return False
 
 
-async def send_refusal(refusal: Refusal, request_id: str, send: Send) -> None:
-    """Send an error response."""
-    body = error_body(refusal.code, refusal.message, request_id)
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+def _shown_to(scope: Scope, headers: dict[bytes, bytes], refusal: Refusal) -> bytes | None:
+    """Return the page that asks for a key, for a browser that opens /docs without one."""
+    asks = scope["method"] == "GET" and scope["path"] == "/docs" and b"text/html" in headers.get(b"accept", b"")
+    return closed_page(refusal.message) if refusal.status == 401 and asks else None
+
+
+async def send_refusal(refusal: Refusal, request_id: str, send: Send, page: bytes | None = None) -> None:
+    """Send an error response: JSON, or a page for a browser."""
+    body = page or error_body(refusal.code, refusal.message, request_id)
+    kind = b"text/html; charset=utf-8" if page else b"application/json"
+    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
+    headers += [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()] if page else []
     if refusal.retry_after is not None:
         headers.append((b"retry-after", refusal.seconds.encode()))
     if refusal.status == 401:

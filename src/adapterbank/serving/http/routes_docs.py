@@ -1,12 +1,17 @@
-"""The page at /docs: every address of the server, from its OpenAPI document. Loads nothing else and runs no script."""
+"""The page at /docs: every address of the server, from its OpenAPI document, with a form that tries it.
+
+The page loads nothing else. Its one script, `docs.js`, stands in the page and may call this server only.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from html import escape
+from importlib import resources
 from typing import Any
 
 from fastapi import APIRouter
@@ -23,11 +28,22 @@ pre { padding: .5rem; border: 1px solid #8888; border-radius: .4rem; white-space
 dl { display: grid; grid-template-columns: minmax(7rem, max-content) 1fr; gap: .1rem 1rem; margin: .5rem 0; }
 dd { margin: 0; overflow-wrap: anywhere; }
 summary { cursor: pointer; padding: .2rem 0; }
+label { display: block; margin: .3rem 0; }
+input, textarea { font: inherit; box-sizing: border-box; max-width: 100%; }
+textarea { width: 100%; font-family: monospace; }
+output { display: block; white-space: pre-wrap; overflow-wrap: anywhere; font-family: monospace; }
 """
-_DIGEST = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+_SCRIPT = resources.files("adapterbank.serving.http").joinpath("docs.js").read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+_OWN = f"style-src 'sha256-{_digest(_STYLE)}'; script-src 'sha256-{_digest(_SCRIPT)}'; connect-src 'self'"
 _CLOSED = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-_HEADERS = {
-    "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{_DIGEST}'; {_CLOSED}",
+HEADERS = {
+    "Content-Security-Policy": f"default-src 'none'; {_OWN}; {_CLOSED}",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
@@ -39,13 +55,19 @@ _PAGE = """<!doctype html>
 <meta name="color-scheme" content="light dark">
 <title>adapterbank: HTTP interface</title>
 <style>{style}</style>
+<script>{script}</script>
 </head>
 <body>
-<h1>adapterbank {version}: HTTP interface</h1>
-<p>The full description for OpenAPI tools is in <a href="openapi.json">openapi.json</a>.</p>
-{sections}
+<h1>adapterbank{version}: HTTP interface</h1>
+{key}{sections}
 </body>
 </html>
+"""
+_KEY = """<form{closed}>
+<label>API key <input name="key" type="password" autocomplete="off" required></label>
+<button>Use this key</button>
+<output></output>
+</form>
 """
 
 
@@ -56,7 +78,7 @@ def docs_router(document: Callable[[], Mapping[str, Any]]) -> APIRouter:
     @router.get("/docs")
     @access(ANY)
     async def docs() -> Response:
-        return Response(render(document()), media_type="text/html; charset=utf-8", headers=_HEADERS)
+        return Response(render(document()), media_type="text/html; charset=utf-8", headers=HEADERS)
 
     return router
 
@@ -69,8 +91,21 @@ def render(document: Mapping[str, Any]) -> str:
         for path, methods in document["paths"].items()
         for method, about in methods.items()
     ]
-    version = escape(document["info"]["version"])
-    return _PAGE.format(version=version, style=_STYLE, sections="\n".join(sections))
+    intro = '<p>The full description for OpenAPI tools is in <a href="openapi.json">openapi.json</a>.</p>\n'
+    return _PAGE.format(
+        version=f" {escape(document['info']['version'])}",
+        style=_STYLE,
+        script=_SCRIPT,
+        key=intro + (_KEY.format(closed="") if "security" in document else ""),
+        sections="\n".join(sections),
+    )
+
+
+def closed_page(message: str) -> bytes:
+    """Return the page for a browser that sends no key: it asks for one, and tells nothing else."""
+    form = _KEY.format(closed=' data-closed="yes"')
+    asked = f"<p>{escape(message)}</p>\n{form}"
+    return _PAGE.format(version="", style=_STYLE, script=_SCRIPT, key=asked, sections="").encode()
 
 
 def _section(address: str, about: Mapping[str, Any], models: Mapping[str, Any]) -> str:
@@ -87,8 +122,30 @@ def _section(address: str, about: Mapping[str, Any], models: Mapping[str, Any]) 
         *(f"<p>{status}: {_response(response, models)}</p>" for status, response in good.items()),
         _folded(f"{len(options)} options in the query", options),
         _folded("Errors", bad),
+        _form(address, about),
     )
     return "\n".join(["<section>", *(part for part in parts if part), "</section>"])
+
+
+def _form(address: str, about: Mapping[str, Any]) -> str:
+    """Return a form that sends a request to this address; `docs.js` shows the answer."""
+    method, _, path = address.partition(" ")
+    content = about.get("requestBody", {}).get("content", {})
+    example = next((one["example"] for one in content.values() if "example" in one), None)
+    fields = [
+        f'<label>{escape(name)} <input data-part name="{escape(name)}" required></label>'
+        for name in re.findall(r"{(\w+)}", path)
+    ]
+    if any(one["in"] == "query" for one in about.get("parameters", ())):
+        fields.append('<label>query <input name="query" placeholder="name=value&amp;name=value"></label>')
+    if example is not None:
+        text = escape(json.dumps(example, indent=2))
+        fields.append(f'<label>body <textarea name="body" rows="6" spellcheck="false">{text}</textarea></label>')
+    elif content:
+        fields.append('<label>body <input name="file" type="file" required></label>')
+    inside = "".join([*fields, "<button>Send</button>", "<output></output>"])
+    form = f'<form data-method="{escape(method)}" data-path="{escape(path)}">{inside}</form>'
+    return f"<details><summary>Try it</summary>{form}</details>"
 
 
 def _body(content: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from typing import Any
 from uuid import uuid4
 
 from adapterbank.errors import AdapterbankError, BankError, InputError
+from adapterbank.install import extra_command
 from adapterbank.serving.heartbeat import Heartbeat
 from adapterbank.serving.service.task_reader import TaskReader
 from adapterbank.storage import cache, reading
@@ -288,7 +289,7 @@ def _open(url: str) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError:
-        raise InputError(f"A bank behind a URL ({url}) needs fsspec: pip install 'adapterbank[ray]'.") from None
+        raise InputError(f"A bank behind a URL ({url}) needs fsspec: {extra_command('ray')}") from None
     try:
         fs, root = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:

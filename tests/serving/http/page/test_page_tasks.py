@@ -56,6 +56,11 @@ def test_labels_and_texts_are_text_whatever_they_look_like(page, url, complaints
     assert page.locator("main img").count() == 0
 
 
+def test_a_task_shows_what_its_training_told(page, url):
+    page.goto(f"{url}/#task/task-00")
+    expect(page.locator("#task-body .note")).to_have_text(f"No dev data given for {MARKUP}.")
+
+
 class TestProblemsInTheBank:
     @pytest.fixture
     def service(self):

@@ -103,6 +103,7 @@ export async function showTask(name) {
       fact("parameters", found.params ? `${big(found.params.trained)} trained, ${(found.params.percent ?? 0).toFixed(2)} % of the encoder` : ""),
       fact("size", found.bytes ? size(found.bytes) : ""), fact("created", found.created ? `${age(found.created)}, ${found.created.slice(0, 16).replace("T", " ")} UTC` : ""),
       fact("version", `${found.version}${(found.versions || []).length > 1 ? ` of ${found.versions.join(", ")}` : ""}`))),
+    ...(found.notes || []).map((note) => make("p", { class: "note" }, note)),
     scores(found.metrics, spec.metric),
     found.ablation ? heatmap(found.ablation) : null,
     make("div", { class: "card" }, make("h2", {}, "From the shell"),

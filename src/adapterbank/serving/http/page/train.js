@@ -108,7 +108,7 @@ function ending(run) {
   if (run.state === "cancelled") return make("p", { class: "note" }, "The run was cancelled; the bank has not changed.");
   if (run.state !== "done") return null;
   const name = encodeURIComponent(run.task);
-  return make("p", { class: "note", role: "status" }, `Version ${run.version ?? ""} of ${run.task} is served. `,
+  return make("p", { class: "note", role: "status" }, `Version ${run.version ?? ""} of ${run.task} is ${run.options?.default === "better" ? "in the bank" : "served"}. `,
     make("a", { href: `#try/${name}` }, "Try it"), " · ", make("a", { href: `#task/${name}` }, "Details"));
 }
 

@@ -1,27 +1,51 @@
-"""Progress of long work on the terminal: stage, loss, score, speed, time left. Hidden without a terminal."""
+"""Progress of long work in a terminal or a notebook: stage, loss, score, speed, time left. Hidden elsewhere."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from adapterbank.cli.console import escaped
+from adapterbank.api.plain_text import escaped
+from adapterbank.training.callbacks import Callbacks
 from adapterbank.training.job import Progress
+
+
+@contextlib.contextmanager
+def reporting(progress: bool | None, given: Mapping[str, Any]) -> Iterator[Callbacks]:
+    """Yield the callbacks of a run: those that are given, and for the others a display.
+
+    By default (None) there is a display in a terminal and in a notebook; True shows epochs and notes elsewhere too.
+    """
+    if not (is_watched() if progress is None else progress):
+        yield Callbacks(**given)
+        return
+    with Display(lines=True) as display:
+        yield Callbacks(**{"watch": display.watch, "stage": display.stage, "note": display.note, **given})
+
+
+def is_watched() -> bool:
+    """Return whether somebody sees what is printed: in a terminal, or in a notebook."""
+    return sys.stderr.isatty() or Console(stderr=True).is_jupyter
 
 
 class Stages:
     """Progress bar for work that is counted in rows."""
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
-        """Prepare the bar; it is hidden if `quiet`, and where standard error is no terminal."""
-        self.shown = sys.stderr.isatty() and not quiet
+        """Prepare the bar; it is hidden if `quiet`, and where there is neither a terminal nor a notebook."""
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
         console = console or Console(stderr=True, highlight=False)
+        # Without ipywidgets, rich draws no bar in a notebook and warns at each step instead.
+        widgets = console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+        self.shown = (sys.stderr.isatty() or widgets) and not quiet
         self._bar = Bar(*columns, console=console, disable=not self.shown, transient=True)
         self._task = self._bar.add_task("reading", total=None)
 
