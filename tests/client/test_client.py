@@ -125,10 +125,10 @@ def test_predictions_come_back_typed_and_in_order(connect, url):
 
 def test_a_name_of_the_catalog_is_sent_as_the_bank_has_it(connect, url, faults):
     with connect(url) as client, pytest.raises(ServiceError):
-        client.predict("glue/mrpc", ["a"], ["b"], best=3)
+        client.predict("glue/mrpc", ["a"], ["b"], best=3, explain=True)
     method, path, body = faults.requests[-1]
     assert (method, path) == ("POST", "/v1/tasks/glue-mrpc/predict")
-    assert json.loads(body) == {"texts": ["a"], "pairs": ["b"], "best": 3}
+    assert json.loads(body) == {"texts": ["a"], "pairs": ["b"], "best": 3, "explain": True}
 
 
 def test_tasks_are_listed_with_the_encoder_and_the_problems(connect, url, service):

@@ -14,6 +14,7 @@ from adapterbank.encoder import backbone as checkpoint
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.errors import InputError
 from adapterbank.inference import audit as audits
+from adapterbank.inference.explain import explained
 from adapterbank.inference.predictions import Prediction
 from adapterbank.inference.task_rows import by_task, in_order
 from adapterbank.kinds import scoring
@@ -187,15 +188,18 @@ class OpenBank(BankHandle):
         pairs: Sequence[str | None] | None = None,
         *,
         best: int = 0,
+        explain: bool = False,
     ) -> list[Prediction]:
         """Return a prediction for each text, in order.
 
         `task` is a name, `name@version`, or a list with one for each text. Rows of all tasks go through the encoder
         together; a row with None gets the bare encoder's embedding. Second texts are in `pairs`, or in tuples
-        (text, second). With `best`, span tasks also list that many of their best answers.
+        (text, second). With `best`, span tasks also list that many of their best answers. With `explain`, each
+        prediction has an `explanation`: each word's share in the answer, found by leaving the word out.
         """
         groups = by_task(task, texts, pairs)
-        return in_order(groups, self.engine.predict([self._request(group) for group in groups], best))
+        requests, predict = [self._request(group) for group in groups], partial(self.engine.predict, best=best)
+        return in_order(groups, explained(predict, requests) if explain else predict(requests))
 
     def evaluate(
         self,

@@ -159,13 +159,21 @@ class Calls:
 
     @sent
     def predict(
-        self, task: str, texts: Sequence[str], pairs: Sequence[str] | None = None, best: int = 0
+        self,
+        task: str,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        best: int = 0,
+        explain: bool = False,
     ) -> Call[list[TaskReply]]:
-        """Predict texts, or texts and their pairs, with one task (`name` or `name@version`)."""
+        """Predict texts, or texts and their pairs, with one task (`name` or `name@version`).
+
+        With `explain`, each reply has an `explanation`: each word's share in the answer.
+        """
         if isinstance(texts, str):
             raise InputError(f"texts is one string, {texts[:40]!r}; give a list of strings.")
         body: dict[str, Any] = {"texts": list(texts)} | ({"pairs": list(pairs)} if pairs is not None else {})
-        body |= {"best": best} if best else {}
+        body |= ({"best": best} if best else {}) | ({"explain": True} if explain else {})
 
         def read(found: Any) -> list[TaskReply]:
             about = {"task": found["task"], "version": found["version"]}
@@ -174,13 +182,14 @@ class Calls:
         return Call("POST", f"{_task_path(task)}/predict", read, json=body)
 
     @sent
-    def predict_rows(self, rows: Sequence[Mapping[str, Any]]) -> Call[list[TaskReply]]:
+    def predict_rows(self, rows: Sequence[Mapping[str, Any]], explain: bool = False) -> Call[list[TaskReply]]:
         """Predict rows of several tasks in one request; a row has `task`, `text` and optionally `pair`."""
+        body = {"rows": [dict(row) for row in rows]} | ({"explain": True} if explain else {})
 
         def read(found: Any) -> list[TaskReply]:
             return [make(TaskReply, one) for one in found["predictions"]]
 
-        return Call("POST", "/v1/predict", read, json={"rows": [dict(row) for row in rows]})
+        return Call("POST", "/v1/predict", read, json=body)
 
     @sent
     def tasks(self) -> Call[Listing]:

@@ -29,6 +29,8 @@ class TaskReply:
     null_odds: float | None = None
     best: tuple[dict[str, Any], ...] | None = None
     probabilities: dict[str, float] | None = None
+    explanation: dict[str, Any] | None = None
+    """On request: each word's share in the answer."""
     other: dict[str, Any] | None = None
     """Fields of a kind that are none of these."""
 

@@ -38,6 +38,8 @@ class Prediction:
     best: tuple[dict[str, Any], ...] | None = None
     """Span, on request: the best answers with positions, scores and probabilities."""
     probabilities: dict[str, float] | None = None
+    explanation: dict[str, Any] | None = None
+    """On request: each word's share in the answer; see `inference.explain`."""
     embedding: np.ndarray | None = field(default=None, repr=False, compare=False)
     """Bare backbone: the mean of the last hidden states."""
     other: dict[str, Any] | None = None

@@ -247,3 +247,12 @@ def test_the_best_answers_are_listed_with_their_positions_in_the_text(catalog_ba
     assert len(found["best"]) == 3
     for one in found["best"]:
         assert context[one["start"] : one["end"]] == one["text"]
+
+
+def test_explanations_are_part_of_the_json(here):
+    (found,) = ask("--explain", "--text", TEXTS[0])
+    (wanted,) = open_bank("bank", device="cpu").predict("sentiment", TEXTS[:1], explain=True)
+    assert found == json.loads(json.dumps(wanted.to_json()))
+    assert [one["word"] for one in found["explanation"]["words"]] == TEXTS[0].split()
+    refused = shell("predict", "--bank", "bank", "--task", "span", "--explain", "--text", "who", "--text-pair", "a dog")
+    assert (refused.code, "neither probabilities nor a value" in refused.err) == (2, True)

@@ -232,3 +232,14 @@ def test_a_request_is_cancelled_when_its_client_disconnects():
     asyncio.run(run())
     assert service.cancelled == 1
     assert sent == []
+
+
+def test_explanations_may_take_as_many_rows_as_a_request_may_have_texts():
+    service = Dummy()
+    app = create_app(service, page=False, limits=Limits(texts=7))
+    assert post(app, "/v1/tasks/length/predict", {"text": "a b", "explain": True}).status_code == 200
+    row = {"task": "length", "text": "a b"}
+    assert post(app, "/v1/predict", {"rows": [row], "explain": True}).status_code == 200
+    assert post(app, "/v1/predict", {"rows": [row]}).status_code == 200
+    assert [ask.explain for ask in service.asked] == [7, 7, 0]
+    assert code(post(app, "/v1/tasks/length/predict", {"text": "a b", "explain": 1})) == "bad_request"

@@ -30,6 +30,8 @@ Example: adapterbank predict --bank bank --task sentiment reviews.csv > predicti
 
 Example: cat lines.txt | adapterbank predict --bank bank --task sentiment -
 
+Each word's share in the answer: adapterbank predict --bank bank --task sentiment --explain --text "What a film!"
+
 Each row names its task: adapterbank predict --bank bank --task-column task mixed.jsonl
 """
 
@@ -60,6 +62,9 @@ def command(
     best: Annotated[
         int, typer.Option("--best", help="Span tasks: also list this many of the best answers.", min=0)
     ] = 0,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Add each word's share in the answer; a text takes a row for each word.")
+    ] = False,
     output: Annotated[
         str | None, typer.Option("--output", "-o", help="File to write (default: standard output).")
     ] = None,
@@ -83,7 +88,7 @@ def command(
         examples = _read(opened, task, source, form, text or [], text_pair)
         names, texts = [task] * len(examples), examples.texts
         seconds = list(examples.pairs) if examples.pairs is not None else [None] * len(texts)
-    lines = _predictions(opened, names, texts, seconds, named=task_column is not None, best=best)
+    lines = _predictions(opened, names, texts, seconds, named=task_column is not None, best=best, explain=explain)
     if output:
         _write_file(lines, Path(output))
         print_message(f"Wrote {format_count(len(texts), 'prediction')} to {output}")
@@ -113,10 +118,11 @@ def _predictions(
     *,
     named: bool,
     best: int,
+    explain: bool,
 ) -> Iterator[str]:
     for at in range(0, len(texts), ROWS_PER_WRITE):
         part = slice(at, at + ROWS_PER_WRITE)
-        predictions = opened.predict(names[part], texts[part], seconds[part], best=best)
+        predictions = opened.predict(names[part], texts[part], seconds[part], best=best, explain=explain)
         for name, found in zip(names[part], predictions, strict=True):
             yield json_text({**({"task": name} if named else {}), **found.to_json()})
 

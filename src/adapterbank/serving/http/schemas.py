@@ -35,6 +35,7 @@ class PredictRequest(_Strict):
     text: str | None = None
     pair: str | None = None
     best: _Whole = 0
+    explain: bool = False
 
 
 class RowRequest(_Strict):
@@ -50,6 +51,7 @@ class RowsRequest(_Strict):
 
     rows: Annotated[list[RowRequest], FailFast()]
     best: _Whole = 0
+    explain: bool = False
 
 
 class _Extensible(BaseModel):
@@ -82,6 +84,7 @@ class Predicted(_Extensible):
     end: int | None = None
     null_odds: float | None = None
     best: list[dict[str, Any]] | None = None
+    explanation: dict[str, Any] | None = None
 
 
 class PredictAnswer(BaseModel):
@@ -236,6 +239,13 @@ def responses(model: type[BaseModel], *codes: str) -> dict[int | str, dict[str, 
     }
 
 
+_EXPLAIN = {
+    "type": "boolean",
+    "default": False,
+    "description": "Whether to add each word's share in the answer. Each word counts as one more row of the request.",
+}
+
+
 def predict_body(limits: Limits) -> dict[str, Any]:
     """Return the schema of a predict request."""
     text = {"type": "string", "maxLength": limits.characters}
@@ -243,9 +253,10 @@ def predict_body(limits: Limits) -> dict[str, Any]:
     best = {"type": "integer", "minimum": 0, "maximum": limits.best, "default": 0}
     pairs = _or_null(many) | {"description": "The second text of each row: as many as there are texts."}
     none = {"type": "null"}
+    more = {"best": best, "explain": _EXPLAIN}
     shapes = [
-        _record({"texts": many, "pairs": pairs, "text": none, "pair": none, "best": best}, ["texts"]),
-        _record({"text": text, "pair": _or_null(text), "texts": none, "pairs": none, "best": best}, ["text"]),
+        _record({"texts": many, "pairs": pairs, "text": none, "pair": none, **more}, ["texts"]),
+        _record({"text": text, "pair": _or_null(text), "texts": none, "pairs": none, **more}, ["text"]),
     ]
     return _body({"oneOf": shapes}, {"texts": ["A warm and funny film.", "Dull."]})
 
@@ -262,7 +273,7 @@ def rows_body(limits: Limits) -> dict[str, Any]:
     rows = {"type": "array", "items": row, "minItems": 1, "maxItems": limits.texts}
     best = {"type": "integer", "minimum": 0, "maximum": limits.best, "default": 0}
     example = {"rows": [{"task": "sentiment", "text": "Dull."}, {"task": "topic@2", "text": "Shares rose."}]}
-    return _body(_record({"rows": rows, "best": best}, ["rows"]), example)
+    return _body(_record({"rows": rows, "best": best, "explain": _EXPLAIN}, ["rows"]), example)
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
