@@ -100,7 +100,8 @@ def test_both_clients_have_the_same_methods_with_the_same_arguments():
         *("predict", "predict_rows", "tasks", "task", "remove", "rollback", "train", "runs", "run", "cancel"),
         *("wait", "events", "health", "ready", "close"),
     }
-    assert found["train"][0] == "(self, task: 'str', path: 'str | Path', **options: 'Any') -> 'str'"
+    files = "path: 'str | Path', *, dev: 'str | Path | None' = None, test: 'str | Path | None' = None"
+    assert found["train"][0] == f"(self, task: 'str', {files}, **options: 'Any') -> 'str'"
     assert found["wait"][0].endswith("-> 'RunStatus'")
 
 
@@ -300,3 +301,14 @@ def test_without_httpx_the_error_names_the_extra():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900, check=True)
     assert found.stdout == "The client needs httpx: pip install 'adapterbank[serve]'\nFalse\n"
+
+
+def test_dev_and_test_files_are_sent_after_the_training_file(connect, url, faults, jobs, tmp_path, reviews):
+    held = tmp_path / "held out.csv.gz"
+    held.write_bytes(gzip.compress(b"text,label\na,1\n"))
+    with connect(url) as client:
+        id = client.train("mine", reviews, dev=held, test=reviews)
+        assert faults.requests[-1][2] == reviews.read_bytes() + b"text,label\na,1\n" + reviews.read_bytes()
+        assert jobs.get(id).data["dev"] == 15
+        with pytest.raises(InputError, match="The files are csv and jsonl; give files of one format"):
+            client.train("mine", reviews, dev=tmp_path / "dev.jsonl")

@@ -217,11 +217,26 @@ class Calls:
         return Call("POST", f"{_task_path(task)}/rollback", lambda body: dict(body or {}), repeatable=False)
 
     @sent  # type: ignore[arg-type]  # mypy: `options` might contain a `self`
-    def train(self, task: str, path: str | Path, **options: Any) -> Call[str]:
-        """Queue a training run on a data file, with the options of `adapterbank train`; return the run's id."""
-        file = Path(path)
-        params = {"format": file.name.removesuffix(".gz").rpartition(".")[2]} | {k: str(v) for k, v in options.items()}
-        load = functools.partial(_load, file)
+    def train(
+        self,
+        task: str,
+        path: str | Path,
+        *,
+        dev: str | Path | None = None,
+        test: str | Path | None = None,
+        **options: Any,
+    ) -> Call[str]:
+        """Queue a training run on a data file, with the options of `adapterbank train`; return the run's id.
+
+        `dev` and `test` are files of the same format.
+        """
+        formats = [Path(one).name.removesuffix(".gz").rpartition(".")[2] for one in (path, dev, test) if one]
+        if len({*formats}) > 1:
+            raise InputError(f"The files are {' and '.join(dict.fromkeys(formats))}; give files of one format.")
+        others = {f"{name}_bytes": _load(Path(one)) for name, one in (("dev", dev), ("test", test)) if one}
+        params = {"format": formats[0]} | {name: str(len(data)) for name, data in others.items()}
+        params |= {name: str(value) for name, value in options.items()}
+        load = functools.partial(_load, Path(path), b"".join(others.values()))
         read: Callable[[Any], str] = lambda body: str(body["id"])  # noqa: E731
         return Call("POST", f"{_task_path(task)}/train", read, content=load, params=params, repeatable=False)
 
@@ -282,9 +297,10 @@ def _task_path(task: str) -> str:
     return f"/v1/tasks/{quote(task.replace('/', '-'), safe='@')}"
 
 
-def _load(file: Path) -> bytes:
+def _load(file: Path, more: bytes = b"") -> bytes:
+    """Return the data of a file, with `more` after it."""
     try:
-        return gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        return (gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()) + more
     except OSError as error:
         raise InputError(
             f"{file} cannot be read: {error.strerror or error}; name a CSV, TSV, JSONL or Parquet file."

@@ -45,6 +45,8 @@ class TaskSummary:
     metric: str
     score: float | None = None
     """On the dev split."""
+    rows: dict[str, int] = field(default_factory=dict)
+    """How many rows each split's score is over."""
     labels: tuple[str, ...] = ()
     method: str = ""
     size: int | None = None

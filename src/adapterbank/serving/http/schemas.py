@@ -128,6 +128,7 @@ class TaskLine(BaseModel):
     metric: str
     score: float | None
     test_score: float | None
+    rows: dict[str, int]
     method: str | None
     size: int | None
     params: Params

@@ -88,11 +88,12 @@ def main() -> int:
 def train(job: Mapping[str, Any], send: Send) -> dict[str, Any]:
     """Train a job, or resume it; return the version, its metrics and the history of its epochs."""
     backbone = _backbone(job)
-    config = configs.parse({**job["options"], "task": job["task"], "train": job["file"], **job["device"],
-                            "backbone": backbone.name})  # fmt: skip
+    paths = {"train": job["file"], **job.get("others", {})}
+    named = {"task": job["task"], **paths, **job["device"], "backbone": backbone.name}
+    config = configs.parse({**job["options"], **named})
     bank = Bank.open(job["bank"], backbone.reference)
-    table = read_table(job["file"], TableLimits(**job["limits"]["table"]))
-    reader = DatasetReader({"train": table})  # the data is read once
+    limits = TableLimits(**job["limits"]["table"])
+    reader = DatasetReader({name: read_table(path, limits) for name, path in paths.items()})  # the data is read once
     resolved = RunBuilder(backbone, reader=reader).resolve(canonical(config))
     send({"kept": resolved.hash})
     resuming = job["resuming"] and _can_resume(bank.runs_path / resolved.hash)
@@ -164,8 +165,13 @@ def _watcher(send: Send) -> Callable[[Progress], None]:
 
 def without_paths(text: str, job: Mapping[str, Any]) -> str:
     """Return a message without paths of the server, which clients must not learn."""
-    file, bank = job["file"], job["bank"]
-    shown = text.replace(file, "the data file").replace(Path(file).name, "the data file").replace(f"{bank}/", "")
+    shown = text
+    for file, name in (
+        (job["file"], "the data file"),
+        *((path, f"the {k} file") for k, path in job.get("others", {}).items()),
+    ):
+        shown = shown.replace(file, name).replace(Path(file).name, name)
+    shown = shown.replace(f"{job['bank']}/", "")
     return shown[:1].upper() + shown[1:]
 
 
