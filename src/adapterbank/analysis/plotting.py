@@ -5,6 +5,7 @@ Each method has its own colour, marker and line, from a palette for colour-blind
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +99,14 @@ def with_legend(figure: Figure, axes: Sequence[Axes]) -> Figure:
     figure.set_size_inches(width, height + 0.17 * -(-len(found) // columns))  # so that the panels keep their size
     figure.legend([found[label] for label in order], order, loc="outside lower center", ncols=columns, frameon=False)
     return figure
+
+
+def add_note(figure: Figure, text: str) -> None:
+    """Add a sentence above the panels, so that it is part of the picture wherever it is shown."""
+    width, height = figure.get_size_inches()
+    lines = textwrap.wrap(text, max(30, int(width * 15)))  # some fifteen letters of this size to an inch
+    figure.set_size_inches(width, height + 0.18 * len(lines))  # so that the panels keep their size
+    figure.suptitle("\n".join(lines), fontsize=7.5, color="#7a4b00")
 
 
 def metric_name(name: Any) -> str:
