@@ -7,7 +7,7 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LinearRegression, LogisticRegression
 
 from adapterbank.errors import InputError
-from adapterbank.inference.explain import WORDS, Explainer, explained, find_words
+from adapterbank.inference.explain import WORDS, Explainer, explained, find_words, summary
 from adapterbank.inference.predictions import Prediction
 from adapterbank.tasks.spec import Examples
 
@@ -101,6 +101,14 @@ def test_the_words_of_a_long_row_are_bounded_and_the_rest_is_counted(first, seco
 def test_an_answer_without_a_number_is_refused():
     with pytest.raises(InputError, match="neither probabilities nor a value"):
         explained(lambda requests: [[Prediction(answer="a")] * 2], [("span", Examples(["why"]))])
+
+
+def test_a_summary_has_the_largest_shares_in_the_order_of_the_text():
+    shares = {"a": 0.0, "dull": -0.25, "funny": 0.5, "film": 0.001}
+    words = [{"word": word, "share": share} for word, share in shares.items()]
+    assert summary({"of": "good", "words": words}) == "good: dull -0.25, funny +0.50, film +0.0010"
+    assert summary({"of": "good", "words": words}, most=1) == "good: funny +0.50"
+    assert summary({"of": "good", "words": words[:1]}) == "good: no word alone changes the answer"
 
 
 def test_many_texts_are_explained_in_order():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
@@ -141,6 +141,14 @@ def explained_json(explainer: Explainer, rows: Sequence[dict[str, Any]]) -> list
     """Return the predictions of the examples with their explanations, from those of all rows, as JSON values."""
     told = explainer.explain([(row.get("probabilities"), row.get("value")) for row in rows])
     return [{**rows[at], "explanation": explanation} for at, explanation in told]
+
+
+def summary(explanation: Mapping[str, Any], most: int = 6) -> str:
+    """Return an explanation as a line for people: the words with the largest shares, in the order of the text."""
+    largest = sorted(explanation["words"], key=lambda word: -abs(word["share"]))[:most]
+    shown = [word for word in explanation["words"] if word in largest and word["share"]]
+    words = ", ".join(f"{word['word']} {word['share']:+.{2 if abs(word['share']) >= 0.01 else 4}f}" for word in shown)
+    return f"{explanation['of']}: {words or 'no word alone changes the answer'}"
 
 
 def _find(texts: tuple[str, ...], most: int) -> _Explained:

@@ -11,6 +11,7 @@ import pytest
 
 from adapterbank.api.opened import open_bank
 from adapterbank.cli.commands import predict
+from adapterbank.inference.explain import summary
 from small_data import COMMAND, FAST, answers, pairs, reviews, scores, shell, tags, write
 
 ROWS = reviews()
@@ -247,6 +248,16 @@ def test_the_best_answers_are_listed_with_their_positions_in_the_text(catalog_ba
     assert len(found["best"]) == 3
     for one in found["best"]:
         assert context[one["start"] : one["end"]] == one["text"]
+
+
+def test_in_a_terminal_the_largest_shares_are_shown_as_a_line_too(here):
+    terminal, end = os.openpty()
+    words = [*COMMAND, "predict", "--bank", "bank", "--task", "sentiment", "--explain", "--text", TEXTS[0]]
+    done = subprocess.run(words, stdout=end, stderr=subprocess.PIPE, text=True, check=True)
+    (answer,) = [json.loads(line) for line in os.read(terminal, 1 << 16).decode().splitlines()]
+    os.close(terminal)
+    os.close(end)
+    assert done.stderr == summary(answer["explanation"]) + "\n"
 
 
 def test_explanations_are_part_of_the_json(here):

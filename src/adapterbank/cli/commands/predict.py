@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -89,6 +90,8 @@ def command(
         names, texts = [task] * len(examples), examples.texts
         seconds = list(examples.pairs) if examples.pairs is not None else [None] * len(texts)
     lines = _predictions(opened, names, texts, seconds, named=task_column is not None, best=best, explain=explain)
+    if explain and not output and sys.stdout.isatty():
+        lines = map(_with_summary, lines)
     if output:
         _write_file(lines, Path(output))
         print_message(f"Wrote {format_count(len(texts), 'prediction')} to {output}")
@@ -125,6 +128,14 @@ def _predictions(
         predictions = opened.predict(names[part], texts[part], seconds[part], best=best, explain=explain)
         for name, found in zip(names[part], predictions, strict=True):
             yield json_text({**({"task": name} if named else {}), **found.to_json()})
+
+
+def _with_summary(line: str) -> str:
+    """Print the largest shares of a line's explanation for a person, and return the line."""
+    from adapterbank.inference.explain import summary
+
+    print_message(summary(json.loads(line)["explanation"]))
+    return line
 
 
 def _write(lines: Iterator[str], file: TextIO) -> None:
