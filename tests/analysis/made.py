@@ -46,6 +46,7 @@ def record(
         "package": f"{task}@1",
         "task": {"name": task, "kind": kind, "metric": metric, "labels": ["no", "yes"]},
         "metrics": scores,
+        "history": [{"loss": 1 / (k + 1), "score": dev * (k + 1) / 3, "seconds": 4.0} for k in range(3)],
         "params": {"trained": count, "encoder": ENCODER, "total": ENCODER + count, "percent": 100 * count / ENCODER},
         "seconds": 12.0,
         "created": "2026-01-01T00:00:00+00:00",

@@ -35,7 +35,8 @@ RICH = [
     record("paper-airline", dev=0.8, test=0.79, calibration={"dev": measured(7), "test": measured(8)}),
     record(method="automl", dev=0.3),
 ]
-NAMES = {"fig1", "fig3", "fig4", "fig5", "fig6-ablation", "fig6-sigma", "fig7", "reliability", "coverage", "totals"}
+NAMES = {"curves", "losses", "fig1", "fig3", "fig4", "fig5", "fig6-ablation", "fig6-sigma", "fig7", "reliability"}
+NAMES |= {"coverage", "totals"}
 
 
 def test_a_line_joins_points_over_the_same_tasks_only(tmp_path):
@@ -113,7 +114,7 @@ def test_captions_and_notes_name_the_rule_of_the_choice(folder):
 def test_a_missing_figure_is_explained(tmp_path):
     folder = write(tmp_path / "records", record())
     missing = {drawing.name: drawing.missing for drawing in figures.draw_all(load([folder])) if drawing.missing}
-    assert set(missing) == NAMES - {"totals"}
+    assert set(missing) == NAMES - {"totals", "curves", "losses"}
     assert missing["fig6-ablation"] == "needs adapterbank ablate"
 
 
@@ -141,13 +142,13 @@ def test_the_page_contains_every_record_and_fetches_nothing(folder, tmp_path):
     page = Page(text)
     assert page.depth == []
     assert all(source.startswith(("data:", "#")) for source in page.sources)
-    assert page.details == len(RICH) + 2
+    assert page.details == len(RICH) + 2 + 2  # the options of all runs and the settings are folded
     embedded = [json.loads(unescape(part)) for part in re.findall(r"<pre>(\{.*?)</pre>", text, re.DOTALL)]
     assert all(one in embedded for one in RICH)
     assert all(f'id="{source[1:]}"' in text for source in page.sources if source.startswith("#"))
     assert "broken.json is left out" in text
     images = [source for source in page.sources if source.startswith("data:image/svg+xml")]
-    assert len(images) == 8
+    assert len(images) == 10
     ElementTree.fromstring(base64.b64decode(images[0].split(",", 1)[1]))
 
 
@@ -155,8 +156,76 @@ def test_a_page_of_few_records_explains_what_is_missing(tmp_path):
     folder = write(tmp_path / "records", record())
     shell("report", "--records", folder, "--out", tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert text.count('class="missing"') == 9
-    assert "not drawn, needs adapterbank ablate" in text
+    assert "Figures that are not drawn: 7" in text
+    assert text.count('<li class="missing">') == 7
+    assert (
+        '<li class="missing">Fig. 6: adapters removed by span of layers (minilm): needs adapterbank ablate</li>' in text
+    )
+
+
+def test_ones_own_study_comes_first_and_the_papers_tables_only_with_its_tasks(tmp_path):
+    own = [record("tickets", dev=0.8, test=0.75, lr=lr, seed=seed) for lr in (1e-4, 1e-3) for seed in (0, 1)]
+    folder = write(tmp_path / "own", *own)
+    text = report.page(load([folder]), figures.draw_all(load([folder])), [str(folder)])
+    headings = re.findall(r'<h2 id="([^"]+)"', text)
+    assert headings == ["study", "curves-and-size", "figures", "reproduce", "every-run"]
+    assert "Table 1" not in text
+    assert "Table 2" not in text
+    folder = write(tmp_path / "both", *own, *RICH)
+    text = report.page(load([folder]), figures.draw_all(load([folder])), [str(folder)])
+    headings = re.findall(r'<h2 id="([^"]+)"', text)
+    assert headings == ["study", "curves-and-size", "tables", "figures", "reproduce", "every-run"]
+    tables_of = re.findall(r'<table id="([^"]+)"', text)
+    assert tables_of[:4] == ["scores", "settings", "shared", "cost"]
+    assert tables_of.index("cost") < tables_of.index("table1") < tables_of.index("table2")
+
+
+def test_the_contents_list_every_table_and_figure(folder):
+    text = report.page(load([folder]), figures.draw_all(load([folder])), [str(folder)])
+    contents = text[text.index("<nav") : text.index("</nav>")]
+    listed = re.findall(r'href="#([^"]+)"', contents)
+    assert {*NAMES, "scores", "settings", "cost", "table1", "table2", "study", "every-run"} <= set(listed)
+    assert all(f'id="{name}"' in text for name in listed)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [
+        ((0,), "One seed per point: differences may be chance."),
+        ((0, 1), "2 seeds per point: with few seeds, differences may be chance."),
+        ((0, 1, 2), ""),
+    ],
+)
+def test_figures_of_few_seeds_say_so_in_the_caption_and_in_the_picture(tmp_path, seeds, said):
+    rows = [record("tickets", lr=lr, seed=seed) for lr in (1e-4, 1e-3) for seed in seeds]
+    drawn = {one.name: one for one in figures.draw_all(load([write(tmp_path, *rows)])) if one.figure}
+    for name in ("fig7", "curves"):
+        title = drawn[name].figure._suptitle
+        assert (title.get_text().replace("\n", " ") if title else "") == said
+        assert drawn[name].caption.endswith(said)
+
+
+def test_figures_of_few_tasks_say_so(tmp_path):
+    rows = [record(task, method) for task in ("glue-cola", "glue-rte") for method in ("full", "adapter")]
+    drawn = {one.name: one for one in figures.draw_all(load([write(tmp_path, *rows)]))}
+    assert "Only 2 tasks: percentiles across them say little." in drawn["fig1"].caption
+    many = [record(f"own-{k}", method, seed=s) for k in range(5) for method in ("full", "adapter") for s in range(3)]
+    drawn = {one.name: one for one in figures.draw_all(load([write(tmp_path / "many", *many)]))}
+    assert "Only" not in drawn["fig1"].caption
+
+
+def test_figures_have_the_titles_of_tasks(folder):
+    drawn = {one.name: one.figure for one in figures.draw_all(load([folder])) if one.figure}
+    assert {axis.get_title() for axis in drawn["fig4"].axes} == {"MNLI", "CoLA"}
+    assert {axis.get_title() for axis in drawn["curves"].axes} == {"MNLI", "CoLA", "Airline", "SQuAD 1.1"}
+
+
+def test_pictures_have_300_dots_per_inch(folder, tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="matplotlib brings it")
+    (drawing,) = [one for one in figures.draw_all(load([folder])) if one.name == "totals"]
+    drawing.write(tmp_path / "out")
+    with image.open(tmp_path / "out" / "totals.png") as picture:
+        assert picture.info["dpi"] == pytest.approx((300, 300), abs=0.1)
 
 
 def test_a_page_without_records_is_still_a_page(tmp_path):

@@ -464,3 +464,30 @@ def test_a_file_without_a_header_is_trained_on_and_scored(tmp_path, checkpoint):
     with pytest.raises(DataError, match=r"row 25: column '2' is empty; .*--drop-unlabelled"):
         bank.evaluate("bare", file, header=False)
     assert bank.evaluate("bare", file, header=False, drop_unlabelled=True)["rows"] == 24
+
+
+@pytest.mark.parametrize("task", ["sentiment", "score", "tags", "pair", "whole"])
+def test_an_explanation_is_the_change_of_the_answer_without_each_word(bank, task):
+    row = ("the cat was good", "a red fox") if task == "pair" else "the cat was good, why?"
+    (found,) = bank.predict(task, [row], explain=True)
+    (plain,) = bank.predict(task, [row])
+    np.testing.assert_allclose(numbers(found), numbers(plain), atol=1e-5)
+    told = found.to_json()["explanation"]
+    assert plain.explanation is None
+    assert len(told["words"]) == 7
+    for one in told["words"]:
+        texts = list(row) if task == "pair" else [row]
+        at = int(one.get("in") == "pair")
+        assert texts[at][one["start"] : one["end"]] == one["word"]
+        texts[at] = " ".join((texts[at][: one["start"]] + texts[at][one["end"] :]).split())
+        (without,) = bank.predict(task, [tuple(texts) if task == "pair" else texts[0]])
+        whole, part = (
+            one.value if told["of"] == "value" else one.probabilities[told["of"]] for one in (plain, without)
+        )
+        assert one["share"] == pytest.approx(whole - part, abs=1e-5)
+
+
+@pytest.mark.parametrize("task", ["span", None])
+def test_what_has_no_probability_and_no_value_cannot_be_explained(bank, task):
+    with pytest.raises(InputError, match="neither probabilities nor a value"):
+        bank.predict(task, [("who", "a dog")] if task else ["who"], explain=True)

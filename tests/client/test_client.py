@@ -101,7 +101,8 @@ def test_both_clients_have_the_same_methods_with_the_same_arguments():
         *("predict", "predict_rows", "tasks", "task", "remove", "rollback", "train", "runs", "run", "cancel"),
         *("wait", "events", "health", "ready", "close"),
     }
-    assert found["train"][0] == "(self, task: 'str', path: 'str | Path', **options: 'Any') -> 'str'"
+    files = "path: 'str | Path', *, dev: 'str | Path | None' = None, test: 'str | Path | None' = None"
+    assert found["train"][0] == f"(self, task: 'str', {files}, **options: 'Any') -> 'str'"
     assert found["wait"][0].endswith("-> 'RunStatus'")
 
 
@@ -135,10 +136,10 @@ def test_an_answer_that_is_not_certain_enough_is_none(connect, url):
 
 def test_a_name_of_the_catalog_is_sent_as_the_bank_has_it(connect, url, faults):
     with connect(url) as client, pytest.raises(ServiceError):
-        client.predict("glue/mrpc", ["a"], ["b"], best=3)
+        client.predict("glue/mrpc", ["a"], ["b"], best=3, explain=True)
     method, path, body = faults.requests[-1]
     assert (method, path) == ("POST", "/v1/tasks/glue-mrpc/predict")
-    assert json.loads(body) == {"texts": ["a"], "pairs": ["b"], "best": 3}
+    assert json.loads(body) == {"texts": ["a"], "pairs": ["b"], "best": 3, "explain": True}
 
 
 def test_tasks_are_listed_with_the_encoder_and_the_problems(connect, url, service):
@@ -310,3 +311,14 @@ def test_without_httpx_the_error_names_the_extra():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900, check=True)
     assert found.stdout == f"The client needs httpx: {extra_command('serve')}\nFalse\n"
+
+
+def test_dev_and_test_files_are_sent_after_the_training_file(connect, url, faults, jobs, tmp_path, reviews):
+    held = tmp_path / "held out.csv.gz"
+    held.write_bytes(gzip.compress(b"text,label\na,1\n"))
+    with connect(url) as client:
+        id = client.train("mine", reviews, dev=held, test=reviews)
+        assert faults.requests[-1][2] == reviews.read_bytes() + b"text,label\na,1\n" + reviews.read_bytes()
+        assert jobs.get(id).data["dev"] == 15
+        with pytest.raises(InputError, match="The files are csv and jsonl; give files of one format"):
+            client.train("mine", reviews, dev=tmp_path / "dev.jsonl")

@@ -39,7 +39,15 @@ class Dummy:
         backbone = {"name": "tiny", "sha256": "a" * 64, "parameters": 10}
         params = {"trained": 1, "encoder": 10, "total": 11, "percent": 10.0}
         line = {"version": 1, "kind": "regression", "text": ["text"], "labels": [], "metric": "spearman", "score": 0.5}
-        line |= {"test_score": None, "method": "adapter", "size": 64, "params": params, "bytes": 4, "created": ""}
+        line |= {
+            "test_score": None,
+            "rows": {"dev": 9},
+            "method": "adapter",
+            "size": 64,
+            "params": params,
+            "bytes": 4,
+            "created": "",
+        }
         listed = [{"name": name, **line, "resident": True} for name in self.names]
         return {"backbone": backbone, "tasks": listed, "problems": []}
 

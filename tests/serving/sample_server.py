@@ -17,11 +17,13 @@ from typing import Any
 
 import uvicorn
 
+from adapterbank.inference.explain import Explainer, explained_json
 from adapterbank.serving.http.app import create_app
 from adapterbank.serving.http.middleware import error_body
 from adapterbank.serving.jobs.queue import JobQueue
 from adapterbank.serving.service.protocol import Refusal, Reply
 from adapterbank.storage.bank import Bank
+from adapterbank.tasks.spec import Examples
 
 ENCODER = 22_713_216
 MARKUP = "<img src=x onerror=\"document.title='taken'\">"
@@ -69,6 +71,11 @@ class SampleService:
             for one in predictions:
                 if max(one.get("probabilities", {"": 1.0}).values()) < ask.abstain:
                     one["label"] = None
+            if ask.explain:
+                explainer = Explainer.of(Examples(ask.texts, ask.pairs))
+                rows = explainer.to_examples()
+                given = zip(rows.texts, rows.pairs or [None] * len(rows), strict=True)
+                predictions = explained_json(explainer, [prediction(row, *both) for both in given])
             found.append(Reply(row["name"], row["version"], predictions))
         return found
 
@@ -143,7 +150,7 @@ class ScriptedJobs(JobQueue):
                 self.runs.end(id, "cancelled")
                 return
             self.runs.update(id, **report(step))
-        self.runs.end(id, "done", version=1, metrics={"dev": {"accuracy": 0.8}})
+        self.runs.end(id, "done", version=1, metrics={"dev": {"accuracy": 0.8, "rows": 120}})
 
 
 def report(step: int) -> dict[str, Any]:
@@ -166,6 +173,7 @@ def task(name: str, kind: str = "classification", **fields: Any) -> dict[str, An
         **{"name": name, "version": 1, "kind": kind, "labels": labels, "metric": metric, "score": 0.8},
         **{"method": "adapter", "size": 64, "params": params, "bytes": 2_431_000},
         **{"created": "2026-11-14T10:00:00Z", "resident": True, "text": ["text"]},
+        "rows": {"dev": 1200},
         **({"text": ["question", "context"]} if kind == "span" else {}),
         **fields,
     }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from adapterbank.analysis.plotting import LOOKS, floats, make_panels, ordered, split
 from adapterbank.analysis.series import Data
+from adapterbank.analysis.titles import task_title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +24,7 @@ def draw_reliability(data: Data, most: int) -> Figure:
         axis.plot(x, y, color=colour, linewidth=1)
         axis.scatter(x, y, [8 + 120 * count / sum(rows) for count in rows], color=colour, zorder=3)
         axis.set(xlabel="probability", ylabel="share of right answers", xlim=(0, 1.02), ylim=(0, 1.02))
-        axis.set_title(f"{task}, {mine[0]['split']}: calibration error {mine[0]['calibration_error']:.3f}")
+        axis.set_title(f"{task_title(task)}, {mine[0]['split']}: calibration error {mine[0]['calibration_error']:.3f}")
     return figure
 
 
@@ -34,7 +35,7 @@ def draw_coverage(data: Data, most: int) -> Figure:
         colour, marker = list(LOOKS.values())[k % len(LOOKS)][:2]
         x, y = (floats(lines, key) for key in ("coverage", "accuracy"))
         percent = [[100 * value for value in values] for values in (x, y)]
-        axis.plot(*percent, color=colour, marker=marker, label=f"{task}, {lines[0]['split']}")
+        axis.plot(*percent, color=colour, marker=marker, label=f"{task_title(task)}, {lines[0]['split']}")
     axis.set(xlabel="rows that are answered (%), the most certain", ylabel="right answers (%)")
     figure.legend(loc="outside right upper", frameon=False)
     return figure

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,9 @@ from adapterbank.analysis.confidence_plots import draw_coverage, draw_reliabilit
 from adapterbank.analysis.plotting import (
     LOOKS,
     STYLE,
+    add_note,
     by_form,
+    draw_heatmap,
     draw_level,
     draw_line,
     floats,
@@ -34,6 +36,7 @@ from adapterbank.analysis.plotting import (
 )
 from adapterbank.analysis.run_table import RunTable
 from adapterbank.analysis.series import USUAL, Data
+from adapterbank.analysis.titles import task_title
 from adapterbank.storage import files
 from adapterbank.studies.selection import RULES
 
@@ -57,6 +60,8 @@ class Drawing:
     """Why there is no figure."""
     caption: str = ""
     """The meaning of its points, lines and bars."""
+    own: bool = False
+    """Whether it shows any study, and is not one of the paper's figures."""
 
     def csv(self) -> str:
         """Return the numbers as CSV."""
@@ -83,7 +88,7 @@ class Drawing:
         """Write CSV, SVG and PNG files into a folder and return their paths; none if there is no figure."""
         if self.figure is None:
             return []
-        formats = {"csv": self.csv().encode(), "svg": self.svg(), "png": self._bytes("png", dpi=200)}
+        formats = {"csv": self.csv().encode(), "svg": self.svg(), "png": self._bytes("png", dpi=300)}
         for ending, data in formats.items():
             files.atomic_write(folder / f"{self.name}.{ending}", data)
         return [folder / f"{self.name}.{ending}" for ending in formats]
@@ -94,13 +99,16 @@ def draw_all(study: RunTable) -> list[Drawing]:
     found = []
     rule = RULES[study.by].text
     for kind, backbone, part in _parts(study):
-        title = kind.title + (f" ({Path(backbone).name})" if backbone else "")
+        name = kind.title + (f" ({Path(backbone).name})" if backbone else "")
         data = kind.numbers(part)
+        few = series.few_sentence(data, _PANELS)
         with plotting().rc_context(STYLE):
             figure = kind.draw(data, part) if data else None
+            if figure and few:
+                add_note(figure, few)
         missing = "" if data else f"needs {kind.need}"
-        caption = kind.caption.format(rule=rule)
-        found.append(Drawing(_name(kind, study, backbone), title, data, figure, missing, caption))
+        caption = " ".join(filter(None, (kind.caption.format(rule=rule), few)))
+        found.append(Drawing(_name(kind, study, backbone), name, data, figure, missing, caption, kind.own))
     return found
 
 
@@ -191,7 +199,21 @@ def _by_task(data: Data, place: str, label: str) -> Figure:
                 draw_line(axis, method, lines, place, form_name(method, lines))
             else:
                 draw_level(axis, method, floats(lines, "dev"))
-        axis.set(xscale="log", xlabel=label, ylabel=f"{metric_name(mine[0]['metric'])}, dev", title=task)
+        axis.set(xscale="log", xlabel=label, ylabel=f"{metric_name(mine[0]['metric'])}, dev", title=task_title(task))
+    return with_legend(figure, axes)
+
+
+def _curves(data: Data, value: str) -> Figure:
+    tasks = ordered({str(line["task"]) for line in data})[:_PANELS]
+    figure, axes = make_panels(len(tasks))
+    for axis, task in zip(axes, tasks, strict=True):
+        mine = [line for line in data if line["task"] == task]
+        for method, lines in split(mine, "method"):
+            colour, marker, name = look(method)
+            axis.plot(floats(lines, "epoch"), floats(lines, value), color=colour, marker=marker, label=name)
+        what = "training loss" if value == "loss" else f"{metric_name(mine[0]['metric'])}, dev"
+        axis.set(xlabel="epoch", ylabel=what, title=task_title(task))
+        axis.locator_params(axis="x", integer=True)
     return with_legend(figure, axes)
 
 
@@ -201,31 +223,11 @@ def _ablation(data: Data, study: RunTable) -> Figure:
     figure, axes = make_panels(len(found), width=5.0 if many else 3.9, height=4.3 if many else 3.4)
     for axis, one in zip(axes, found, strict=True):
         metric = "accuracy" if "accuracy" in one["whole"] else one["metric"]
-        drawn = _heatmap(axis, one, metric)
-        title = f"{one['package']}: {metric} {100 * one['whole'][metric]:.1f} with all adapters"
-        axis.set(xlabel="last layer without adapters", ylabel="first layer without adapters", title=title)
+        drawn = draw_heatmap(axis, one, metric)
+        name = f"{task_title(one['task']['name'])}: {metric} {100 * one['whole'][metric]:.1f} with all adapters"
+        axis.set(xlabel="last layer without adapters", ylabel="first layer without adapters", title=name)
         figure.colorbar(drawn, ax=axis, shrink=0.85).set_label(f"change of {metric} (%)")
     return figure
-
-
-def _heatmap(axis: Axes, one: Mapping[str, Any], metric: str) -> Any:
-    """Draw the change for each span as a cell with its number."""
-    layers = one["layers"]
-    cells = {(s["first"], s["last"]): s["change"][metric] for s in one["spans"] if s["change"][metric] is not None}
-    grid = [[cells.get((first, last), float("nan")) for last in layers] for first in layers]
-    deepest, highest = min([-1.0, *cells.values()]), max([0.0, *cells.values()])
-    drawn = axis.imshow(grid, cmap="viridis", vmin=deepest, vmax=highest, origin="upper")
-    axis.grid(False)
-    axis.set_xticks(range(len(layers)), [str(layer) for layer in layers])
-    axis.set_yticks(range(len(layers)), [str(layer) for layer in layers])
-    size = 6.5 if len(layers) > 6 else 8
-    for (first, last), change in cells.items():
-        colour = "white" if change < (deepest + highest) / 2 else "black"
-        text = (
-            f"{round(change, 1) + 0.0:.{0 if change < -9.95 and len(layers) > 6 else 1}f}"  # no minus sign before zero
-        )
-        axis.text(layers.index(last), layers.index(first), text, ha="center", va="center", size=size, color=colour)
-    return drawn
 
 
 def _sigmas(data: Data, _: RunTable) -> Figure:
@@ -241,7 +243,7 @@ def _sigmas(data: Data, _: RunTable) -> Figure:
             color=colour,
             marker=marker,
             capsize=2,
-            label=f"{task} ({metric_name(lines[0]['metric'])})",
+            label=f"{task_title(task)} ({metric_name(lines[0]['metric'])})",
         )
     axis.set(xscale="log", xlabel="σ of the initial adapter weights", ylabel="score on dev")
     figure.legend(loc="outside right upper", frameon=False)
@@ -289,9 +291,30 @@ class _FigureKind:
     """The runs that it requires."""
     caption: str
     """With `{rule}` in place of the text of the rule by which settings are chosen."""
+    own: bool = False
+    """See `Drawing.own`."""
 
 
+_EPOCHS = "Mean over the seeds of {rule}, by method. The best epoch on dev is kept."
 _FIGURES = (
+    _FigureKind(
+        "curves",
+        "Dev score by epoch",
+        series.curves,
+        lambda data, _: _curves(data, "dev"),
+        "runs with epochs",
+        _EPOCHS,
+        own=True,
+    ),
+    _FigureKind(
+        "losses",
+        "Training loss by epoch",
+        series.curves,
+        lambda data, _: _curves(data, "loss"),
+        "runs with epochs",
+        _EPOCHS,
+        own=True,
+    ),
     _FigureKind(
         "fig1",
         "Fig. 1: trained parameters against score, all tasks",
@@ -363,5 +386,6 @@ _FIGURES = (
         "any run",
         "The parameters of so many tasks together, in units of the encoder, if each task adds the average of these "
         "runs. Best: the size, rank or number of layers that is best on dev for each task. AutoML needs no encoder.",
+        own=True,
     ),
 )

@@ -5,6 +5,7 @@ Each method has its own colour, marker and line, from a palette for colour-blind
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,14 @@ def with_legend(figure: Figure, axes: Sequence[Axes]) -> Figure:
     return figure
 
 
+def add_note(figure: Figure, text: str) -> None:
+    """Add a sentence above the panels, so that it is part of the picture wherever it is shown."""
+    width, height = figure.get_size_inches()
+    lines = textwrap.wrap(text, max(30, int(width * 15)))  # some fifteen letters of this size to an inch
+    figure.set_size_inches(width, height + 0.18 * len(lines))  # so that the panels keep their size
+    figure.suptitle("\n".join(lines), fontsize=7.5, color="#7a4b00")
+
+
 def metric_name(name: Any) -> str:
     """Return the label of a metric; scores are in points (hundredths)."""
     return f"{_METRICS.get(str(name), str(name))} × 100"
@@ -150,3 +159,23 @@ def ordered(tasks: Iterable[str]) -> list[str]:
 def rank(task: str) -> tuple[int, str]:
     """Return the sort key of a task."""
     return _FIRST.index(task) if task in _FIRST else len(_FIRST), task
+
+
+def draw_heatmap(axis: Axes, one: Mapping[str, Any], metric: str) -> Any:
+    """Draw the change for each span as a cell with its number."""
+    layers = one["layers"]
+    cells = {(s["first"], s["last"]): s["change"][metric] for s in one["spans"] if s["change"][metric] is not None}
+    grid = [[cells.get((first, last), float("nan")) for last in layers] for first in layers]
+    deepest, highest = min([-1.0, *cells.values()]), max([0.0, *cells.values()])
+    drawn = axis.imshow(grid, cmap="viridis", vmin=deepest, vmax=highest, origin="upper")
+    axis.grid(False)
+    axis.set_xticks(range(len(layers)), [str(layer) for layer in layers])
+    axis.set_yticks(range(len(layers)), [str(layer) for layer in layers])
+    size = 6.5 if len(layers) > 6 else 8
+    for (first, last), change in cells.items():
+        colour = "white" if change < (deepest + highest) / 2 else "black"
+        text = (
+            f"{round(change, 1) + 0.0:.{0 if change < -9.95 and len(layers) > 6 else 1}f}"  # no minus sign before zero
+        )
+        axis.text(layers.index(last), layers.index(first), text, ha="center", va="center", size=size, color=colour)
+    return drawn

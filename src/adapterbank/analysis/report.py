@@ -5,19 +5,22 @@ from __future__ import annotations
 import base64
 import json
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from html import escape
+from pathlib import Path
 from string import Template
 from typing import Any
 
 from adapterbank import __version__
-from adapterbank.analysis import tables
+from adapterbank.analysis import summary, tables
 from adapterbank.analysis.figures import Drawing
 from adapterbank.analysis.run_table import RunTable
 from adapterbank.analysis.tables import ResultTable
 from adapterbank.config import Config
 
+_FOLDED, _FOLDED_ROWS = ("settings", "shared", "notes"), 12
+"""Tables that are folded, and from how many rows on."""
 _PAGE = Template("""<!doctype html>
 <html lang="en">
 <head>
@@ -36,49 +39,98 @@ tr.paper td, tr.paper td:first-child { color: #555; background: #f6f6f6; }
 .wide { overflow-x: auto; } figure { margin: 1rem 0; } img { max-width: 100%; height: auto; }
 .note, figcaption { color: #555; font-size: 13px; } .missing { color: #7a4b00; }
 pre { background: #f6f6f6; padding: .7rem; overflow-x: auto; font-size: 12px; } summary { cursor: pointer; }
-nav a { margin-right: 1rem; } @media print { details { display: none; } }
+nav { background: #f6f6f6; padding: .8rem 1.2rem; border-radius: 6px; } nav h2 { font-size: 1rem; margin: 0; }
+nav ul { margin: .3rem 0; padding-left: 1.2rem; } nav > ul { columns: 18rem; } nav li { break-inside: avoid; }
+table[id^=notes] td.word:last-child { white-space: normal; min-width: 24rem; }
+@media print { details { display: none; } }
 @media (max-width: 700px) { figure img { max-width: none; } }
 </style>
 </head>
 <body>
 <h1>adapterbank: report</h1>
 <p>$summary</p>
-<nav>$contents</nav>
+<nav aria-label="Contents"><h2>Contents</h2>$contents</nav>
 $body
 </body>
 </html>
 """)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A part of the page: its tables and figures, each with an anchor and a title for the contents."""
+
+    key: str
+    title: str
+    items: Sequence[tuple[str, str, str]]
+    """Anchor, title, HTML."""
+
+    def html(self) -> str:
+        """Return the part with its heading."""
+        return f'<h2 id="{self.key}">{self.title}</h2>\n' + "".join(text for _, _, text in self.items)
+
+    def contents(self) -> str:
+        """Return its entry in the contents."""
+        inner = "".join(f'<li><a href="#{key}">{escape(title)}</a></li>' for key, title, _ in self.items if key)
+        return f'<li><a href="#{self.key}">{self.title}</a>{f"<ul>{inner}</ul>" if inner else ""}</li>'
+
+
 def page(study: RunTable, drawings: Sequence[Drawing], folders: Sequence[str]) -> str:
-    """Return the page of a study as HTML; a missing part is replaced by a sentence that says so."""
-    backbones = study.backbones
-    several = len(backbones) > 1
-    own = {name: (study.of(name), name if several else "", study.suffix(name)) for name in backbones}
-    parts = [("tables", "Tables", "".join(_tables(*own[name]) for name in backbones))]
-    parts.append(("figures", "Figures", "".join(map(_figure, drawings))))
-    parts.append(("reproduce", "How to reproduce", _reproduce(study, folders)))
-    parts.append(("every-run", "Runs", _table(tables.smaller(study)) + _runs(study)))
-    body = "".join(f'<h2 id="{key}">{title}</h2>\n{text or _none()}' for key, title, text in parts)
+    """Return the page of a study as HTML: the study itself first, then what can be compared with the paper."""
+    own, papers = ([one for one in drawings if one.own is mine] for mine in (True, False))
+    parts = [
+        _Part("study", "This study", _by_backbone(study, summary.own_tables)),
+        _Part("curves-and-size", "Curves and size", [_figure(one) for one in own if one.figure]),
+        _Part("tables", "The paper's tables", _by_backbone(study, tables.with_ours)),
+        _Part("figures", "The paper's figures", [_figure(one) for one in papers if one.figure]),
+    ]
+    parts = [part for part in parts if part.items] or [_Part("study", "This study", [("", "", _none())])]
+    parts.append(_Part("reproduce", "How to reproduce", [("", "", _not_drawn(drawings) + _reproduce(study, folders))]))
+    parts.append(_Part("every-run", "Runs", [("", "", _table(tables.smaller(study)) + _runs(study))]))
+    contents = f"<ul>{''.join(part.contents() for part in parts)}</ul>"
+    body = "".join(part.html() for part in parts)
+    return _PAGE.substitute(summary=escape(_summary(study)), contents=contents, body=body)
+
+
+def _summary(study: RunTable) -> str:
     tasks = {row.task for row in study.rows}
     left_out = f" {_counted(len(study.problems), 'file')} left out: see How to reproduce." if study.problems else ""
-    summary = (
+    return (
         f"{_counted(len(study.rows), 'run')}, {_counted(len(tasks), 'task')}, on "
-        f"{', '.join(backbones) or 'no encoder'}, {_counted(len(study.ablations), 'ablation')}. Every number is "
+        f"{', '.join(study.backbones) or 'no encoder'}, {_counted(len(study.ablations), 'ablation')}. Every number is "
         f"computed from the records below.{left_out} Written by adapterbank {__version__}."
     )
-    contents = "".join(f'<a href="#{key}">{title}</a>' for key, title, _ in parts)
-    return _PAGE.substitute(summary=escape(summary), contents=contents, body=body)
+
+
+def _by_backbone(study: RunTable, make: Callable[[RunTable], Sequence[ResultTable]]) -> list[tuple[str, str, str]]:
+    """Return the tables of each encoder, which is named if there are several."""
+    found = []
+    for name in study.backbones:
+        suffix, several = study.suffix(name), len(study.backbones) > 1
+        for table in make(study.of(name)):
+            shown = replace(table, title=f"{table.title} ({Path(name).name})") if several else table
+            found.append((f"{table.name}{suffix}", shown.title, _folded_table(shown, suffix)))
+    return found
+
+
+def _folded_table(table: ResultTable, suffix: str) -> str:
+    """Return a table; a long one of options, settings or notes is folded."""
+    text = _table(table, suffix)
+    if table.name not in _FOLDED or len(table.rows) <= _FOLDED_ROWS:
+        return text
+    return f"<details><summary>{escape(table.title)}: {_counted(len(table.rows), 'row')}</summary>{text}</details>\n"
+
+
+def _not_drawn(drawings: Sequence[Drawing]) -> str:
+    missing = [f"{one.title}: {one.missing}" for one in drawings if one.missing]
+    if not missing:
+        return ""
+    items = "".join(f'<li class="missing">{escape(one)}</li>' for one in missing)
+    return f"<details><summary>Figures that are not drawn: {len(missing)}</summary><ul>{items}</ul></details>\n"
 
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def _tables(study: RunTable, backbone: str, suffix: str) -> str:
-    heading = f"<h3>{escape(backbone)}</h3>\n" if backbone else ""
-    found = "".join(_table(table, suffix) for table in tables.with_ours(study))
-    return heading + (found or '<p class="note">There are no runs on the tasks of tables 1 and 2.</p>\n')
 
 
 def _table(table: ResultTable, suffix: str = "", linked: bool = False) -> str:
@@ -110,17 +162,16 @@ def _kind(row: Sequence[str]) -> str:
     return ' class="paper"' if row[0].startswith("paper:") else ""
 
 
-def _figure(drawing: Drawing) -> str:
-    if drawing.figure is None:
-        return f'<p class="missing">{escape(drawing.title)}: not drawn, {escape(drawing.missing)}.</p>\n'
+def _figure(drawing: Drawing) -> tuple[str, str, str]:
     image = f"data:image/svg+xml;base64,{base64.b64encode(drawing.svg()).decode()}"
     numbers = f"data:text/csv;base64,{base64.b64encode(drawing.csv().encode()).decode()}"
-    return (
+    text = (
         f'<figure id="{drawing.name}"><h3>{escape(drawing.title)}</h3>'
         f'<div class="wide"><img alt="{escape(drawing.title)}" src="{image}"></div>'
         f"<figcaption>{escape(drawing.caption)} Numbers: "
         f'<a download="{drawing.name}.csv" href="{numbers}">{drawing.name}.csv</a></figcaption></figure>\n'
     )
+    return drawing.name, drawing.title, text
 
 
 def _reproduce(study: RunTable, folders: Sequence[str]) -> str:

@@ -23,6 +23,8 @@ Data = list[dict[str, Column]]
 
 SHARED_TASKS = 20
 """The largest number of tasks in the figure of total parameters."""
+_ENOUGH_TASKS, _ENOUGH_SEEDS = 5, 3
+"""From so many tasks or seeds on, a figure does not say how few they are."""
 _FRACTIONS = (20, 50, 80)
 SUITES = ("all", "further", "GLUE")
 """All tasks, and the two panels of Fig. 3: GLUE, and all others."""
@@ -75,6 +77,44 @@ def sizes(study: RunTable, *, spans: bool = False) -> Data:
                 place = {"task": task, "metric": mine[0].metric, "method": method, "option": option}
                 found.append({**place, "trained": mine[0].trained, **_spread(mine)})
     return sorted(found, key=lambda line: (str(line["task"]), str(line["method"]), _number(line["trained"])))
+
+
+def curves(study: RunTable) -> Data:
+    """Return loss and dev score by epoch, of the best setting of each method on each task; means over its seeds."""
+    found: Data = []
+    for task, rows in by_task(row for row in study.rows if row.plain).items():
+        for method in dict.fromkeys(row.method for row in rows):
+            best = study.best(row for row in rows if row.method == method)
+            histories = [row.record.get("history") or [] for row in best]
+            for epoch in range(min(map(len, histories), default=0)):
+                loss, dev = (_mean_of([one[epoch].get(name) for one in histories]) for name in ("loss", "score"))
+                if loss is None or dev is None:
+                    continue
+                line = {"task": task, "metric": best[0].metric, "method": method, "option": best[0].option}
+                found.append({**line, "epoch": epoch + 1, "loss": loss, "dev": 100 * dev, "seeds": len(best)})
+    return found
+
+
+def _mean_of(values: Sequence[Any]) -> float | None:
+    return fmean(values) if values and all(isinstance(value, int | float) for value in values) else None
+
+
+def few_sentence(data: Data, panels: int) -> str:
+    """Return a sentence about the few tasks or seeds of a figure of so many panels, or nothing if there are enough."""
+    found = []
+    tasks = [int(line["tasks"] or 0) for line in data if "over" in line]
+    if tasks and max(tasks) < _ENOUGH_TASKS:
+        found.append(f"Only {max(tasks)} task{'s' * (max(tasks) > 1)}: percentiles across them say little.")
+    seeds = [int(line["seeds"] or 0) for line in data if "seeds" in line]
+    if seeds and max(seeds) == 1:
+        found.append("One seed per point: differences may be chance.")
+    elif seeds and min(seeds) < _ENOUGH_SEEDS:
+        counts = str(max(seeds)) if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)}"
+        found.append(f"{counts} seeds per point: with few seeds, differences may be chance.")
+    shown = {line["task"] for line in data if "task" in line}
+    if len(shown) > panels:
+        found.append(f"{panels} of {len(shown)} tasks are drawn; the CSV has all.")
+    return " ".join(found)
 
 
 def sigmas(study: RunTable) -> Data:

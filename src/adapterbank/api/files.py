@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from adapterbank.api.handle import BankHandle
 from adapterbank.errors import BankError, DataError, InputError, PackageDamaged, UnknownName
 from adapterbank.inference.answer_columns import ERROR, AnswerColumns
+from adapterbank.inference.explain import check_explainable, explained
 from adapterbank.inference.predictions import check_abstain
 from adapterbank.inference.task_rows import by_task, in_order, table_rows
 from adapterbank.kinds.values import is_missing, listed, short
@@ -44,6 +46,7 @@ class FileOptions:
     keep_columns: bool = True
     best: int = 0
     abstain: float = 0.0
+    explain: bool = False
 
 
 @dataclass
@@ -81,9 +84,13 @@ def predict_file(
     form = output_format(output, options.output_form)
     if options.task_column is not None and form != "jsonl":
         raise InputError(f"Rows of different tasks have different columns, which {form} cannot have; write jsonl.")
+    if options.explain and form != "jsonl":
+        raise InputError(f"An explanation has a line for each word, which {form} cannot hold; write jsonl.")
     specs = {name: bank._spec(name) for name in tasks}
     for spec in specs.values():
         check_abstain(spec, options.abstain)
+        if options.explain:
+            check_explainable(spec)
     with open_stream(source, options.form, _line_columns(specs)) as stream:
         for note in stream.text.notes if stream.text else ():
             watch.note(note)
@@ -122,7 +129,7 @@ def predict_texts(
 ) -> FileReport:
     """Write the answers to texts as `predict_file` writes those to the rows of a file."""
     form = output_format(output, options.output_form)
-    given: dict[str, Any] = {"best": options.best, "abstain": options.abstain}
+    given: dict[str, Any] = {"best": options.best, "abstain": options.abstain, "explain": options.explain}
     found = [[one.to_json() for one in bank.predict(task, texts, pairs, **given)] for task in tasks]
     columns = AnswerColumns(dict(zip(tasks, (one[0] for one in found), strict=True)), (), table=form != "jsonl")
     with open_output(output, ENCODERS[form](OutputLayout(columns.columns()))) as write:
@@ -252,9 +259,17 @@ class _Answers:
             if spec.text not in read:
                 read[spec.text] = read_examples(table, spec, need_targets=False)[0]
         requests = [(self._loaded[name], read[spec.text]) for name, spec in self._specs.items()]
-        found = self._bank.engine.predict_json(requests, self._options.best, self._options.abstain)
+        found = self._answered(requests)
         tasks = list(self._specs)
         return [self._columns.of(tasks, answers) for answers in zip(*found, strict=True)]
+
+    def _answered(self, requests: Sequence[tuple[str | None, Examples]]) -> list[list[dict[str, Any]]]:
+        """Return the predictions for requests, as the options want them."""
+        engine, options = self._bank.engine, self._options
+        if not options.explain:
+            return engine.predict_json(requests, options.best, options.abstain)
+        predict = partial(engine.predict, best=options.best, abstain=options.abstain)
+        return [[one.to_json() for one in found] for found in explained(predict, requests)]
 
     def _mixed(self, rows: Sequence[StreamRow]) -> list[dict[str, Any]]:
         """Answer rows that name their tasks; a row without one is embedded by the bare encoder."""
@@ -264,7 +279,7 @@ class _Answers:
         names = [None if is_missing(name) else str(name) for name in column]
         groups = by_task(names, table_rows(table, names, self._bank._spec, options.text, options.text_pair), None)
         requests = [self._bank._request(group) for group in groups]
-        found = in_order(groups, self._bank.engine.predict_json(requests, options.best, options.abstain))
+        found = in_order(groups, self._answered(requests))
         named = not options.keep_columns
         return [{**({"task": name} if named else {}), **one} for name, one in zip(names, found, strict=True)]
 

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from adapterbank import config as configs
+from adapterbank.api import display
 from adapterbank.encoder import backbone as checkpoint
 from adapterbank.encoder.backbone import Backbone
-from adapterbank.errors import InputError, UnknownName
+from adapterbank.errors import AdapterbankError, InputError, UnknownName
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.task_rows import TaskRows, table_rows
+from adapterbank.kinds.kind import ReportTable
 from adapterbank.storage import records
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.bank_head import is_unused
@@ -52,6 +54,25 @@ class BankHandle:
             self._name = self._name or stored["name"]
         elif not is_unused(self.path):
             Bank.open(self.path)  # refuse a file or a folder that is not a bank
+
+    def __repr__(self) -> str:
+        return display.to_text(self._shown())
+
+    def _repr_html_(self) -> str:
+        return display.to_html(self._shown())
+
+    def _shown(self) -> list[ReportTable]:
+        """Return what is shown of the bank; a bank that cannot be read says why, and nothing is loaded."""
+        name = self._backbone_name
+        title = ReportTable(f"The bank {self.path} on {name}")
+        if is_unused(self.path):
+            return [title, ReportTable("It does not exist yet: the first training creates it.")]
+        try:
+            found, problems = self.bank.listing()
+        except AdapterbankError as error:
+            return [title, ReportTable(str(error))]
+        tables = display.task_list([package.manifest for package in found], name)
+        return [title, *tables, *map(ReportTable, problems)]
 
     @property
     def bank(self) -> Bank:

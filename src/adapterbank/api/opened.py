@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Unpack, cast
 
 from adapterbank import config as configs
-from adapterbank.api import display
+from adapterbank.api.evaluation import evaluate_tasks
 from adapterbank.api.files import FileOptions, FileReport, FileWatch, predict_file
 from adapterbank.api.handle import BankHandle
 from adapterbank.api.options import CALLBACKS, TrainOptions, listing
@@ -18,13 +18,11 @@ from adapterbank.api.results import Evaluation, Evaluations, SweepResult, TaskLi
 from adapterbank.benchmarks import submissions
 from adapterbank.encoder import backbone as checkpoint
 from adapterbank.encoder.backbone import Backbone
-from adapterbank.errors import AdapterbankError, InputError
+from adapterbank.errors import InputError
 from adapterbank.inference import audit as audits
+from adapterbank.inference.explain import explained
 from adapterbank.inference.predictions import Prediction
 from adapterbank.inference.task_rows import by_task, in_order, is_tabular
-from adapterbank.kinds import scoring
-from adapterbank.kinds.kind import ReportTable
-from adapterbank.kinds.reliability import reliability
 from adapterbank.kinds.span import Reading
 from adapterbank.kinds.table import KINDS
 from adapterbank.methods import METHODS
@@ -38,7 +36,6 @@ from adapterbank.studies.size_search import run_auto
 from adapterbank.studies.sweep import SweepOutcome, make_context, sweep
 from adapterbank.tasks.catalog import bank_name
 from adapterbank.tasks.dialects import FileForm
-from adapterbank.tasks.examples import labelled_as, read_examples
 from adapterbank.tasks.python_data import splits_from
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.tasks.tables import Table, table_from
@@ -76,25 +73,6 @@ def open_bank(
 
 class OpenBank(BankHandle):
     """A bank and its encoder: train, predict, evaluate, audit."""
-
-    def __repr__(self) -> str:
-        return display.to_text(self._shown())
-
-    def _repr_html_(self) -> str:
-        return display.to_html(self._shown())
-
-    def _shown(self) -> list[ReportTable]:
-        """Return what is shown of the bank; a bank that cannot be read says why, and nothing is loaded."""
-        name = self._backbone_name
-        title = ReportTable(f"The bank {self.path} on {name}")
-        if is_unused(self.path):
-            return [title, ReportTable("It does not exist yet: the first training creates it.")]
-        try:
-            found, problems = self.bank.listing()
-        except AdapterbankError as error:
-            return [title, ReportTable(str(error))]
-        tables = display.task_list([package.manifest for package in found], name)
-        return [title, *tables, *map(ReportTable, problems)]
 
     @listing(TrainOptions)
     def train(
@@ -236,6 +214,7 @@ class OpenBank(BankHandle):
         text_pair: str | None = None,
         best: int = 0,
         abstain: float = 0.0,
+        explain: bool = False,
     ) -> list[Prediction]:
         """Return a prediction for each text, in order.
 
@@ -252,13 +231,16 @@ class OpenBank(BankHandle):
             best: How many of their best answers span tasks list, beside the best.
             abstain: `label` and `labels` are None where the answer is less probable than this; the probabilities are
                 given all the same.
+            explain: Each prediction has an `explanation`: each word's share in the answer, found by leaving it out.
         """
         if is_tabular(texts):
             task, texts = self._columns(task, texts, pairs, text, text_pair)
         elif text or text_pair:
             raise InputError(f"There are no columns to find {text or text_pair!r} in; pass a data frame or a file.")
         groups = by_task(task, texts, pairs)
-        return in_order(groups, self.engine.predict([self._request(group) for group in groups], best, abstain))
+        requests, answer = [self._request(group) for group in groups], self.engine.predict
+        predict = partial(answer, best=best, abstain=abstain)
+        return in_order(groups, explained(predict, requests) if explain else predict(requests))
 
     def predict_file(
         self,
@@ -325,44 +307,10 @@ class OpenBank(BankHandle):
         configs.parse({"separator": separator})
         form = FileForm(separator, header)
         if isinstance(task, str):
-            return self._evaluate({task: data}, split, text, text_pair, label, form, drop_unlabelled)[task]
+            return evaluate_tasks(self, {task: data}, split, text, text_pair, label, form, drop_unlabelled)[task]
         if not isinstance(task, Mapping):
             raise InputError(f"task is {task!r}; pass a name, or a mapping of names to data.")
-        return self._evaluate(task, split, text, text_pair, label, form, drop_unlabelled)
-
-    def _evaluate(
-        self,
-        wanted: Mapping[str, Any],
-        split: str,
-        text: str | None,
-        text_pair: str | None,
-        label: str | None,
-        form: FileForm,
-        drop: bool,
-    ) -> Evaluations:
-        specs, requests, notes = [], [], []
-        for name, data in wanted.items():
-            package = self._package(name)
-            spec = Task.from_json(package.manifest.task)
-            table = scored_table(name, data, split, self.data_root, form)
-            here = labelled_as(table, spec, text, text_pair, label)
-            examples, report = read_examples(table, here, drop_unlabelled=drop)
-            LOG.debug("%s: %d rows of %s", name, len(examples), table.source)
-            specs.append((package.ref, spec))
-            requests.append((self._load(package), examples))
-            own = [] if data is not None else [f"No data was given: scored on the data of the catalog, {table.source}."]
-            notes.append([*own, *report.notes])
-        reports = Evaluations()
-        for name, (ref, spec), given, task_notes in zip(
-            wanted, specs, self.engine.head_outputs(requests, keep=True), notes, strict=True
-        ):
-            predicted = KINDS[spec.kind].decide(given) if given.outputs else []
-            targets = given.examples.targets or []
-            scores = scoring.report(spec, predicted, targets)
-            intervals = {"intervals": scoring.intervals(spec, predicted, targets)}
-            found = {"task": ref, "metric": spec.metric, **scores, **intervals, **reliability(given, targets)}
-            reports[name] = Evaluation({**found, "notes": list(task_notes)}, spec.kind, spec.labels)
-        return reports
+        return evaluate_tasks(self, task, split, text, text_pair, label, form, drop_unlabelled)
 
     def read(self, task: str, examples: Examples, best: int = 1) -> list[Reading]:
         """Return a span task's readings of questions and contexts: the best answers and the score of "no answer"."""

@@ -165,15 +165,17 @@ class Calls:
         pairs: Sequence[str] | None = None,
         best: int = 0,
         abstain: float = 0.0,
+        explain: bool = False,
     ) -> Call[list[TaskReply]]:
         """Predict texts, or texts and their pairs, with one task (`name` or `name@version`).
 
-        With `abstain`, `label` and `labels` are None where the answer is less probable than that.
+        With `abstain`, `label` and `labels` are None where the answer is less probable than that. With `explain`, each
+        reply has an `explanation`: each word's share in the answer.
         """
         if isinstance(texts, str):
             raise InputError(f"texts is one string, {texts[:40]!r}; give a list of strings.")
         body: dict[str, Any] = {"texts": list(texts)} | ({"pairs": list(pairs)} if pairs is not None else {})
-        body |= ({"best": best} if best else {}) | ({"abstain": abstain} if abstain else {})
+        body |= ({"best": best} if best else {}) | _asked(abstain, explain)
 
         def read(found: Any) -> list[TaskReply]:
             about = {"task": found["task"], "version": found["version"]}
@@ -182,13 +184,15 @@ class Calls:
         return Call("POST", f"{_task_path(task)}/predict", read, json=body)
 
     @sent
-    def predict_rows(self, rows: Sequence[Mapping[str, Any]], abstain: float = 0.0) -> Call[list[TaskReply]]:
+    def predict_rows(
+        self, rows: Sequence[Mapping[str, Any]], abstain: float = 0.0, explain: bool = False
+    ) -> Call[list[TaskReply]]:
         """Predict rows of several tasks in one request; a row has `task`, `text` and optionally `pair`."""
 
         def read(found: Any) -> list[TaskReply]:
             return [make(TaskReply, one) for one in found["predictions"]]
 
-        body = {"rows": [dict(row) for row in rows]} | ({"abstain": abstain} if abstain else {})
+        body = {"rows": [dict(row) for row in rows]} | _asked(abstain, explain)
         return Call("POST", "/v1/predict", read, json=body)
 
     @sent
@@ -217,11 +221,26 @@ class Calls:
         return Call("POST", f"{_task_path(task)}/rollback", lambda body: dict(body or {}), repeatable=False)
 
     @sent  # type: ignore[arg-type]  # mypy: `options` might contain a `self`
-    def train(self, task: str, path: str | Path, **options: Any) -> Call[str]:
-        """Queue a training run on a data file, with the options of `adapterbank train`; return the run's id."""
-        file = Path(path)
-        params = {"format": file.name.removesuffix(".gz").rpartition(".")[2]} | {k: str(v) for k, v in options.items()}
-        load = functools.partial(_load, file)
+    def train(
+        self,
+        task: str,
+        path: str | Path,
+        *,
+        dev: str | Path | None = None,
+        test: str | Path | None = None,
+        **options: Any,
+    ) -> Call[str]:
+        """Queue a training run on a data file, with the options of `adapterbank train`; return the run's id.
+
+        `dev` and `test` are files of the same format.
+        """
+        formats = [Path(one).name.removesuffix(".gz").rpartition(".")[2] for one in (path, dev, test) if one]
+        if len({*formats}) > 1:
+            raise InputError(f"The files are {' and '.join(dict.fromkeys(formats))}; give files of one format.")
+        others = {f"{name}_bytes": _load(Path(one)) for name, one in (("dev", dev), ("test", test)) if one}
+        params = {"format": formats[0]} | {name: str(len(data)) for name, data in others.items()}
+        params |= {name: str(value) for name, value in options.items()}
+        load = functools.partial(_load, Path(path), b"".join(others.values()))
         read: Callable[[Any], str] = lambda body: str(body["id"])  # noqa: E731
         return Call("POST", f"{_task_path(task)}/train", read, content=load, params=params, repeatable=False)
 
@@ -282,9 +301,10 @@ def _task_path(task: str) -> str:
     return f"/v1/tasks/{quote(task.replace('/', '-'), safe='@')}"
 
 
-def _load(file: Path) -> bytes:
+def _load(file: Path, more: bytes = b"") -> bytes:
+    """Return the data of a file, with `more` after it."""
     try:
-        return gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        return (gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()) + more
     except OSError as error:
         raise InputError(
             f"{file} cannot be read: {error.strerror or error}; name a CSV, TSV, JSON, JSONL or Parquet file."
@@ -340,3 +360,8 @@ class EventStream:
         if not self._over:
             why = "the server is stopping, or the key was revoked"
             raise ServiceError(f"The stream ended before its run: {why}. Call events() again, or wait().")
+
+
+def _asked(abstain: float, explain: bool) -> dict[str, Any]:
+    """Return the fields of a predict request that differ from their defaults."""
+    return ({"abstain": abstain} if abstain else {}) | ({"explain": True} if explain else {})

@@ -31,6 +31,8 @@ class TaskReply:
     probabilities: dict[str, float] | None = None
     truncated: bool | None = None
     """True if the text was longer than the task's limit, so that its end was not read; otherwise not set."""
+    explanation: dict[str, Any] | None = None
+    """On request: each word's share in the answer."""
     other: dict[str, Any] | None = None
     """Fields of a kind that are none of these."""
 
@@ -45,6 +47,8 @@ class TaskSummary:
     metric: str
     score: float | None = None
     """On the dev split."""
+    rows: dict[str, int] = field(default_factory=dict)
+    """How many rows each split's score is over."""
     labels: tuple[str, ...] = ()
     method: str = ""
     size: int | None = None

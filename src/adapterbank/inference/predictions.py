@@ -40,6 +40,8 @@ class Prediction:
     probabilities: dict[str, float] | None = None
     truncated: bool | None = None
     """True if the text was longer than the task's limit, so that its end was not read; otherwise not set."""
+    explanation: dict[str, Any] | None = None
+    """On request: each word's share in the answer; see `inference.explain`."""
     embedding: np.ndarray | None = field(default=None, repr=False, compare=False)
     """Bare backbone: the mean of the last hidden states."""
     abstained: str | None = None

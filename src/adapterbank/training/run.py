@@ -23,11 +23,7 @@ from adapterbank.encoder.placed import place
 from adapterbank.errors import DataError, TrainingError
 from adapterbank.inference.audit import fingerprint
 from adapterbank.inference.engine import Engine
-from adapterbank.kinds import scoring
-from adapterbank.kinds.calibration import calibrate
 from adapterbank.kinds.kind import HeadOutputs
-from adapterbank.kinds.reliability import reliability
-from adapterbank.kinds.table import KINDS
 from adapterbank.methods import find_method
 from adapterbank.runtime import stamp
 from adapterbank.storage import files, records
@@ -40,6 +36,7 @@ from adapterbank.training import run_state
 from adapterbank.training.builder import PreparedRun, ResolvedRun, RunBuilder, UnloadedEncoder, identity
 from adapterbank.training.callbacks import Callbacks
 from adapterbank.training.dataset import Dataset, DatasetReader, canonical
+from adapterbank.training.final_scores import fitted_task, measure_reliability, score_split
 from adapterbank.training.fitted import train_fitted
 from adapterbank.training.job import Progress, RunState
 from adapterbank.training.loop import AT_ONCE, train
@@ -298,12 +295,12 @@ def _finish(
         for name, rows in prepared.rows.items()
     }
     if "dev" in outputs:
-        task = _fitted(outputs["dev"], calibrated=config.calibrate)
+        task = fitted_task(outputs["dev"], calibrated=config.calibrate)
     outputs = {name: replace(given, task=task) for name, given in outputs.items()}
     if state.held_out is not None:  # each training row as scored by a head that was fitted to others
         outputs["dev"] = HeadOutputs(task, data.splits["train"], prepared.job.train, state.held_out)
-    scores = {name: _scores(given, name == "dev", prepared.notes) for name, given in outputs.items()}
-    measured = {name: measured for name, given in outputs.items() if (measured := _reliability(given))}
+    scores = {name: score_split(given, name == "dev", prepared.notes) for name, given in outputs.items()}
+    measured = {name: measured for name, given in outputs.items() if (measured := measure_reliability(given))}
     for name, one in measured.items():
         scores[name]["calibration_error"] = one["calibration_error"]
     manifest = _draft(prepared, task, backbone, scores, best, fingerprint(engine, config.task) if bank else {})
@@ -331,36 +328,6 @@ def _finish(
         **({"calibration": measured} if measured else {}),
     }
     return RunOutcome(record, package)
-
-
-def _fitted(dev: HeadOutputs, *, calibrated: bool) -> Task:
-    """Return the task with everything that is chosen on dev after training."""
-    kind = KINDS[dev.task.kind]
-    task = kind.tune(dev)
-    if not calibrated or not kind.confidence:
-        return task
-    return calibrate(task, dev.matrix, dev.examples.targets or [])
-
-
-def _scores(given: HeadOutputs, is_dev: bool, notes: list[str]) -> dict[str, Any]:
-    """Score a split with the best weights; for dev, add a note if they give one answer to everything.
-
-    Dev is scored without the thresholds, which were chosen on it: with them, its score would be too good.
-    """
-    task, targets = given.task, given.examples.targets or []
-    predicted = KINDS[task.kind].decide(replace(given, task=replace(task, thresholds=())) if is_dev else given)
-    if is_dev:
-        notes += KINDS[task.kind].notes(task, predicted, targets)
-    return scoring.report(task, predicted, targets)
-
-
-def _reliability(given: HeadOutputs) -> dict[str, Any]:
-    """Return how reliable the probabilities of a split are, and its score with the thresholds if there are any."""
-    found = reliability(given, given.examples.targets or [])
-    if given.task.thresholds:
-        predicted = KINDS[given.task.kind].decide(given)
-        found["with_thresholds"] = scoring.score(given.task, predicted, given.examples.targets or [])
-    return found
 
 
 def _resumed(folder: Path, resuming: bool, prepared: PreparedRun) -> dict[int, RunState]:

@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 from adapterbank.api.opened import open_bank
+from adapterbank.inference.explain import summary
 from adapterbank.tasks import streams
 from small_data import COMMAND, FAST, answers, pairs, reviews, scores, shell, tags, write
 
@@ -263,3 +264,22 @@ def test_the_best_answers_are_listed_with_their_positions_in_the_text(catalog_ba
     assert len(found["best"]) == 3
     for one in found["best"]:
         assert context[one["start"] : one["end"]] == one["text"]
+
+
+def test_in_a_terminal_the_largest_shares_are_shown_as_a_line_too(here):
+    terminal, end = os.openpty()
+    words = [*COMMAND, "predict", "--bank", "bank", "--task", "sentiment", "--explain", "--text", TEXTS[0]]
+    done = subprocess.run(words, stdout=end, stderr=subprocess.PIPE, text=True, check=True)
+    (answer,) = [json.loads(line) for line in os.read(terminal, 1 << 16).decode().splitlines()]
+    os.close(terminal)
+    os.close(end)
+    assert done.stderr == summary(answer["explanation"]) + "\n"
+
+
+def test_explanations_are_part_of_the_json(here):
+    (found,) = ask("--explain", "--text", TEXTS[0])
+    (wanted,) = open_bank("bank", device="cpu").predict("sentiment", TEXTS[:1], explain=True)
+    assert found == json.loads(json.dumps(wanted.to_json()))
+    assert [one["word"] for one in found["explanation"]["words"]] == TEXTS[0].split()
+    refused = shell("predict", "--bank", "bank", "--task", "span", "--explain", "--text", "who", "--text-pair", "a dog")
+    assert (refused.code, "neither probabilities nor a value" in refused.err) == (2, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 import pytest
@@ -28,7 +29,13 @@ def http():
 
 
 def test_every_file_is_served_with_its_kind(http):
-    kinds = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "html": "text/html"}
+    kinds = {
+        "css": "text/css",
+        "js": "text/javascript",
+        "svg": "image/svg+xml",
+        "html": "text/html",
+        "txt": "text/plain",
+    }
     for name, body in FILES.items():
         found = http.get("/" if name == "index.html" else f"/page/{name}")
         assert found.content == body
@@ -63,10 +70,21 @@ def test_the_pages_routes_are_not_in_the_openapi_document(http):
 
 def test_the_files_name_no_other_server_and_put_nothing_in_as_markup():
     for name, body in FILES.items():
+        if name.startswith("uplot"):
+            continue
         text = body.decode().replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://|(?:src|href)=\"//", text), name
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", text), name
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\son\w+=|\sstyle=", INDEX)
+
+
+def test_the_chart_library_is_that_of_the_registry_with_its_licence():
+    """uPlot 1.6.32 from npm: dist/uPlot.iife.min.js, dist/uPlot.min.css and LICENSE, unchanged."""
+    digests = {name: hashlib.sha256(body).hexdigest()[:12] for name, body in FILES.items() if name.startswith("uplot")}
+    assert digests == {"uplot.js": "19c8d4c6ad88", "uplot.css": "df630c6a8d6f", "uplot-license.txt": "8f989229699b"}
+    assert b"uPlot (v1.6.32)" in FILES["uplot.js"]
+    assert not re.search(rb"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", FILES["uplot.js"])
+    assert FILES["uplot-license.txt"].startswith(b"The MIT License")
 
 
 def test_every_field_of_a_form_has_a_label():

@@ -257,7 +257,7 @@ def test_the_confidence_that_is_asked_for_reaches_the_service():
             "/v1/tasks/length/predict",
             {"text": "a", "txets": ["a"]},
             "txets: there is no such field; did you mean 'texts'? "
-            "The fields are texts, pairs, text, pair, best, abstain.",
+            "The fields are texts, pairs, text, pair, best, abstain, explain.",
         ),
         (
             "/v1/predict",
@@ -267,7 +267,7 @@ def test_the_confidence_that_is_asked_for_reaches_the_service():
         (
             "/v1/predict",
             {"rows": [{"task": "length", "text": "a"}], "zzz": 1},
-            "zzz: there is no such field. The fields are rows, best, abstain.",
+            "zzz: there is no such field. The fields are rows, best, abstain, explain.",
         ),
     ],
 )
@@ -275,3 +275,14 @@ def test_an_unknown_field_is_named_with_the_nearest_known_one(app, path, body, m
     answer = ask(app, "POST", path, json=body)
     assert code(answer) == "bad_request"
     assert answer.json()["error"]["message"] == message
+
+
+def test_explanations_may_take_as_many_rows_as_a_request_may_have_texts():
+    service = Dummy()
+    app = create_app(service, page=False, limits=Limits(texts=7))
+    assert post(app, "/v1/tasks/length/predict", {"text": "a b", "explain": True}).status_code == 200
+    row = {"task": "length", "text": "a b"}
+    assert post(app, "/v1/predict", {"rows": [row], "explain": True}).status_code == 200
+    assert post(app, "/v1/predict", {"rows": [row]}).status_code == 200
+    assert [ask.explain for ask in service.asked] == [7, 7, 0]
+    assert code(post(app, "/v1/tasks/length/predict", {"text": "a b", "explain": 1})) == "bad_request"

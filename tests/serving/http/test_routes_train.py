@@ -8,9 +8,11 @@ import gzip
 import itertools
 import shutil
 import sqlite3
+from pathlib import Path
 
 import pytest
 
+from adapterbank.config import Config, resolve
 from adapterbank.errors import StorageError
 from adapterbank.serving.http import routes_train
 from adapterbank.serving.http.app import create_app
@@ -252,11 +254,43 @@ def test_the_events_of_a_cancelled_run_end_with_its_state(app, jobs):
 
 def test_the_document_names_every_option_and_format(app):
     route = ask(app, "GET", "/openapi.json").json()["paths"]["/v1/tasks/{task}/train"]["post"]
-    assert {one["name"] for one in route["parameters"]} == {"task", "format", *OPTIONS}
+    assert {one["name"] for one in route["parameters"]} == {"task", "format", "dev_bytes", "test_bytes", *OPTIONS}
+    defaults = {one["name"]: one["schema"]["default"] for one in route["parameters"] if "default" in one["schema"]}
+    shell = resolve(Config())
+    assert defaults == {name: value for name in OPTIONS if (value := getattr(shell, name)) is not None}
     assert "automl" not in str(route["parameters"])
     assert set(TYPES) == set(route["requestBody"]["content"])
     assert {"202", "413", "415", "422", "429"} <= route["responses"].keys()
     assert "200" not in route["responses"]
+
+
+@pytest.mark.parametrize("chosen", [("dev", "test"), ("dev",), ("test",)])
+def test_dev_and_test_files_follow_the_training_file(app, jobs, chosen):
+    parts = {"train": table(), **{name: table(4) + name.encode() for name in chosen}}
+    query = "&".join(f"{name}_bytes={len(parts[name])}" for name in chosen)
+    run = ask(app, "POST", f"{PATH}?{query}", content=b"".join(parts.values()), headers=CSV).json()
+    assert run["data"]["bytes"] == sum(map(len, parts.values()))
+    assert {name: run["data"][name] for name in chosen} == {name: len(parts[name]) for name in chosen}
+    job = jobs.job(jobs.get(run["id"]), resuming=False)
+    found = {"train": job["file"], **job["others"]}
+    assert {name: Path(path).read_bytes() for name, path in found.items()} == parts
+    ask(app, "DELETE", f"/v1/runs/{run['id']}")
+    assert left(jobs) == []
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("dev_bytes=0", "give the bytes of the dev file"),
+        ("dev_bytes=-1", "give the bytes of the dev file"),
+        ("test_bytes=many", "give the bytes of the test file"),
+        ("dev_bytes=400&test_bytes=999999", "the training file and, after it, the dev and test file"),
+    ],
+)
+def test_sizes_that_do_not_fit_the_body_are_refused(app, jobs, query, message):
+    answer = ask(app, "POST", f"{PATH}?{query}", content=table(), headers=CSV)
+    assert (answer.status_code, message in answer.json()["error"]["message"]) == (422, True)
+    assert left(jobs) == []
 
 
 # --- keys ---------------------------------------------------------------------------------------------------

@@ -37,8 +37,8 @@ def test_an_upload_to_a_full_disk_leaves_nothing(idle):
             raise OSError(errno.ENOSPC, "No space left on device")
 
     upload = idle.upload("csv")
-    upload.file.close()
-    upload.file = FullDisk()
+    upload.files["train"].close()
+    upload.files["train"] = FullDisk()
     with pytest.raises(StorageError, match="the disk is full"), upload:
         pass
     assert left(idle) == []

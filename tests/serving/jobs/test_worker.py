@@ -15,7 +15,7 @@ import pytest
 from adapterbank.serving.jobs import worker
 from adapterbank.storage.bank import Bank
 from adapterbank.tasks import tables
-from serving.training import linux, send
+from serving.training import FAST, linux, send, table
 
 
 def test_an_unexpected_error_is_reported_by_its_place_and_quotes_nothing():
@@ -76,6 +76,20 @@ def test_a_failure_contains_no_path_of_the_server():
     message = "The data file has no rows; see the data file."
     assert worker.without_paths("/x/ab.csv has no rows; see ab.csv.", job) == message
     assert worker.without_paths("/y/bank/records/a.json cannot be used.", job) == "Records/a.json cannot be used."
+    job["others"] = {"dev": "/x/ab-dev.csv"}
+    assert worker.without_paths("/x/ab-dev.csv: line 3 of ab-dev.csv.", job) == "The dev file: line 3 of the dev file."
+
+
+def test_dev_and_test_files_are_scored(idle):
+    parts = [table(24), table(10), table(6)]
+    with idle.upload("csv", train=len(parts[0]), dev=len(parts[1]), test=len(parts[2])) as upload:
+        for byte in b"".join(parts).splitlines(keepends=True):
+            upload.write(byte)
+        run = idle.submit("sentiment", FAST, upload)
+    found = worker.train({**idle.job(run, resuming=False), "newest": 0}, lambda message: None)
+    assert {split: scores["rows"] for split, scores in found["metrics"].items()} == {"dev": 10, "test": 6}
+    (record,) = Bank.open(idle.bank).records_path.glob("*.json")
+    assert json.loads(record.read_text())["config"]["data"]["train"]["rows"] == 24
 
 
 def test_the_data_is_read_once(idle, monkeypatch):

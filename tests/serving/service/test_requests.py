@@ -11,9 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from adapterbank.errors import PackageDamaged
+from adapterbank.inference.explain import explained
 from adapterbank.serving.http.telemetry import JsonLines
 from adapterbank.serving.service.protocol import Ask, Refusal
 from adapterbank.serving.service.requests import to_refusal, without_paths
+from adapterbank.tasks.spec import Examples
 from serving.small_bank import running
 
 
@@ -77,3 +79,54 @@ def test_no_response_contains_the_location_of_the_bank_or_the_encoder(small, tmp
     assert message.startswith("tasks/broken/1/weights.safetensors has been changed: it has ")
     assert str(tmp_path) not in f"{tasks}{whole}"
     assert "/" not in tasks["backbone"]["name"] + whole["backbone"]["name"]
+
+
+def ask_service(small, *asks):
+    async def run():
+        async with running(small) as service:
+            found = await service.predict(asks)
+            return found, service.numbers()["rows"]
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ["classification", "multilabel", "regression"])
+def test_an_explanation_is_that_of_the_engine_and_its_words_count_as_rows(small, kind):
+    small.put("a", kind=kind)
+    small.put("b", pair=True)
+    texts = ["the big dog sat", "why"]
+    (first, second), rows = ask_service(
+        small, Ask("a", texts, explain=99), Ask("b", ["the cat"], ["a dog"], explain=99)
+    )
+    assert (first.rows, second.rows, rows) == (4 + 1 + 1 + 1, 2 + 2 + 1, 12)
+    (wanted,) = explained(small.alone("a").predict, [("a", Examples(texts))])
+    assert len(first.predictions) == 2
+    for found, one in zip(first.predictions, wanted, strict=True):
+        told, expected = found.pop("explanation"), one.explanation
+        assert [word["word"] for word in told["words"]] == [word["word"] for word in expected["words"]]
+        shares, others = ([word["share"] for word in side["words"]] for side in (told, expected))
+        assert shares == pytest.approx(others, abs=3e-6)
+    assert [one["in"] for one in second.predictions[0]["explanation"]["words"]] == ["text", "text", "pair", "pair"]
+
+
+@pytest.mark.parametrize(
+    ("ask", "code", "message"),
+    [
+        (Ask("a", ["one two three", "four"], explain=5), "too_many_texts", "takes 6 rows"),
+        (Ask("a", ["x" * 50_000 + " y" * 127], explain=256), "text_too_long", "shorten them"),
+        (Ask("where", ["who"], ["a dog"], explain=9), "bad_request", "neither probabilities nor a value"),
+    ],
+)
+def test_explanations_that_take_too_much_are_refused_before_anything_is_computed(small, ask, code, message):
+    small.put("a")
+    small.put("where", kind="span")
+    with pytest.raises(Refusal, match=message) as refused:
+        ask_service(small, ask)
+    assert refused.value.code == code
+
+
+def test_one_text_is_always_explained_as_far_as_the_limit_allows(small):
+    small.put("a")
+    ((found,), rows) = ask_service(small, Ask("a", ["the cat sat on the mat"], explain=4))
+    assert (rows, found.predictions[0]["explanation"]["left_out"]) == (4, 3)
+    assert len(found.predictions[0]["explanation"]["words"]) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -36,6 +37,8 @@ Example: cat lines.txt | adapterbank predict --bank bank --task sentiment -
 Example: zcat big.csv.gz | adapterbank predict --bank bank --task sentiment - --format csv --output-format csv
 
 No answer below 80 %: adapterbank predict --bank bank --task sentiment --abstain 0.8 reviews.csv
+
+Each word's share in the answer: adapterbank predict --bank bank --task sentiment --explain --text "What a film!"
 
 Each row names its task: adapterbank predict --bank bank --task-column task mixed.jsonl
 """
@@ -76,6 +79,9 @@ Best = Annotated[int, typer.Option("--best", help="Span tasks: also list this ma
 Abstain = Annotated[
     float, typer.Option("--abstain", help="Answer null where the label is less probable than this.", min=0, max=1)
 ]
+Explain = Annotated[
+    bool, typer.Option("--explain", help="Add each word's share in the answer; a text takes a row for each word.")
+]
 Json = Annotated[bool, typer.Option("--json", help="No effect: the output is JSON lines by default.")]
 
 
@@ -91,6 +97,7 @@ def command(
     form: InputFormat = None,
     best: Best = 0,
     abstain: Abstain = 0.0,
+    explain: Explain = False,
     output: Output = None,
     output_form: OutputFormat = None,
     backbone: BackboneName = None,
@@ -117,9 +124,9 @@ def command(
     names = list(dict.fromkeys(name.strip() for name in task.split(",") if name.strip())) if task else []
     columns: dict[str, Any] = {"text": text_column, "text_pair": text_pair_column, "task_column": task_column}
     kept = output is not None or output_form is not None
-    answers: dict[str, Any] = {"best": best, "abstain": abstain}
+    answers: dict[str, Any] = {"best": best, "abstain": abstain, "explain": explain}
     options = FileOptions(**columns, form=form, output_form=output_form, keep_columns=kept, **answers)
-    target: Any = _standard_output(output_form) if output in (None, "-") else output
+    target: Any = _standard_output(output_form, explain) if output in (None, "-") else output
     if source is not None:
         report = _predict_file(opened, names, source, target, options)
     else:
@@ -184,8 +191,10 @@ def _end(report: FileReport, tasks: list[str], target: Any) -> None:
         raise typer.Exit(1)
 
 
-def _standard_output(form: str | None) -> BinaryIO:
+def _standard_output(form: str | None, explain: bool) -> BinaryIO:
     """Return standard output for bytes; a terminal is not sent what it would obey."""
+    if sys.stdout.isatty() and form in (None, "jsonl") and explain:
+        return _Explained()  # type: ignore[return-value]  # as much of a file as is needed
     if not sys.stdout.isatty() or form in (None, "jsonl"):
         return sys.stdout.buffer
     if form == "parquet":
@@ -198,6 +207,21 @@ class _Terminal:
 
     def write(self, data: bytes) -> None:
         sys.stdout.write(escaped(data.decode(), keep="\n\t"))
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+
+class _Explained:
+    """Standard output of JSON lines, with the largest shares of each explanation printed for a person."""
+
+    def write(self, data: bytes) -> None:
+        from adapterbank.inference.explain import summary
+
+        for line in data.decode().splitlines():
+            if explanation := json.loads(line).get("explanation"):
+                print_message(summary(explanation))
+            sys.stdout.write(line + "\n")
 
     def flush(self) -> None:
         sys.stdout.flush()

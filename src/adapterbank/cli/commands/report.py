@@ -15,7 +15,8 @@ from adapterbank.install import extra_command
 
 HELP = f"""Write one self-contained HTML page about your runs.
 
-It contains every record, the paper's figures drawn from your runs, and its tables with your numbers beside the paper's.
+It starts with your study: scores with intervals, settings, cost, curves. Then come the paper's tables and figures, as
+far as your runs have their tasks, and every record.
 The page opens without a server, and names the figures for which records are missing.
 Requires matplotlib: {extra_command("plot")}
 

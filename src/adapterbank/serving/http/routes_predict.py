@@ -42,6 +42,7 @@ def predict_router(service: Service, limits: Limits) -> APIRouter:
         context: RequestContext = request.state.context
         context.rows = len(ask.texts)
         (reply,) = await cancel_on_disconnect(request, service.predict([ask]))
+        context.rows = reply.rows or context.rows
         context.task = _log_name([reply])
         return json_response({"task": reply.task, "version": reply.version, "predictions": reply.predictions})
 
@@ -53,11 +54,11 @@ def predict_router(service: Service, limits: Limits) -> APIRouter:
         context: RequestContext = request.state.context
         context.rows = len(form.rows)
         _check([t for row in form.rows for t in (row.text, row.pair or "")], len(form.rows), form, limits)
-        groups = _group(form)
+        groups = _group(form, limits)
         for ask, _ in groups:
             context.require("predict", ask.task)
         replies = await cancel_on_disconnect(request, service.predict([ask for ask, _ in groups]))
-        context.task = _log_name(replies)
+        context.rows, context.task = sum(reply.rows for reply in replies) or context.rows, _log_name(replies)
         found: dict[int, Any] = {}
         for (_, places), reply in zip(groups, replies, strict=True):
             for i, prediction in zip(places, reply.predictions, strict=True):
@@ -67,7 +68,7 @@ def predict_router(service: Service, limits: Limits) -> APIRouter:
     return router
 
 
-def _group(form: RowsRequest) -> list[tuple[Ask, list[int]]]:
+def _group(form: RowsRequest, limits: Limits) -> list[tuple[Ask, list[int]]]:
     """Group rows by task, and by whether they have a pair; return each group with the places of its rows."""
     places: dict[tuple[str, bool], list[int]] = {}
     for i, row in enumerate(form.rows):
@@ -80,6 +81,7 @@ def _group(form: RowsRequest) -> list[tuple[Ask, list[int]]]:
                 None if single else [form.rows[i].pair or "" for i in mine],
                 form.best,
                 form.abstain,
+                limits.texts if form.explain else 0,
             ),
             mine,
         )
@@ -106,7 +108,7 @@ def _ask(task: str, form: PredictRequest, limits: Limits) -> Ask:
     if pairs is not None and len(pairs) != len(texts):
         raise Refusal("bad_request", f"There are {len(texts)} texts but {len(pairs)} pairs; give one pair per text.")
     _check([*texts, *(pairs or ())], len(texts), form, limits)
-    return Ask(task, texts, pairs, form.best, form.abstain)
+    return Ask(task, texts, pairs, form.best, form.abstain, limits.texts if form.explain else 0)
 
 
 def _check(texts: list[str], count: int, form: PredictRequest | RowsRequest, limits: Limits) -> None:

@@ -8,13 +8,14 @@ import shutil
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import Field, dataclass, fields
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 
-from adapterbank.config import LONGEST_SEPARATOR, Config
+from adapterbank.config import LONGEST_SEPARATOR, Config, resolve
 from adapterbank.errors import InputError, StorageError
 from adapterbank.methods import METHODS, PROJECTIONS, SITES
 from adapterbank.serving.daemon_pool import DaemonPool
@@ -28,8 +29,8 @@ from adapterbank.serving.jobs.options import OPTIONS, check
 from adapterbank.serving.jobs.queue import JobQueue, JobQueueFull, KeyQueueFull
 from adapterbank.serving.jobs.run_row import FORMATS, TrainingRun
 from adapterbank.serving.jobs.run_store import UnknownRun
-from adapterbank.serving.jobs.uploads import TooLarge, check_size
-from adapterbank.serving.service.protocol import REQUEST, Refusal
+from adapterbank.serving.jobs.uploads import OTHERS, TooLarge, check_size
+from adapterbank.serving.service.protocol import REQUEST, Refusal, shown
 from adapterbank.tasks.dialects import STATED
 
 ThreadResult = TypeVar("ThreadResult")
@@ -58,6 +59,10 @@ _SCHEMAS: Mapping[str, dict[str, Any]] = {
     },
 }
 """What the OpenAPI document states about options besides their type and limits."""
+_SIZES = {
+    "dev": "Size of the dev data, which follows the training data in the body, in the same format.",
+    "test": "Size of the test data, which is the last in the body, in the same format.",
+}
 _EVENT = {
     "type": "object",
     "properties": {
@@ -67,6 +72,8 @@ _EVENT = {
     "required": ["event", "data"],
 }
 """One server-sent event, for the OpenAPI document."""
+_DEFAULTS = resolve(Config())
+"""What a run gets that states nothing; some depend on the method, and these are the default method's."""
 _THREADS = DaemonPool(16, "runs")
 """For what may wait for the disk; a disk that hangs must not keep the server from ending."""
 _POLL = 0.25
@@ -99,12 +106,13 @@ def train_router(jobs: JobQueue, *, per_key: int | None = None, heartbeat: float
         """Queue a training run on the data file in the body; the query holds its options."""
         check_encoding(request)
         options = _options(request)
+        sizes = _sizes(options, request.headers.get("content-length", ""))
         format = _format(request.headers.get("content-type", ""), options.pop("format", ""))
         context: RequestContext = request.state.context
         uploads.check(context.key_name)
         limit = None if context.allows("admin", None) else per_key
         with uploads.acquire(context.key_name):
-            run = await _receive(jobs, request, _Order(task, options, format, context.key_name, limit))
+            run = await _receive(jobs, request, _Order(task, options, format, context.key_name, limit, sizes))
         return json_response(run.to_json(), 202)
 
     @router.get("/v1/runs", responses=responses(RunsAnswer))
@@ -251,6 +259,8 @@ class _Order:
     key: str | None
     limit: int | None
     """How many runs of the key may be queued."""
+    sizes: Mapping[str, int]
+    """The bytes of each file in the body, if it holds dev or test data too."""
 
 
 async def _receive(jobs: JobQueue, request: Request, order: _Order) -> TrainingRun:
@@ -262,7 +272,7 @@ async def _receive(jobs: JobQueue, request: Request, order: _Order) -> TrainingR
     if await in_thread(lambda: shutil.disk_usage(jobs.bank).free) < size + RESERVED_DISK:
         message = "The server's disk is nearly full; try again when other runs have ended."
         raise Refusal("overloaded", message, retry_after=60)
-    upload = await in_thread(jobs.upload, order.format, order.key, order.limit)
+    upload = await in_thread(partial(jobs.upload, order.format, order.key, order.limit, **order.sizes))
     with upload:
         try:
             async for part in with_timeouts(request.stream()):
@@ -298,6 +308,22 @@ def _options(request: Request) -> dict[str, str]:
     return found
 
 
+def _sizes(options: dict[str, str], length: str) -> dict[str, int]:
+    """Take the sizes of dev and test data out of the options; return the size of each file in the body, or nothing."""
+    given = {name: options.pop(f"{name}_bytes") for name in OTHERS if f"{name}_bytes" in options}
+    for name, value in given.items():
+        if not (value.isascii() and value.isdecimal() and len(value) <= 12 and int(value)):
+            raise Refusal("bad_request", f"{name}_bytes is {shown(repr(value))}; give the bytes of the {name} file.")
+    sizes = {name: int(value) for name, value in given.items()}
+    if not sizes:
+        return {}
+    train = int(length) - sum(sizes.values()) if length.isdecimal() else 0
+    if train <= 0:
+        problem = f"The body must hold the training file and, after it, the {' and '.join(sizes)} file"
+        raise Refusal("bad_request", f"{problem}, and its Content-Length must say so; send all files, end to end.")
+    return {"train": train, **sizes}
+
+
 def _format(content_type: str, chosen: str) -> str:
     kind = content_type.partition(";")[0].strip().lower()
     if kind.startswith("multipart/"):
@@ -315,9 +341,13 @@ def _request_schema() -> dict[str, Any]:
     options = [_parameter(name, known[name].metadata["help"], _schema(known[name])) for name in OPTIONS]
     choices = {"type": "string", "enum": [*FORMATS]}
     format = _parameter("format", "Format of the data file, if its Content-Type does not state it.", choices)
+    sizes = [
+        _parameter(f"{name}_bytes", _SIZES[name], {"type": "integer", "minimum": 1, "maximum": 10**12 - 1})
+        for name in OTHERS
+    ]
     file = {"schema": {"type": "string", "format": "binary", "minLength": 1}}
     body = {"required": True, "content": dict.fromkeys(TYPES, file)}
-    return {"parameters": [*options, format], "requestBody": body}
+    return {"parameters": [*options, format, *sizes], "requestBody": body}
 
 
 def _parameter(name: str, help: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -329,5 +359,5 @@ def _schema(f: Field[Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"type": names.get(str(f.type).partition(" ")[0], "string")}
     if f.metadata["choices"]:
         found["enum"] = [choice for choice in f.metadata["choices"] if f.name != "method" or METHODS[choice].slot]
-    limits = {"minimum": f.metadata["low"], "maximum": f.metadata["high"]}
-    return found | {name: value for name, value in limits.items() if value is not None} | _SCHEMAS.get(f.name, {})
+    stated = {"minimum": f.metadata["low"], "maximum": f.metadata["high"], "default": getattr(_DEFAULTS, f.name)}
+    return found | {name: value for name, value in stated.items() if value is not None} | _SCHEMAS.get(f.name, {})

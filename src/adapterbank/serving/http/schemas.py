@@ -36,6 +36,7 @@ class PredictRequest(_Strict):
     pair: str | None = None
     best: _Whole = 0
     abstain: float = 0.0
+    explain: bool = False
 
 
 class RowRequest(_Strict):
@@ -52,6 +53,7 @@ class RowsRequest(_Strict):
     rows: Annotated[list[RowRequest], FailFast()]
     best: _Whole = 0
     abstain: float = 0.0
+    explain: bool = False
 
 
 class _Extensible(BaseModel):
@@ -85,6 +87,7 @@ class Predicted(_Extensible):
     null_odds: float | None = None
     best: list[dict[str, Any]] | None = None
     truncated: bool | None = None
+    explanation: dict[str, Any] | None = None
 
 
 class PredictAnswer(BaseModel):
@@ -128,6 +131,7 @@ class TaskLine(BaseModel):
     metric: str
     score: float | None
     test_score: float | None
+    rows: dict[str, int]
     method: str | None
     size: int | None
     params: Params
@@ -239,6 +243,13 @@ def responses(model: type[BaseModel], *codes: str) -> dict[int | str, dict[str, 
     }
 
 
+_EXPLAIN = {
+    "type": "boolean",
+    "default": False,
+    "description": "Whether to add each word's share in the answer. Each word counts as one more row of the request.",
+}
+
+
 def predict_body(limits: Limits) -> dict[str, Any]:
     """Return the schema of a predict request."""
     text = {"type": "string", "maxLength": limits.characters}
@@ -270,6 +281,7 @@ def rows_body(limits: Limits) -> dict[str, Any]:
 def _shared(limits: Limits) -> dict[str, Any]:
     """Return the fields of every predict request."""
     return {
+        "explain": _EXPLAIN,
         "best": {"type": "integer", "minimum": 0, "maximum": limits.best, "default": 0},
         "abstain": {
             "type": "number",

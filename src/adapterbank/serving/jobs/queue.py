@@ -1,7 +1,7 @@
 """The queue of training runs: takes data files, trains each run in a process of its own, adds versions to the bank.
 
     <bank>/serving/runs.sqlite3     the table of runs
-    <bank>/serving/data/<run>.csv   the data of a run; deleted when the run has ended, like its <run>.tokens
+    <bank>/serving/data/<run>.csv   the data of a run; deleted when the run has ended, like its <run>-dev.csv, …
     <bank>/serving/.owner           locked by the one server that starts runs; others of the same bank only queue them
 
 Knows no HTTP.
@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +29,7 @@ from adapterbank.serving.jobs.options import check
 from adapterbank.serving.jobs.run_recorder import RunRecorder, interrupt
 from adapterbank.serving.jobs.run_row import FORMATS, TrainingRun
 from adapterbank.serving.jobs.run_store import RunStore
-from adapterbank.serving.jobs.uploads import Upload
+from adapterbank.serving.jobs.uploads import OTHERS, Upload, data_files
 from adapterbank.serving.jobs.worker_process import GRACE, listen, start_worker
 from adapterbank.storage import cache, files
 from adapterbank.storage.bank import Bank
@@ -122,10 +123,10 @@ class JobQueue:
 
     # --- requests -----------------------------------------------------------------------------------------
 
-    def upload(self, format: str, asked_by: str | None = None, per_key: int | None = None) -> Upload:
+    def upload(self, format: str, asked_by: str | None = None, per_key: int | None = None, **sizes: int) -> Upload:
         """Start an upload, for use in a `with`; it is refused where its run would be, see `submit`."""
         self._admit(asked_by, per_key, *self.runs.waiting(asked_by))
-        return Upload(self._data, format, self.limits.upload)
+        return Upload(self._data, format, self.limits.upload, sizes)
 
     def submit(
         self,
@@ -141,7 +142,7 @@ class JobQueue:
         try:
             run = self.runs.add(name, chosen, data, asked_by, upload.id, partial(self._admit, asked_by, per_key))
         except BaseException:
-            upload.path.unlink(missing_ok=True)
+            upload.discard()
             raise
         self._wake.set()
         return run
@@ -321,12 +322,14 @@ class JobQueue:
 
     def job(self, run: TrainingRun, *, resuming: bool) -> dict[str, Any]:
         """Return the description of a run that its worker gets."""
+        found = data_files(self._data, run.id, run.data["format"])
         return {
             "bank": str(self.bank),
             "backbone": self.backbone,
             "weights": self._weights,
             "task": run.task,
-            "file": str(self._file(run)),
+            "file": str(found["train"]),
+            "others": {name: str(found[name]) for name in OTHERS if name in run.data},
             "options": run.options,
             "device": self._device,
             "threads": self._threads,
@@ -352,9 +355,6 @@ class JobQueue:
 
     # --- cleaning up --------------------------------------------------------------------------------------
 
-    def _file(self, run: TrainingRun) -> Path:
-        return self._data / f"{run.id}.{run.data['format']}"
-
     def _cache(self, run: TrainingRun) -> Path:
         return self._data / f"{run.id}.tokens"
 
@@ -363,7 +363,7 @@ class JobQueue:
 
         What cannot be deleted now is deleted when the next server starts; no run waits for that.
         """
-        paths = [self._data / f"{run.id}.{ending}" for ending in FORMATS]  # a damaged row has no format
+        paths = [path for ending in FORMATS for path in data_files(self._data, run.id, ending).values()]
         paths += [self._cache(run), *([self.bank / "runs" / run.kept] if run.kept else [])]
         for path in paths if run.over else []:
             try:
@@ -377,11 +377,11 @@ class JobQueue:
         for run in runs:
             self._owner.beat()
             self._delete_data(run)
-        needed = {path.name for run in runs if not run.over for path in (self._file(run), self._cache(run))}
+        needed = {run.id for run in runs if not run.over}
         limit = time.time() - _STALE
         for path in self._data.iterdir():
             with contextlib.suppress(FileNotFoundError):
-                if path.name not in needed and path.stat().st_mtime < limit:
+                if re.split(r"[.-]", path.name)[0] not in needed and path.stat().st_mtime < limit:
                     files.discard(path)
 
 

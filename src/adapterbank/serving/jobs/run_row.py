@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from adapterbank import schema
 from adapterbank.storage import reading
@@ -33,6 +33,9 @@ class UploadFields(TypedDict):
     format: Annotated[str, {"choices": FORMATS}]
     bytes: int
     sha256: str
+    dev: NotRequired[int]
+    """Bytes of the dev data, the first after the training data; only if there is some."""
+    test: NotRequired[int]
 
 
 class EpochFields(TypedDict):
@@ -52,7 +55,7 @@ class TrainingRun:
     """queued, running, done, failed or cancelled."""
     options: dict[str, Any]
     data: Annotated[dict[str, Any], UploadFields]
-    """The uploaded file: `format`, `bytes`, `sha256`."""
+    """The uploaded files: `format`, and the `bytes` and `sha256` of all; the bytes of `dev` and `test` among them."""
     asked_by: str | None
     """The name of the key, on a server with keys."""
     created: str

@@ -88,8 +88,9 @@ def main() -> int:
 def train(job: Mapping[str, Any], send: Send) -> dict[str, Any]:
     """Train a job, or resume it; return the version, its metrics and the history of its epochs."""
     backbone = _backbone(job)
-    config = configs.parse({**job["options"], "task": job["task"], "train": job["file"], **job["device"],
-                            "backbone": backbone.name})  # fmt: skip
+    paths = {"train": job["file"], **job.get("others", {})}
+    named = {"task": job["task"], **paths, **job["device"], "backbone": backbone.name}
+    config = configs.parse({**job["options"], **named})
     bank = Bank.open(job["bank"], backbone.reference)
     reader = read_data(job, config)
     resolved = RunBuilder(backbone, reader=reader).resolve(canonical(config))
@@ -111,9 +112,10 @@ def train(job: Mapping[str, Any], send: Send) -> dict[str, Any]:
 
 
 def read_data(job: Mapping[str, Any], config: configs.Config) -> DatasetReader:
-    """Read the data file of a job once, under its limits."""
-    table = read_table(job["file"], TableLimits(**job["limits"]["table"]), file_form(config))
-    return DatasetReader({"train": table})
+    """Read the data files of a job once, under its limits."""
+    limits, form = TableLimits(**job["limits"]["table"]), file_form(config)
+    paths = {"train": job["file"], **job.get("others", {})}
+    return DatasetReader({name: read_table(path, limits, form) for name, path in paths.items()})
 
 
 def _ending(version: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,8 +171,13 @@ def _watcher(send: Send) -> Callable[[Progress], None]:
 
 def without_paths(text: str, job: Mapping[str, Any]) -> str:
     """Return a message without paths of the server, which clients must not learn."""
-    file, bank = job["file"], job["bank"]
-    shown = text.replace(file, "the data file").replace(Path(file).name, "the data file").replace(f"{bank}/", "")
+    shown = text
+    for file, name in (
+        (job["file"], "the data file"),
+        *((path, f"the {k} file") for k, path in job.get("others", {}).items()),
+    ):
+        shown = shown.replace(file, name).replace(Path(file).name, name)
+    shown = shown.replace(f"{job['bank']}/", "")
     return shown[:1].upper() + shown[1:]
 
 

@@ -92,6 +92,8 @@ class Ask:
     pairs: list[str] | None = None
     best: int = 0
     abstain: float = 0.0
+    explain: int = 0
+    """The most rows that explanations of the request may take; 0 for none."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ class Reply:
     task: str
     version: int
     predictions: list[dict[str, Any]]
+    rows: int = 0
+    """The rows that were computed, if they are more than the predictions."""
 
 
 class Service(Protocol):

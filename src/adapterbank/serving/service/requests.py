@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from adapterbank.errors import AdapterbankError, BankError, InputError, PackageDamaged, StorageError
 from adapterbank.inference.engine import Engine, Prepared
+from adapterbank.inference.explain import Explainer, check_explainable, explained_json
 from adapterbank.inference.predictions import check_abstain
 from adapterbank.kinds.table import KINDS
 from adapterbank.serving.heartbeat import BOUND
@@ -28,6 +29,8 @@ Result = TypeVar("Result")
 
 _CHARACTERS = 3
 """Characters per token, a low estimate, so that the queue is rather over- than underestimated."""
+_EXPLAINED = 4 << 20
+"""Characters of all rows of a request with explanations: as many as the largest body has by default."""
 _TOKENISED = 100_000
 """Characters per second that even a slow core tokenises."""
 
@@ -45,6 +48,48 @@ class PendingRequest:
     """The outputs so far, by the first row of each part."""
     request: str = field(default_factory=REQUEST.get)
     """The id of its HTTP request, for the log."""
+    explainer: Explainer | None = None
+    """Turns the predictions of its rows into predictions with explanations, where they were asked for."""
+
+
+def make_requests(
+    asks: Sequence[Ask], tasks: Sequence[ServedTask], loop: asyncio.AbstractEventLoop
+) -> list[PendingRequest]:
+    """Return the requests of some asks; refuse texts that do not fit the task, and explanations that take too much."""
+    requests = [PendingRequest(ask, task, loop, loop.create_future()) for ask, task in zip(asks, tasks, strict=True)]
+    for pending in requests:
+        check_ask(pending)
+    explained = [pending for pending in requests if pending.ask.explain]
+    for pending in explained:
+        try:
+            check_explainable(pending.served.handle.about.task)
+        except InputError as error:
+            raise Refusal("bad_request", str(error)) from error
+        texts = Examples(pending.ask.texts, pending.ask.pairs)
+        pending.explainer = Explainer.of(texts, pending.ask.explain - 1)
+    _check_size([pending.explainer for pending in explained if pending.explainer], asks)
+    for pending in explained:
+        assert pending.explainer is not None
+        rows = pending.explainer.to_examples()
+        pending.ask = replace(pending.ask, texts=rows.texts, pairs=rows.pairs)
+    return requests
+
+
+def _check_size(explainers: Sequence[Explainer], asks: Sequence[Ask]) -> None:
+    """Refuse explanations of too many rows or characters, before these rows exist."""
+    rows, characters = sum(one.rows for one in explainers), sum(one.characters for one in explainers)
+    if explainers and rows > asks[0].explain:
+        raise Refusal(
+            "too_many_texts",
+            f"Explaining these texts takes {rows} rows, one for each word and text, but a request may have "
+            f"{asks[0].explain}; send fewer texts at once.",
+        )
+    if characters > _EXPLAINED:
+        raise Refusal(
+            "text_too_long",
+            f"Explaining these texts takes {characters:,} characters, all of them once for each word, but may take "
+            f"{_EXPLAINED:,}; shorten them.",
+        )
 
 
 def with_refusals(action: Callable[[], Result], bank: Path) -> Result:
@@ -112,7 +157,8 @@ def finish(engine: Engine, pending: PendingRequest, bank: Path) -> Any:
     assert pending.prepared is not None
     try:
         outputs = [out for _, outs in sorted(pending.outputs.items()) for out in outs]
-        return engine.finish_json(pending.prepared, outputs, pending.ask.best, pending.ask.abstain)
+        found = engine.finish_json(pending.prepared, outputs, pending.ask.best, pending.ask.abstain)
+        return explained_json(pending.explainer, found) if pending.explainer else found
     except Exception as error:
         return to_refusal(error, pending, bank)
 

@@ -36,9 +36,9 @@ from adapterbank.serving.service.protocol import FAILED, STOPPING, Ask, Refusal,
 from adapterbank.serving.service.registry import TaskRegistry
 from adapterbank.serving.service.requests import (
     PendingRequest,
-    check_ask,
     estimate_tokens,
     finish,
+    make_requests,
     resolve,
     to_refusal,
     tokenising_seconds,
@@ -170,11 +170,7 @@ class BankService:
         """See `protocol.Service`."""
         loop = asyncio.get_running_loop()
         tasks = [await self._admin.find(ask.task) for ask in asks]
-        requests = [
-            PendingRequest(ask, task, loop, loop.create_future()) for ask, task in zip(asks, tasks, strict=True)
-        ]
-        for pending in requests:
-            check_ask(pending)
+        requests = make_requests(asks, tasks, loop)
         groups = [RowGroup(pending.served.key, pending, estimate_tokens(pending)) for pending in requests]
         self._enter(groups)
         self._pending.update(requests)
@@ -189,7 +185,8 @@ class BankService:
         finally:
             self._pending.difference_update(requests)
         manifests = [pending.served.package.manifest for pending in requests]
-        return [Reply(m.name, m.version, mine) for m, mine in zip(manifests, found, strict=True)]
+        rows = [len(pending.ask.texts) for pending in requests]
+        return [Reply(m.name, m.version, mine, n) for m, mine, n in zip(manifests, found, rows, strict=True)]
 
     async def tasks(self) -> dict[str, Any]:
         """See `protocol.Service`."""

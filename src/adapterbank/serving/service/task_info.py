@@ -26,6 +26,7 @@ def summary(manifest: Manifest, *, resident: bool) -> dict[str, Any]:
         "metric": task["metric"],
         "score": scores.get("dev", {}).get(task["metric"]),
         "test_score": scores.get("test", {}).get(task["metric"]),
+        "rows": {split: found["rows"] for split, found in scores.items() if "rows" in found},
         "method": method.get("name") or method.get("method"),
         "size": stored_fields(method).get("size"),
         "params": {key: manifest.params.get(key) for key in ("trained", "encoder", "total", "percent")},

@@ -19,6 +19,54 @@ def test_a_text_is_tried_on_one_task(page, faults):
     assert posted(faults) == [{"text": "A warm film."}]
 
 
+def test_the_words_of_a_text_are_coloured_by_their_share(page, url, faults):
+    page.goto(f"{url}/#try/task-10")  # answers with a tenth of the length
+    expect(page.locator("#try-task")).to_have_value("task-10")
+    text = "\N{GRINNING FACE} a longer word"
+    page.get_by_label("Text", exact=True).fill(text)
+    page.get_by_label("Show each word's share").check()
+    page.get_by_role("button", name="Predict").click()
+    expect(page.locator(".explained")).to_have_text(text)
+    expect(page.locator(".share")).to_have_text(["\N{GRINNING FACE}", "a", "longer", "word"])
+    expect(page.locator(".share").nth(2)).to_have_attribute("title", "longer +0.70")
+    expect(page.locator(".shares")).to_contain_text("Without “longer”, the value would be 0.7000 lower.")
+    page.get_by_text("As a table").click()
+    expect(page.locator(".shares tbody tr").first).to_have_text("longer+0.70")
+    assert posted(faults) == [{"text": text, "explain": True}]
+    page.locator("#try-task").select_option("")
+    expect(page.get_by_label("Show each word's share")).to_be_hidden()
+
+
+def test_both_texts_of_a_pair_are_coloured(page, url):
+    page.goto(f"{url}/#try/entailment")
+    expect(page.locator("#try-task")).to_have_value("entailment")
+    page.get_by_label("premise").fill("A warm film.")
+    page.get_by_label("hypothesis").fill("It was warm.")
+    page.get_by_label("Show each word's share").check()
+    page.get_by_role("button", name="Predict").click()
+    expect(page.locator(".explained")).to_have_text(["A warm film.", "It was warm."])
+
+
+def test_an_emptied_text_clears_its_answer_also_one_that_is_late(page, url, faults):
+    page.goto(f"{url}/#try/task-03")
+    expect(page.locator("#try-task")).to_have_value("task-03")
+    page.get_by_label("Text", exact=True).fill("A warm film.")
+    page.get_by_role("button", name="Predict").click()
+    expect(page.locator(".prediction")).to_have_text("negative")
+    page.get_by_label("Text", exact=True).fill("")
+    expect(page.locator("#try-result")).to_be_empty()
+    page.get_by_label("Text", exact=True).fill("Dull.")
+    faults.paused = True
+    with page.expect_response("**/predict") as late:
+        page.get_by_role("button", name="Predict").click()
+        page.get_by_label("Text", exact=True).fill(" ")
+        faults.paused = False
+    late.value.finished()
+    page.evaluate(DRAWN)
+    expect(page.locator("#try-result")).to_be_empty()
+    expect(page.get_by_role("button", name="Predict")).to_be_enabled()
+
+
 def test_nothing_is_sent_before_the_task_of_the_address_is_chosen(page, url, faults):
     faults.paused = True
     page.goto(f"{url}/#try/task-03")

@@ -38,9 +38,13 @@ class TestKeys:
 
     def test_the_page_prompts_for_a_key_and_keeps_it_for_the_tab(self, page, secret, complaints, reviews):
         complaints.append("401")
-        expect(page.get_by_role("dialog")).to_contain_text("This server requires a key")
+        expect(page.get_by_role("dialog")).to_contain_text("Only people with a key may use this server")
+        expect(page.get_by_label("API key")).to_have_attribute("autocomplete", "current-password")
+        expect(page.get_by_label("API key")).to_have_attribute("type", "password")
         page.get_by_label("API key").fill("wrong")
-        page.get_by_role("button", name="Continue").click()
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("This key is not valid here")
+        expect(page.get_by_role("dialog")).not_to_contain_text("Bearer")
         expect(page.get_by_label("API key")).to_have_value("")
         page.get_by_label("API key").fill(secret)
         page.keyboard.press("Enter")
@@ -53,15 +57,15 @@ class TestKeys:
         page.reload()
         expect(page.locator("#tasks-list .task")).to_have_count(50)
         upload(page, reviews)
-        page.get_by_role("button", name="Train").click()
+        page.get_by_role("button", name="Train", exact=True).click()
         expect(page.locator("#run-title .badge")).to_have_text("done")
         page.get_by_role("button", name="Forget the key").click()
         expect(page.get_by_role("dialog")).to_be_visible()
 
-    def test_without_a_key_the_servers_message_is_shown(self, page, complaints):
+    def test_without_a_key_the_page_says_how_to_sign_in(self, page, complaints):
         complaints.append("401")
         page.get_by_role("button", name="Cancel").click()
-        expect(page.locator("#trouble")).to_contain_text("This server requires a key")
+        expect(page.locator("#trouble")).to_have_text("You are not signed in. Reload the page to enter an API key.")
 
 
 def test_the_curl_example_sends_a_key_if_one_is_in_use(page, url):

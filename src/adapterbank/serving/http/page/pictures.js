@@ -1,4 +1,4 @@
-// Figures as SVG or as a table: the parameters of all tasks, a run's curves, an ablation. Knows no server.
+// Figures as SVG, as a table or as coloured words: the parameters of all tasks, an ablation, probabilities, shares. Knows no server.
 
 import { bar, big, counted, draw, empty, make, percent } from "./dom.js";
 
@@ -25,53 +25,6 @@ export function totals(tasks, encoder) {
 }
 
 const shape = (label) => ({ class: "bar thick", viewBox: "0 0 1000 10", preserveAspectRatio: "none", role: "img", "aria-label": label });
-
-function ticks(low, high) {
-  const raw = (high - low) / 3, power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 2.5, 5, 10].map((k) => k * power).find((k) => k >= raw);
-  const found = [];
-  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9; k += 1) found.push(k * step);
-  return { found, digits: Math.max(0, Math.min(6, -Math.floor(Math.log10(step) + 1e-9) + (String(step / power).includes(".") ? 1 : 0))) };
-}
-
-// A curve over epochs: points [x, y]; `faint` holds the steps in between.
-export function curve(kind, title, points, { epochs, faint = [], width = 420 }) {
-  const all = [...points, ...faint];
-  const label = points.length ? `${title} by epoch: ${points.map(([, y]) => y.toFixed(4)).join(", ")}` : `${title}: none yet`;
-  const figure = make("figure", { class: `curve ${kind}` }, make("figcaption", {}, title));
-  if (!all.length) {
-    figure.append(make("p", { class: "quiet" }, kind === "score" ? "After the first epoch." : "After the first steps."));
-    return figure;
-  }
-  const height = 190, left = 44, right = 14, top = 14, foot = 26;
-  const ys = all.map(([, y]) => y);
-  let low = Math.min(...ys), high = Math.max(...ys);
-  const room = (high - low) * 0.12 || Math.abs(high) * 0.1 || 0.1;
-  low = kind === "loss" ? Math.max(0, low - 2 * room) : low - room; // the last value stands below a falling curve
-  high += kind === "loss" ? room : 2 * room;
-  if (kind === "score" && Math.max(...ys) <= 1) high = Math.min(high, 1 + (1 - low) * 0.3); // leaves space for the label, not for higher scores
-  const x = (value) => left + (value / Math.max(1, epochs)) * (width - left - right);
-  const y = (value) => top + ((high - value) / (high - low)) * (height - top - foot);
-  const path = (list) => list.map(([a, b], k) => `${k ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("");
-  const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
-  const marks = ticks(low, high), most = Math.max(...ys) <= 1 && kind === "score" ? 1 : Infinity; // no tick above 1 if no score is above 1
-  for (const value of marks.found.filter((one) => one <= most + 1e-9)) {
-    svg.append(draw("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) }),
-      draw("text", { x: left - 7, y: y(value) + 4, "text-anchor": "end" }, value.toFixed(marks.digits)));
-  }
-  const stride = Math.ceil(epochs / 8);
-  for (let epoch = 0; epoch <= epochs; epoch += stride) {
-    svg.append(draw("text", { x: x(epoch), y: height - 6, "text-anchor": "middle" }, String(epoch)));
-  }
-  if (faint.length > 1) svg.append(draw("path", { class: "faint", d: path(faint) }));
-  if (points.length) {
-    svg.append(draw("path", { class: "line", d: path(points) }), ...points.map(([a, b]) => draw("circle", { class: "dot", cx: x(a), cy: y(b), r: points.length > 40 ? 1.5 : 3.5 })));
-    const [a, b] = points.at(-1);
-    svg.append(draw("text", { class: "last", x: Math.min(x(a), width - right - 4), y: kind === "loss" && y(b) + 24 < height - foot ? y(b) + 19 : y(b) - 10, "text-anchor": "end" }, b.toFixed(4)));
-  }
-  figure.append(svg, make("p", { class: "quiet" }, "epoch"));
-  return figure;
-}
 
 // Blue for a loss, orange for a gain: distinguishable with colour blindness, and by lightness. Small changes look like the background.
 const SCALES = {
@@ -125,4 +78,36 @@ export function odds(probabilities) {
     make("span", {}, label), bar(share), make("span", { class: "number" }, percent(share))]);
   const left = sorted.length - 30;
   return [make("div", { class: "odds" }, shown), left > 0 ? make("p", { class: "quiet" }, `and ${counted(left, "less likely label")}`) : null];
+}
+
+const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(Math.abs(value) < 0.01 ? 4 : 2)}`;
+
+// A text with its words coloured by their share: orange for the answer, blue against it.
+function coloured(text, words, most) {
+  const letters = Array.from(text), parts = []; // the server counts characters; a JavaScript string counts UTF-16 units
+  let at = 0;
+  for (const { start, end, share } of words) {
+    const word = letters.slice(start, end).join("");
+    parts.push(letters.slice(at, start).join(""), share ? paint(make("span", { class: "share", title: `${word} ${signed(share)}` }, word), share / most) : word);
+    at = end;
+  }
+  return make("p", { class: "explained" }, parts, letters.slice(at).join(""));
+}
+
+// Each word's share in an answer, in its text and as a table; `texts` are what was sent, by the name of the field.
+export function shares({ of, words, left_out: left }, texts) {
+  const most = Math.max(...words.map(({ share }) => Math.abs(share)), 1e-9);
+  const sorted = [...words].sort((a, b) => Math.abs(b.share) - Math.abs(a.share)), [first] = sorted;
+  const what = of === "value" ? "the value" : `the probability of ${of}`;
+  const shown = words.some((word) => word.in) ? ["text", "pair"] : ["text"];
+  return make("section", { class: "shares", "aria-label": "Each word's share" },
+    make("h2", {}, "Each word's share"),
+    first?.share ? make("p", { class: "quiet" }, `Without “${first.word}”, ${what} would be ${Math.abs(first.share).toFixed(4)} ${first.share > 0 ? "lower" : "higher"}.`)
+      : make("p", { class: "quiet" }, "No word alone changes the answer."),
+    shown.map((name) => coloured(texts[name], words.filter((word) => (word.in || "text") === name), most)),
+    make("p", { class: "scale" }, paint(make("span", {}), -1), "against", paint(make("span", {}), 0), paint(make("span", {}), 1), `for ${of === "value" ? "a higher value" : of}`),
+    left ? make("p", { class: "quiet" }, `The first ${counted(words.length, "word")} are explained; ${counted(left, "more word")} ${left === 1 ? "is" : "are"} not.`) : null,
+    words.length ? make("details", {}, make("summary", {}, "As a table"), make("table", { class: "plainly" },
+      make("thead", {}, make("tr", {}, ["word", "share"].map((name) => make("th", { scope: "col" }, name)))),
+      make("tbody", {}, sorted.map(({ word, share }) => make("tr", {}, make("td", {}, word), make("td", { class: "number" }, signed(share))))))) : null);
 }

@@ -4,6 +4,9 @@ import { find } from "./dom.js";
 
 const KEY = "adapterbank-key";
 const TRIES = 3;
+const NEEDED = "Only people with a key may use this server. Ask the person who runs it for one.";
+const WRONG = "This key is not valid here. Check that you copied all of it, or ask for a new one.";
+const SIGNED_OUT = "You are not signed in. Reload the page to enter an API key.";
 let asking = null; // one dialog for all requests that are refused together
 
 export class Refused extends Error {
@@ -43,6 +46,7 @@ function askForKey(why) {
       resolve(Boolean(key));
     };
     find("key-why").textContent = why;
+    find("key-why").className = hasKey() ? "note bad" : "quiet";
     input.value = "";
     find("key-form").onsubmit = (event) => { event.preventDefault(); answer(input.value.trim()); };
     find("key-cancel").onclick = () => answer("");
@@ -76,7 +80,8 @@ async function send(path, options) {
     const refused = await refusal(response);
     if (refused.status === 401) {
       if (sent !== sessionStorage.getItem(KEY)) continue; // another request has asked for the key meanwhile
-      if (await askForKey(refused.message)) continue;
+      if (await askForKey(sent ? WRONG : NEEDED)) continue;
+      throw new Refused(SIGNED_OUT, refused.code, refused.status);
     }
     const wait = Number(response.headers.get("Retry-After"));
     if (refused.status !== 429 || attempt >= TRIES || wait > 10) throw refused;

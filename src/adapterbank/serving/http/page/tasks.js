@@ -33,7 +33,8 @@ function row(task) {
   return make("li", { class: "task" },
     make("div", {}, make("a", { class: "name", href: `#task/${encodeURIComponent(task.name)}` }, task.name),
       " ", make("span", { class: "quiet" }, `v${task.version} · ${task.kind}${readsPair(task) ? " · two texts" : ""}`), chips(task.labels)),
-    make("div", { class: "score" }, make("b", {}, score(task.score)), " ", make("span", { class: "quiet" }, task.metric), empty(task.score) ? null : bar(share)),
+    make("div", { class: "score" }, make("b", {}, score(task.score)), " ", make("span", { class: "quiet" }, task.metric), empty(task.score) ? null : bar(share),
+      task.rows?.dev ? make("span", { class: "quiet" }, `on ${counted(task.rows.dev, "row")}`) : null),
     make("div", { class: "facts quiet" }, [method(task), `${(task.params?.percent ?? 0).toFixed(2)} %`, size(task.bytes || 0), age(task.created)].filter(Boolean).join(" · ")));
 }
 

@@ -1,17 +1,37 @@
 // Training: a file's columns, the upload, the list of runs, and one run in progress.
 
 import { age, bar, counted, empty, find, make, score, size } from "./dom.js";
-import { curve } from "./pictures.js";
-import { ask, at, follow } from "./server.js";
+import { chart } from "./charts.js";
+import { Refused, ask, at, follow } from "./server.js";
 import { tasks } from "./tasks.js";
 import { columnsOf, formatOf, guess } from "./columns.js";
 
 let leave = null; // stops following the run that is shown
 let read = 0;
 let report = null; // shows an error
+let charts = {}; // of the run that is shown
+let defaults = null; // the options that the server states, by name
+const FIELDS = { size: "train-size", epochs: "train-epochs", max_length: "train-length", lr: "train-lr", batch: "train-batch", class_weights: "train-weights", seed: "train-seed" };
 
 const OVER = ["done", "failed", "cancelled"];
 const option = (value, text = value) => make("option", { value }, text);
+
+// The defaults and limits of each field are those of the server's own document, which are the shell's.
+async function offerDefaults() {
+  if (defaults) return;
+  const found = await ask("openapi.json"), route = found.paths["/v1/tasks/{task}/train"]?.post;
+  defaults = Object.fromEntries((route?.parameters || []).map((one) => [one.name, one]));
+  for (const [name, id] of Object.entries(FIELDS)) {
+    const field = find(id), { schema = {}, description = "" } = defaults[name] || {};
+    field.title = description;
+    if (schema.enum) field.replaceChildren(...schema.enum.map((choice) => option(choice === schema.default ? "" : choice, choice)));
+    else {
+      field.placeholder = empty(schema.default) ? "" : `${schema.default} (default)`;
+      if (!empty(schema.minimum)) field.min = schema.minimum;
+      if (!empty(schema.maximum)) field.max = schema.maximum;
+    }
+  }
+}
 
 async function chooseFile() {
   const file = find("train-file").files[0], mine = (read += 1);
@@ -37,9 +57,9 @@ async function chooseFile() {
 
 function hint() {
   const name = find("train-name").value, known = tasks().find((task) => task.name === name);
-  const file = find("train-file").files[0];
+  const files = ["train-file", "train-dev", "train-test"].map((id) => find(id).files[0]).filter(Boolean);
   find("train-hint").textContent = [
-    file ? `${file.name}, ${size(file.size)}.` : "",
+    files.length ? `${files.map((file) => `${file.name}, ${size(file.size)}`).join("; ")}.` : "",
     known ? `${name} is in the bank; this run adds a new version.` : "",
   ].filter(Boolean).join(" ");
 }
@@ -47,19 +67,25 @@ function hint() {
 async function upload(event) {
   event.preventDefault();
   const file = find("train-file").files[0], name = find("train-name").value, button = find("train-go");
-  const query = new URLSearchParams({ format: formatOf(file.name), size: find("train-size").value, epochs: find("train-epochs").value });
+  const others = [["dev", find("train-dev").files[0]], ["test", find("train-test").files[0]]].filter(([, one]) => one);
+  const query = new URLSearchParams({ format: formatOf(file.name) });
+  for (const [split, other] of others) {
+    if (formatOf(other.name) !== formatOf(file.name)) throw new Refused(`The ${split} file is ${formatOf(other.name)}, but the training file is ${formatOf(file.name)}; choose files of one format.`, "", 0);
+    if (!other.size) throw new Refused(`The ${split} file ${other.name} is empty; choose another one, or none.`, "", 0);
+    query.set(`${split}_bytes`, other.size);
+  }
   if (!find("train-columns").hidden) {
     query.set("text", find("train-text").value);
     query.set("label", find("train-label").value);
     if (find("train-pair").value) query.set("text_pair", find("train-pair").value);
   }
-  for (const [name, field] of [["max_length", "train-length"], ["lr", "train-lr"], ["batch", "train-batch"]]) {
+  for (const [name, field] of Object.entries(FIELDS)) {
     if (find(field).value) query.set(name, find(field).value);
   }
   button.disabled = true;
   button.textContent = "Sending…";
   try {
-    const run = await ask(`${at(name)}/train?${query}`, { method: "POST", file });
+    const run = await ask(`${at(name)}/train?${query}`, { method: "POST", file: others.length ? new Blob([file, ...others.map(([, other]) => other)]) : file });
     location.hash = `#run/${encodeURIComponent(run.id)}`;
   } finally {
     button.disabled = false;
@@ -73,6 +99,7 @@ export async function showRuns() {
   find("train-names").replaceChildren(...tasks().map((task) => option(task.name)));
   hint();
   await listRuns();
+  if (!find("train-form").hidden) await offerDefaults();
 }
 
 export async function listRuns() {
@@ -103,18 +130,26 @@ function progressOf(run) {
   return make("div", {}, bar(step / steps, `${Math.round((step / steps) * 100)} % done`), make("p", { class: "quiet" }, words.filter(Boolean).join(" · ")));
 }
 
+// The first metric of each split, which is the task's own, with the rows behind it.
+function scores(metrics) {
+  const found = Object.entries(metrics || {}).map(([split, { rows, ...rest }]) => {
+    const [metric, value] = Object.entries(rest).find(([, one]) => typeof one === "number") || [];
+    return metric ? `${metric} ${score(value)} on ${rows ? counted(rows, `${split} row`) : split}` : "";
+  }).filter(Boolean);
+  return found.length ? `${found.join(", ")}. ` : "";
+}
+
 function ending(run) {
   if (run.state === "failed") return make("p", { class: "note bad", role: "alert" }, run.failure || "The run failed.");
   if (run.state === "cancelled") return make("p", { class: "note" }, "The run was cancelled; the bank has not changed.");
   if (run.state !== "done") return null;
   const name = encodeURIComponent(run.task);
-  return make("p", { class: "note", role: "status" }, `Version ${run.version ?? ""} of ${run.task} is ${run.options?.default === "better" ? "in the bank" : "served"}. `,
+  return make("p", { class: "note", role: "status" }, `Version ${run.version ?? ""} of ${run.task} is ${run.options?.default === "better" ? "in the bank" : "served"}. `, scores(run.metrics),
     make("a", { href: `#try/${name}` }, "Try it"), " · ", make("a", { href: `#task/${name}` }, "Details"));
 }
 
 function render(run, steps) {
   const history = run.history || [], epochs = run.progress?.epochs || Number(run.options?.epochs) || history.length || 1;
-  const width = Math.min(480, Math.max(280, (find("run-body").clientWidth || 480) / (find("run-body").clientWidth > 700 ? 2 : 1) - 40));
   const points = (key) => history.filter((one) => !empty(one[key])).map((one) => [one.epoch, one[key]]);
   find("run-title").replaceChildren(run.task, " ", badge(run.state));
   const cancel = make("button", { type: "button", class: "second", onclick: () => { cancel.disabled = true; ask(`v1/runs/${encodeURIComponent(run.id)}`, { method: "DELETE" }).catch(report); } }, "Cancel the run");
@@ -124,10 +159,11 @@ function render(run, steps) {
     ending(run),
     ...(run.notes || []).map((note) => make("p", { class: "quiet" }, note)),
     OVER.includes(run.state) ? null : make("div", { class: "card" }, progressOf(run), make("div", { class: "actions" }, cancel)),
-    make("div", { class: "card curves" }, curve("loss", "Loss on the training data", points("loss"), { epochs, width, faint: steps }),
-      curve("score", "Score on dev", points("score"), { epochs, width })),
+    charts.card,
     history.length ? make("details", { class: "card" }, make("summary", {}, counted(history.length, "epoch")), table(history)) : null,
   ].filter(Boolean));
+  charts.loss.update(points("loss"), epochs, steps);
+  charts.score.update(points("score"), epochs);
 }
 
 const table = (history) => make("table", { class: "plainly" },
@@ -137,6 +173,8 @@ const table = (history) => make("table", { class: "plainly" },
 export async function showRun(id, finished) {
   stop();
   const mine = (leave = new AbortController()), path = `v1/runs/${encodeURIComponent(id)}`;
+  charts = { loss: chart("loss", "Loss on the training data", "loss", "After the first steps."), score: chart("score", "Score on dev", "score", "After the first epoch.") };
+  charts.card = make("div", { class: "card curves" }, charts.loss.figure, charts.score.figure);
   find("run-title").textContent = "Run";
   find("run-body").replaceChildren();
   let run = await ask(path), steps = [], waiting = false, requested = 0, received = 0;
@@ -181,6 +219,6 @@ export function stop() {
 export function start(show) {
   report = show;
   find("train-file").addEventListener("change", () => chooseFile().catch(report));
-  find("train-name").addEventListener("input", hint);
+  for (const id of ["train-name", "train-dev", "train-test"]) find(id).addEventListener("input", hint);
   find("train-form").addEventListener("submit", (event) => upload(event).catch(report));
 }

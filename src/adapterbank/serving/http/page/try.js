@@ -1,7 +1,7 @@
 // Predictions for a text: one task in full, or all tasks as a sorted list.
 
 import { bar, counted, empty, fill, find, make, percent } from "./dom.js";
-import { odds } from "./pictures.js";
+import { odds, shares } from "./pictures.js";
 import { Refused, ask, at } from "./server.js";
 import { readsPair, tasks } from "./tasks.js";
 
@@ -41,6 +41,7 @@ function offer(name) {
 function adapt() {
   const task = chosen(), some = tasks().filter(readsPair).length;
   const [first, second] = task?.text?.length === 2 ? task.text : ["Text", "Second text"];
+  find("try-explain-row").hidden = !task;
   find("try-pair-row").hidden = task ? !readsPair(task) : some === 0;
   find("try-pair").required = Boolean(task && readsPair(task));
   find("try-text-name").textContent = task && readsPair(task) ? first : "Text";
@@ -53,7 +54,7 @@ const shown = (found) => {
   if (found.labels) return found.labels.length ? found.labels.join(", ") : "no label";
   if (!empty(found.value)) return String(Number(found.value.toFixed(4)));
   if (!empty(found.answer)) return found.answer || "no answer";
-  const rest = Object.entries(found).filter(([name]) => !["task", "version", "probabilities"].includes(name));
+  const rest = Object.entries(found).filter(([name]) => !["task", "version", "probabilities", "explanation"].includes(name));
   return rest.length ? rest.map(([name, value]) => `${name}: ${JSON.stringify(value)}`).join(", ") : "–";
 };
 
@@ -72,11 +73,12 @@ function inContext(found, context) {
 }
 
 async function askOne(task, text, pair) {
-  const body = readsPair(task) ? { text, pair } : { text };
+  const body = { text, ...(readsPair(task) ? { pair } : {}), ...(find("try-explain").checked ? { explain: true } : {}) };
   const found = await ask(`${at(task.name)}/predict`, { method: "POST", body });
   const one = found.predictions[0];
   return make("div", { class: "card" }, make("p", { class: "prediction" }, shown(one)),
-    make("p", { class: "quiet" }, `${found.task}, version ${found.version}`), inContext(one, pair), one.probabilities ? odds(one.probabilities) : null);
+    make("p", { class: "quiet" }, `${found.task}, version ${found.version}`), inContext(one, pair), one.probabilities ? odds(one.probabilities) : null,
+    one.explanation ? shares(one.explanation, { text, pair }) : null);
 }
 
 // One refused row fails its whole request: split the request in halves until that row is alone, so that the others are answered.
@@ -139,7 +141,18 @@ async function go(event) {
   }
 }
 
+// The answer to a text that is gone is gone too, also one that is still on its way.
+function clear() {
+  const pair = find("try-pair");
+  if (find("try-text").value.trim() && !(pair.required && !pair.value.trim())) return;
+  turn += 1;
+  find("try-result").replaceChildren();
+  find("try-status").textContent = "";
+  find("try-go").disabled = false;
+}
+
 export function start() {
+  for (const id of ["try-text", "try-pair"]) find(id).addEventListener("input", clear);
   find("try-form").addEventListener("submit", go);
   find("try-task").addEventListener("change", () => { wait(); choose(); find("try-result").replaceChildren(); });
   find("try-form").addEventListener("keydown", (event) => {
