@@ -14,7 +14,15 @@ from adapterbank.encoder.placed import place
 from adapterbank.methods import Options
 from adapterbank.slots.plan import Head, make_plan
 from adapterbank.training.optimizer import AdamSettings
-from adapterbank.training.pairs import SlotEncoder, _gradients, batches, count_steps, pair_loss, train_pairs
+from adapterbank.training.pairs import (
+    SlotEncoder,
+    _gradients,
+    batches,
+    contrastive_loss,
+    count_steps,
+    pair_loss,
+    train_pairs,
+)
 from small_data import reviews
 
 TEXTS = [text for text, _ in reviews(12)]
@@ -40,6 +48,21 @@ def plain_loss(vectors, classes, rows):
             elif rows[i] != rows[j]:
                 near.append((1 - cosine) ** 2)
     return (np.mean(near) if near else 0) / 2 + (np.mean(far) if far else 0) / 2
+
+
+@pytest.mark.parametrize("classes", [[0, 0, 1, 1, 2, 0], [0, 1, 2, 3, 4, 0], [1, 1, 1, 1, 1, 1]])
+def test_the_contrastive_loss_is_that_of_each_row_among_the_others(classes):
+    vectors, rows = np.random.RandomState(0).randn(6, 5), np.array([0, 1, 2, 3, 4, 0])
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    found = []
+    for i in range(6):
+        others = [j for j in range(6) if rows[j] != rows[i]]
+        near = [j for j in others if classes[j] == classes[i]]
+        whole = np.log(sum(np.exp(unit[i] @ unit[j] / 0.1) for j in others))
+        found += [np.mean([whole - unit[i] @ unit[j] / 0.1 for j in near])] if near else []
+    loss = contrastive_loss(torch.from_numpy(vectors).requires_grad_(), np.array(classes), rows)
+    assert loss.item() == pytest.approx(np.mean(found) if found else 0)
+    loss.backward()
 
 
 @pytest.mark.parametrize("classes", [[0, 0, 1, 1, 2, 0], [0, 1, 2, 3, 4, 5], [1, 1, 1, 1, 1, 0]])
@@ -86,14 +109,15 @@ def test_vectors_are_the_mean_hidden_states_at_length_one(bert, slot, new_slot):
     )
 
 
-def test_a_batch_in_parts_has_the_gradient_of_the_whole(bert, slot):
+@pytest.mark.parametrize("loss_of", [pair_loss, contrastive_loss])
+def test_a_batch_in_parts_has_the_gradient_of_the_whole(bert, slot, loss_of):
     tokens, rows = bert.tokenize([*TEXTS, "the cat"]), np.arange(13)
     classes, keys = np.array([*CLASSES, 0]), row_keys(0, 3, torch.arange(13))
     found = []
     for limit in (10**6, 30):
         one = slot()
         one.adam.zero_grad()
-        loss = _gradients(one, tokens, keys, rows, classes, limit)
+        loss = _gradients(one, tokens, keys, rows, classes, limit, loss_of)
         found.append((loss, torch.cat([part.flatten() for part in one.adam.gradients.values()])))
     (loss, whole), (loss_in_parts, parts) = found
     assert loss == pytest.approx(loss_in_parts, rel=1e-5)

@@ -83,7 +83,7 @@ def _fit(slot: SlotEncoder, job: TrainingJob, state: RunState) -> None:
     separate = job.dev is not job.train
     dev = slot.vectors(job.dev.tokens) if separate else None
     chooses = dev is not None and len(dev) >= _FEWEST_DEV_ROWS
-    for strength in logistic.STRENGTHS if chooses else (logistic.STRENGTH,):
+    for strength in logistic.STRENGTHS if chooses else (logistic.usual_strength(job.plan.head.outputs),):
         weight, bias = logistic.fit(
             vectors, _classes(job.train), job.plan.head.outputs, strength=strength, balanced=balanced
         )

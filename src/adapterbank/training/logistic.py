@@ -9,8 +9,7 @@ import numpy as np
 
 from adapterbank.draws import RandomStream
 
-STRENGTH = 10.0
-"""The inverse of the penalty (scikit-learn's `C`), where no dev rows choose it."""
+_STRENGTH, _CLASSES = 10.0, 8
 STRENGTHS = (1.0, 10.0, 100.0, 1000.0)
 """The strengths among which dev rows choose."""
 FOLDS = 5
@@ -21,14 +20,28 @@ _ABSENT = -100.0
 """Bias of a class without rows, which is then never the answer."""
 
 
+def usual_strength(classes: int) -> float:
+    """Return the inverse of the penalty (scikit-learn's `C`), where no dev rows choose it.
+
+    With many classes, each has a small share of the loss, and a penalty that suits few would leave all answers unsure.
+    """
+    return _STRENGTH * max(1.0, classes / _CLASSES)
+
+
 def fit(
-    vectors: np.ndarray, classes: Sequence[int], outputs: int, *, strength: float = STRENGTH, balanced: bool = False
+    vectors: np.ndarray,
+    classes: Sequence[int],
+    outputs: int,
+    *,
+    strength: float | None = None,
+    balanced: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return weight `[outputs, width]` and bias `[outputs]` of the regression of classes on vectors `[rows, width]`.
 
     Its probabilities are those of scikit-learn's `LogisticRegression(C=strength)`; with `balanced`, all classes weigh
     the same.
     """
+    strength = usual_strength(outputs) if strength is None else strength
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 

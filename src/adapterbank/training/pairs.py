@@ -1,8 +1,10 @@
 """Contrastive training of one slot: rows of one class move together, rows of different classes apart. Knows no files.
 
 A step takes rows of a few classes, and every two of them are a pair; so the cost grows with rows, not with their
-square. The loss of a pair is (1 - cos)² for rows of one class and cos² for others, each half of the mean, as in
-SetFit (Tunstall et al. 2022), whose pairs are drawn one by one.
+square. If a batch holds all classes, the loss of a pair is (1 - cos)² for rows of one class and cos² for others, each
+half of the mean, as in SetFit (Tunstall et al. 2022), whose pairs are drawn one by one. With more classes there is no
+need to make them all orthogonal: a row must only be nearer to its own class than to the others of the batch, which is
+the supervised contrastive loss of Khosla et al. (2020).
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ _FEWEST, _MOST = 30, 120
 """Steps for the smallest data sets, and for larger ones up to where three passes take more."""
 _STEPS_PER_ROW = 0.8
 _PASSES = 3
+_TEMPERATURE = 0.1
+"""Of the contrastive loss: cosines are divided by it."""
 
 
 def count_steps(rows: int, batch: int) -> int:
@@ -103,11 +107,12 @@ def train_pairs(
 ) -> int:
     """Train a slot on pairs of its rows; return the number of steps. `watch` gets steps done, all steps, the loss."""
     steps, targets = count_steps(len(tokens), batch), np.asarray(classes)
+    loss_of = pair_loss if len(set(classes)) <= _together(batch) else contrastive_loss
     schedule, limit = Schedule(rate, steps), token_limit(slot.encoder.config, slot.stacks.device)
     for step, rows in zip(range(steps), batches(classes, batch, seed), strict=False):
         slot.adam.zero_grad()
         keys = row_keys(seed, step, torch.arange(len(rows)))
-        loss = _gradients(slot, [tokens[row] for row in rows], keys, rows, targets[rows], limit)
+        loss = _gradients(slot, [tokens[row] for row in rows], keys, rows, targets[rows], limit, loss_of)
         if not np.isfinite(loss):
             raise TrainingError(
                 f"At step {step + 1} the loss became {loss}. The learning rate {rate:g} is probably too high: "
@@ -125,6 +130,7 @@ def _gradients(
     rows: np.ndarray,
     classes: np.ndarray,
     limit: int,
+    loss_of: Callable[[Tensor, np.ndarray, np.ndarray], Tensor],
 ) -> float:
     """Add the gradients of a batch's pairs, in parts of at most `limit` padded tokens; return the loss.
 
@@ -134,14 +140,14 @@ def _gradients(
     adam, parts = slot.adam, list(by_length(tokens, limit))
     leaves = adam.leaves()
     if len(parts) == 1:
-        loss = pair_loss(slot.pooled(tokens, keys), classes, rows)
+        loss = loss_of(slot.pooled(tokens, keys), classes, rows)
         adam.add_gradients(torch.autograd.grad(loss, leaves, allow_unused=True))
         return loss.item()
     with torch.no_grad():
         whole = torch.cat([slot.pooled([tokens[i] for i in part], keys[part]) for part in parts])
     order = [i for part in parts for i in part]
     whole.requires_grad_()
-    loss = pair_loss(whole, classes[order], rows[order])
+    loss = loss_of(whole, classes[order], rows[order])
     shares = torch.autograd.grad(loss, whole)[0].split([len(part) for part in parts])
     for part, share in zip(parts, shares, strict=True):
         pooled = slot.pooled([tokens[i] for i in part], keys[part])
@@ -151,20 +157,38 @@ def _gradients(
 
 def pair_loss(vectors: Tensor, classes: np.ndarray, rows: np.ndarray) -> Tensor:
     """Return the loss of all pairs of vectors; a row that stands in the batch twice is no pair with itself."""
-    unit = F.normalize(vectors, dim=1)
-    cosines = unit @ unit.T
-    alike = torch.from_numpy(classes[:, None] == classes).to(vectors.device)
-    same_row = torch.from_numpy(rows[:, None] == rows).to(vectors.device)
+    cosines, alike, same_row = _compared(vectors, classes, rows)
     near, far = (alike & ~same_row).float(), (~alike).float()
     pull = ((1 - cosines).square() * near).sum() / near.sum().clamp(min=1)
     push = (cosines.square() * far).sum() / far.sum().clamp(min=1)
     return (pull + push) / 2
 
 
+def contrastive_loss(vectors: Tensor, classes: np.ndarray, rows: np.ndarray) -> Tensor:
+    """Return how unlikely, by their cosines, rows are to be matched with others of their class; means over rows."""
+    cosines, alike, same_row = _compared(vectors, classes, rows)
+    near = (alike & ~same_row).float()
+    likely = (cosines / _TEMPERATURE).masked_fill(same_row, -torch.inf).log_softmax(1).masked_fill(same_row, 0.0)
+    matched = near.sum(1) > 0  # a class may have one row
+    return -((likely * near).sum(1) / near.sum(1).clamp(min=1)).sum() / matched.sum().clamp(min=1)
+
+
+def _compared(vectors: Tensor, classes: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the cosine of every two vectors, whether they are of one class, and whether they are of one row."""
+    unit = F.normalize(vectors, dim=1)
+    alike, same_row = (torch.from_numpy(one[:, None] == one).to(vectors.device) for one in (classes, rows))
+    return unit @ unit.T, alike, same_row
+
+
+def _together(batch: int) -> int:
+    """Return how many classes a batch holds."""
+    return max(2, batch // _OF_A_CLASS)
+
+
 def batches(classes: Sequence[int], size: int, seed: int) -> Iterator[np.ndarray]:
     """Yield batches of row numbers without end: the same number of rows of some classes, each row in its turn."""
     members = {one: np.flatnonzero(np.asarray(classes) == one) for one in sorted(set(classes))}
-    together = max(2, min(len(members), size // _OF_A_CLASS))
+    together = min(len(members), _together(size))
     order = _turns(np.array(list(members)), seed, "classes")
     turns = {one: _turns(rows, seed, "rows", one) for one, rows in members.items()}
     while True:
