@@ -25,7 +25,7 @@ from families import save_random
 from small_data import FAST, pairs, reviews
 
 TEXTS, LABELS = map(list, zip(*reviews(48), strict=True))
-GOOD = {**FAST, "epochs": 6, "device": "cpu"}
+GOOD = {**FAST, "epochs": 12, "device": "cpu"}
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,8 @@ class NumbersAsTexts(AdapterClassifier):
 
     @staticmethod
     def texts(X):
-        return [" ".join(WORDS[int(abs(value)) % 10] for value in row) + " cat" for row in np.asarray(X, dtype=float)]
+        digits = [[int(abs(value) * 10**k) % 10 for value in row for k in range(2)] for row in np.asarray(X, float)]
+        return [" ".join(WORDS[digit] for digit in row) + " cat" for row in digits]
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()

@@ -80,7 +80,6 @@ TRAINING = {
         r"unseen\.csv, row 2: the label 'neutral' is not one of",
     ),
     "test label never seen": (trained(test="unseen.csv"), r"unseen\.csv, row 2: the label 'neutral' is not one of"),
-    "not UTF-8": (trained(train="latin1.csv"), r"latin1\.csv is not UTF-8: byte 14 \(line 2\) is 0xe9; convert it"),
     "NUL bytes": (trained(train="nul.csv"), r"nul\.csv has a NUL byte on line 3.*save it as UTF-8"),
     "all rows empty": (trained(train="no-texts.csv"), r"no-texts\.csv: .*(empty|no row)"),
     "dev rows all empty": (trained(dev="no-texts.csv"), r"no-texts\.csv: every row is empty in text; choose another"),

@@ -11,14 +11,17 @@ from scipy.special import expit, softmax
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import accuracy_score
 
+from adapterbank.encoder.batch import Tokens
 from adapterbank.inference.predictions import predict
+from adapterbank.inference.rows import Rows
 from adapterbank.kinds.kind import HeadOutputs
 from adapterbank.kinds.reliability import BINS, SHARES, in_bins, reliability
 from kinds.tasks_of import task_of
 
 
 def outputs(task, x):
-    return HeadOutputs(task, None, None, list(x))
+    one = Tokens(np.zeros(1, np.int64), np.zeros(1, np.int64))
+    return HeadOutputs(task, None, Rows([one] * len(x), None), list(x))
 
 
 def independent_error(top: np.ndarray, right: np.ndarray) -> float:

@@ -410,12 +410,14 @@ def read_file(form: Form, folder: Path) -> Dataset:
     """Read the form as `adapterbank train --train FILE` does."""
     path = folder / f"data.{form.ending}"
     path.write_bytes(form.content)
-    return DatasetReader().read(canonical(configs.parse({"task": "t", "train": str(path), **form.options})))
+    return DatasetReader().read(
+        canonical(configs.parse({"task": "t", "train": str(path), "few": "never", **form.options}))
+    )
 
 
 def read_sent(form: Form, folder: Path) -> Dataset:
     """Read the form as the server and its worker do."""
-    _, checked = requests.check("t", options_of(form), form.ending)
+    _, checked = requests.check("t", {"few": "never", **options_of(form)}, form.ending)
     with Upload(folder, form.ending, 1 << 20) as upload:
         upload.write(form.content)
         upload.finish()
@@ -428,7 +430,7 @@ def read_frame(form: Form, folder: Path) -> Dataset:
     """Read the same as Python data."""
     data = form.frame() if form.frame else pandas.read_csv(io.BytesIO(form.content), **form.pandas or {})
     return DatasetReader({"train": table_from(data, "train")}).read(
-        canonical(configs.parse({"task": "t", **form.options}))
+        canonical(configs.parse({"task": "t", "few": "never", **form.options}))
     )
 
 

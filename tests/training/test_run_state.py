@@ -65,7 +65,7 @@ def test_an_interrupted_run_leaves_its_state_and_no_new_version(bank):
         {},
         {"method": "full", "size": 64, "lr": 1e-4},
         {"method": "top", "size": 64, "lr": 1e-3, "top": 2},
-        {"method": "feature", "size": 64},
+        {"method": "feature", "size": 64, "head_hidden": 8},
         {"dropout": 0.3, "clip": 0, "warmup": 0.5},
         {"bias_correction": False, "class_weights": "balanced"},
         {"patience": 2},
@@ -312,7 +312,9 @@ def test_a_signal_to_a_real_process_does_not_damage_the_bank(tmp_path, words, na
 
 
 @pytest.mark.minilm
-@pytest.mark.parametrize("options", [{"method": "feature"}, {"method": "top"}, {"layers": "3-5", "size": 8}])
+@pytest.mark.parametrize(
+    "options", [{"method": "feature", "head_hidden": 8}, {"method": "top"}, {"layers": "3-5", "size": 8}]
+)
 def test_cached_lower_layers_do_not_change_a_resumed_run(minilm, tmp_path, options):
     """The real encoder and texts of many lengths show rounding differences if a row is computed in another batch."""
     rows = [("a film to watch again " * (1 + i % 5) + "!" * (i % 7), "ab"[i % 2]) for i in range(48)]

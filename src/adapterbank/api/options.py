@@ -51,6 +51,8 @@ class ModelOptions(TypedDict, total=False):
     dropout: float | None
     class_weights: str
     patience: int
+    calibrate: bool
+    few: str
     seed: int
     device: str
     precision: str
@@ -65,6 +67,10 @@ class RunOptions(ModelOptions, total=False):
     label: str | None
     kind: str | None
     labels: str | Sequence[str] | None
+    separator: str | None
+    header: bool | None
+    label_separator: str | None
+    drop_unlabelled: bool
     doc_stride: int
     backbone: str
     trials: int

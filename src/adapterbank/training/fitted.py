@@ -49,7 +49,8 @@ def train_fitted(
     for epoch in state.history:
         epoch |= {"loss": losses[-1], "seconds": (time.perf_counter() - began) / len(state.history)}
     state.about = {"fitted": {"steps": state.step, "strength": state.about["strength"], "rows": len(rows)}}
-    watch(Progress(number, 1, 1, state.step, state.step, losses[-1], 0.0, state.best_score))
+    steps = max(1, state.step)
+    watch(Progress(number, 1, 1, steps, steps, losses[-1], 0.0, state.best_score))
     return state
 
 

@@ -194,7 +194,7 @@ def _end(report: FileReport, tasks: list[str], target: Any) -> None:
 def _standard_output(form: str | None, explain: bool) -> BinaryIO:
     """Return standard output for bytes; a terminal is not sent what it would obey."""
     if sys.stdout.isatty() and form in (None, "jsonl") and explain:
-        return _Explained()  # type: ignore[return-value]  # as much of a file as is needed
+        return _ExplainedOutput()  # type: ignore[return-value]  # as much of a file as is needed
     if not sys.stdout.isatty() or form in (None, "jsonl"):
         return sys.stdout.buffer
     if form == "parquet":
@@ -212,7 +212,7 @@ class _Terminal:
         sys.stdout.flush()
 
 
-class _Explained:
+class _ExplainedOutput:
     """Standard output of JSON lines, with the largest shares of each explanation printed for a person."""
 
     def write(self, data: bytes) -> None:
