@@ -267,3 +267,20 @@ def test_options_of_reading_leave_the_identity_of_earlier_runs_as_it_is():
         }.items()
     )
     assert parse({"text": ["title", "body, plain"]}).text == 'title,"body, plain"'
+
+
+@pytest.mark.parametrize(
+    ("size", "width", "rate"),
+    [
+        (8, 384, 1e-3),
+        (64, 384, 1e-3),
+        (64, 0, 1e-3),
+        (256, 384, 5e-4),
+        (512, 128, 3.5e-4),
+        (64, 768, 5e-4),
+        (256, 768, 2.5e-4),
+    ],
+)
+def test_the_default_rate_of_adapters_falls_with_size_and_width(size, width, rate):
+    assert resolve(Config(size=size), width).lr == rate
+    assert resolve(Config(size=size, lr=2e-3), width).lr == 2e-3

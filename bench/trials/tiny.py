@@ -39,7 +39,7 @@ def train(bank: Path, encoder: Path, task: str, **options: Any) -> Any:
 def command(*words: Any) -> Printed:
     """Run `adapterbank` with these words in this process; an exception of a command is the caller's."""
     main = _main()
-    out, err, before = io.StringIO(), io.StringIO(), sys.argv
+    out, err, before = io.TextIOWrapper(io.BytesIO(), "utf-8", newline=""), io.StringIO(), sys.argv
     sys.argv = ["adapterbank", *map(str, words)]
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -49,7 +49,9 @@ def command(*words: Any) -> Printed:
         status = exit.code
     finally:
         sys.argv = before
-    return Printed(status if isinstance(status, int) else int(bool(status)), out.getvalue(), err.getvalue())
+    out.flush()
+    printed = out.buffer.getvalue().decode()  # type: ignore[attr-defined]  # a BytesIO
+    return Printed(status if isinstance(status, int) else int(bool(status)), printed, err.getvalue())
 
 
 @cache

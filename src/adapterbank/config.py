@@ -334,10 +334,12 @@ def check_tolerance(points: float) -> None:
         raise ConfigError([f"tolerance is {points!r}; it must be at least 0, in points of the metric."])
 
 
-def resolve(config: Config) -> Config:
-    """Fill in the defaults that depend on the method."""
-    defaults = METHODS[config.method].defaults
-    missing = {name: row.value for name, row in defaults.items() if getattr(config, name) is None}
+def resolve(config: Config, width: int = 0) -> Config:
+    """Fill in the defaults that depend on the method, its size, and the hidden width of the encoder if it is known."""
+    method = METHODS[config.method]
+    missing = {name: row.value for name, row in method.defaults.items() if getattr(config, name) is None}
+    if "lr" in missing:
+        missing["lr"] = float(f"{missing['lr'] * method.rate_scale(config.size, width or 1):.2g}")
     return dataclasses.replace(config, **missing)
 
 

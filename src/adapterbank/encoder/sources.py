@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.util
 import json
 import os
@@ -102,6 +103,19 @@ def at_hand(name: str) -> Path | None:
     except HFValidationError:
         return None
     return Path(config).parent if isinstance(config, str) and _is_whole(Path(config).parent) else None
+
+
+@functools.cache
+def width_at_hand(name: str) -> int:
+    """Return the hidden width of a backbone that is on this machine; 0 if it is not, or does not state it."""
+    place = os.path.expanduser(name)
+    folder = Path(place) if os.path.isdir(place) else at_hand(name)
+    try:
+        fields = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder else {}
+    except (OSError, ValueError):  # reported when it is loaded
+        return 0
+    widths = [fields.get(key) for key in ("hidden_size", "dim")] if isinstance(fields, dict) else []
+    return next((width for width in widths if isinstance(width, int) and width > 0), 0)
 
 
 def weight_files(folder: Path) -> list[Path]:

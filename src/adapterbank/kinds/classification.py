@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -121,13 +122,14 @@ def _columns(probabilities: np.ndarray, targets: Sequence[Any], metric: Metric) 
     return probabilities[:, 1:], np.array(targets)[:, None] == 1
 
 
-def _notes(task: Task, decisions: Sequence[Any], targets: Sequence[Any]) -> list[str]:
-    if not len(set(decisions)) == 1 < len(set(targets)):
-        return []
-    return [
-        f"The model predicts {task.labels[decisions[0]]!r} for every dev row: it has learned nothing else. "
-        "Usually the learning rate is too high (try a tenth of it) or the epochs are too few."
-    ]
+def _collapsed(task: Task, decisions: Sequence[Any], targets: Sequence[Any]) -> str:
+    return repr(task.labels[decisions[0]]) if len(set(decisions)) == 1 < len(set(targets)) else ""
+
+
+def _prior_loss(targets: Sequence[Any], labels: int) -> float:
+    """Return the entropy of the classes."""
+    shares = [count / len(targets) for count in Counter(targets).values()]
+    return -sum(share * math.log(share) for share in shares)
 
 
 def _details(predictions: Sequence[Any], targets: Sequence[Any], labels: Sequence[str]) -> dict[str, Any]:
@@ -182,6 +184,7 @@ CLASSIFICATION = Kind(
     predict=_predict,
     probabilities=_softmax,
     confidence=Confidence(_choices, _choose, _certainty, _columns, lambda cuts: (round(1 - cuts[0], 2), cuts[0])),
-    notes=_notes,
+    collapsed=_collapsed,
+    prior_loss=_prior_loss,
     estimator=Estimator(),
 )

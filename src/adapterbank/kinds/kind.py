@@ -196,8 +196,10 @@ class Kind:
 
     tune: Callable[[HeadOutputs], Task] = lambda dev: dev.task
     """Outputs on dev, with targets -> the task with what is chosen at the end of training, such as a threshold."""
-    notes: Callable[[Task, Sequence[Any], Sequence[Any]], list[str]] = lambda task, decisions, targets: []
-    """(task, predictions on dev, targets) -> sentences for the user."""
+    collapsed: Callable[[Task, Sequence[Any], Sequence[Any]], str] = lambda task, decisions, targets: ""
+    """(task, predictions, targets) -> the one answer to all rows, in words, if the targets differ; else empty."""
+    prior_loss: Callable[[Sequence[Any], int], float] | None = None
+    """(training targets, number of labels) -> the mean loss of always giving the prior; None if that is unknown."""
     details: Callable[[Sequence[Any], Sequence[Any], Sequence[str]], dict[str, Any]] = (
         lambda predictions, targets, labels: {}
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +107,19 @@ def _predict(given: HeadOutputs, best: int) -> list[dict[str, Any]]:
     return [{"labels": tuple([names[index] for index in mine])} for mine in _decide(given)]
 
 
+def _collapsed(task: Task, decisions: Sequence[Any], targets: Sequence[Any]) -> str:
+    if not len(set(decisions)) == 1 < len(set(targets)):
+        return ""
+    return ", ".join(repr(task.labels[index]) for index in decisions[0]) or "no label"
+
+
+def _prior_loss(targets: Sequence[Any], labels: int) -> float:
+    """Return the mean entropy of the labels, each as present or absent."""
+    counts = Counter(index for mine in targets for index in mine)
+    shares = [counts[index] / len(targets) for index in range(labels)]
+    return -sum(part * math.log(part) for share in shares for part in (share, 1 - share) if part) / labels
+
+
 def _sigmoid(x: np.ndarray) -> np.ndarray:
     import numpy as np
 
@@ -173,6 +188,8 @@ MULTILABEL = Kind(
     loss=_loss,
     decide=_decide,
     predict=_predict,
+    collapsed=_collapsed,
+    prior_loss=_prior_loss,
     probabilities=_sigmoid,
     confidence=Confidence(_choices, _choose, _certainty, _columns, tuple),
     estimator=Estimator(per_label=True, encode=_indicators, decode=_chosen),

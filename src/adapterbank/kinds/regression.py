@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from adapterbank.tasks.spec import Task
     from adapterbank.tasks.tables import Table
 
+_LITTLE = 0.01
+"""Share of the targets' range within which all predictions count as one."""
+
 
 def _recognizes(columns: Columns, values: Sequence[Any]) -> bool:
     numbers = [as_number(value) for value in values]
@@ -83,6 +86,11 @@ def _decide(given: HeadOutputs) -> list[Any]:
     return numbers
 
 
+def _collapsed(task: Task, decisions: Sequence[Any], targets: Sequence[Any]) -> str:
+    spread = max(targets) - min(targets)
+    return f"about {decisions[0]:.4g}" if spread and max(decisions) - min(decisions) < _LITTLE * spread else ""
+
+
 def _predict(given: HeadOutputs, best: int) -> list[dict[str, Any]]:
     return [{"value": value} for value in _decide(given)]
 
@@ -120,5 +128,7 @@ REGRESSION = Kind(
     loss=_loss,
     decide=_decide,
     predict=_predict,
+    collapsed=_collapsed,
+    prior_loss=lambda targets, labels: 1.0,  # targets are standardised
     estimator=Estimator(regressor=True, decode=lambda predicted: [float(one) for one in predicted]),
 )

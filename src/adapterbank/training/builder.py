@@ -6,6 +6,7 @@ by which the training loop sees that they can share work.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +30,7 @@ from adapterbank.runtime import find_device, find_dtype
 from adapterbank.slots import tensors
 from adapterbank.slots.plan import Head, Plan, make_plan, trained
 from adapterbank.storage import records
-from adapterbank.tasks.spec import Task
+from adapterbank.tasks.spec import Examples, Task
 from adapterbank.training.dataset import Dataset, DatasetReader
 from adapterbank.training.job import TrainingJob
 from adapterbank.training.optimizer import AdamSettings
@@ -190,8 +192,24 @@ def _make_job(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) 
         seed=config.seed,
         patience=config.patience,
         class_weights=_class_weights(config, task, rows),
+        collapsed=_collapse_check(config, task, rows, dev, dev_examples),
         fitted=_is_fitted(config, resolved.plan, resolved.data),
     )
+
+
+def _collapse_check(
+    config: Config, task: Task, rows: Rows, dev: Rows, examples: Examples
+) -> Callable[[list[np.ndarray], float], bool]:
+    """Return a function that tells from dev outputs and a loss whether a run has learned nothing but the prior."""
+    kind = KINDS[task.kind]
+    weighted = config.class_weights != "none"  # then the prior is another
+    prior = kind.prior_loss(rows.targets or [], len(task.labels)) if kind.prior_loss and not weighted else math.inf
+
+    def collapsed(outputs: list[np.ndarray], loss: float) -> bool:
+        decisions = decide(task, examples, dev, outputs)
+        return loss >= prior or bool(kind.collapsed(task, decisions, examples.targets or []))
+
+    return collapsed
 
 
 def _note_lengths(config: Config, rows: Rows, examples: int, note: Callable[[str], None]) -> None:

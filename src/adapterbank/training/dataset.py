@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from adapterbank.config import Config, resolve
+from adapterbank.encoder.sources import width_at_hand
 from adapterbank.errors import ConfigError, DataError, InputError, UnknownName
 from adapterbank.kinds.table import KINDS
 from adapterbank.methods import METHODS
@@ -66,7 +67,7 @@ def canonical(config: Config, splits: Mapping[str, Any] | None = None) -> Config
     if config.task in catalog.CATALOG:
         own = config.train or ("" if "train" in (splits or {}) else config.task)
         config = replace(config, task=catalog.bank_name(config.task), train=own)
-    return resolve(config)
+    return resolve(config, width_at_hand(config.backbone) if config.lr is None else 0)
 
 
 def read_data(config: Config, splits: Mapping[str, Any] | None = None) -> Dataset:

@@ -29,8 +29,11 @@ def score_split(given: HeadOutputs, is_dev: bool, notes: list[str]) -> dict[str,
     """
     task, targets = given.task, given.examples.targets or []
     predicted = KINDS[task.kind].decide(replace(given, task=replace(task, thresholds=())) if is_dev else given)
-    if is_dev:
-        notes += KINDS[task.kind].notes(task, predicted, targets)
+    if is_dev and (answer := KINDS[task.kind].collapsed(task, predicted, targets)):
+        notes.append(
+            f"The model predicts {answer} for every dev row: it has learned nothing else. "
+            "Usually the learning rate is too high (try a tenth of it) or the epochs are too few."
+        )
     return scoring.report(task, predicted, targets)
 
 

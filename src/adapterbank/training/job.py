@@ -38,6 +38,8 @@ class TrainingJob:
     """Stop after this many epochs without a better dev score; 0 for never."""
     class_weights: tuple[float, ...] | None = None
     """Weight of each class in the loss."""
+    collapsed: Callable[[list[np.ndarray], float], bool] = lambda outputs, loss: False
+    """(head outputs of the dev rows, mean loss of the epoch) -> whether the run has learned nothing but the prior."""
     fitted: bool = False
     """Whether the head is fitted to all rows at the end, by `fitted`, instead of trained by the loop."""
 
@@ -57,6 +59,8 @@ class RunState:
     """`weights`, `best`, and the optimiser's `first` and `second` moments, each by tensor name."""
     failure: str = ""
     """Why the run failed, in one sentence; empty if it did not."""
+    restarts: list[dict[str, float]] = field(default_factory=list)
+    """Peak learning rate, loss and dev score of each start that collapsed and was given up."""
     held_out: list[np.ndarray] | None = field(default=None, repr=False)
     """Without dev rows: the outputs for each training row of a head that was fitted to other rows."""
     about: dict[str, Any] = field(default_factory=dict)
@@ -64,7 +68,7 @@ class RunState:
 
     def copy(self) -> RunState:
         """Return a copy that later epochs do not change; tensors are replaced, never written."""
-        return replace(self, history=list(self.history), tensors=dict(self.tensors))
+        return replace(self, history=list(self.history), tensors=dict(self.tensors), restarts=list(self.restarts))
 
     @property
     def best_score(self) -> float:
@@ -94,10 +98,19 @@ class ActiveRun:
         self.slot = -1  # until it is admitted
         self.lengths = [len(row) for row in job.train.tokens]
         self.per_epoch = -(-len(job.train) // job.batch)
-        self.schedule = Schedule(job.rate, self.per_epoch * job.epochs, job.warmup)
         self.losses: list[float] = []
         self.began = time.perf_counter()
         self.order: list[np.ndarray] = []
+
+    @property
+    def rate(self) -> float:
+        """The peak learning rate, a third of what it was before each restart."""
+        return self.job.rate / float(3 ** len(self.state.restarts))
+
+    @property
+    def schedule(self) -> Schedule:
+        """The learning rate of each step."""
+        return Schedule(self.rate, self.per_epoch * self.job.epochs, self.job.warmup)
 
     @property
     def done(self) -> bool:

@@ -73,7 +73,8 @@ def train(
                     score = trainer.end_epoch(run)
                     if score is not None:
                         watch(run.progress(score))
-                        keep(run.number, run.state.copy())
+                        if run.state.epoch:  # not where it begins again
+                            keep(run.number, run.state.copy())
                 if run.done:
                     _end_run(run, end)
     return list(states.values())

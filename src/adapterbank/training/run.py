@@ -41,6 +41,7 @@ from adapterbank.training.fitted import train_fitted
 from adapterbank.training.job import Progress, RunState
 from adapterbank.training.loop import AT_ONCE, train
 from adapterbank.training.once import PutOnce, find_added
+from adapterbank.training.trainer import COLLAPSED_AFTER
 
 
 @dataclass(frozen=True)
@@ -299,6 +300,11 @@ def _finish(
     outputs = {name: replace(given, task=task) for name, given in outputs.items()}
     if state.held_out is not None:  # each training row as scored by a head that was fitted to others
         outputs["dev"] = HeadOutputs(task, data.splits["train"], prepared.job.train, state.held_out)
+    prepared.notes.extend(
+        f"After {COLLAPSED_AFTER} epochs at the learning rate {one['lr']:g} the run gave one answer to everything, or "
+        f"had learned no more than how frequent the answers are; it began again at {one['lr'] / 3:.3g}."
+        for one in state.restarts
+    )
     scores = {name: score_split(given, name == "dev", prepared.notes) for name, given in outputs.items()}
     measured = {name: measured for name, given in outputs.items() if (measured := measure_reliability(given))}
     for name, one in measured.items():
@@ -324,6 +330,7 @@ def _finish(
         "examples_per_second": len(prepared.job.train) * len(state.history) / max(training, 1e-9),
         "stamp": stamp(resolved.device, resolved.dtype),
         **state.about,
+        **({"restarts": state.restarts} if state.restarts else {}),
         "notes": list(prepared.notes),
         **({"calibration": measured} if measured else {}),
     }

@@ -29,6 +29,14 @@ class EpochScores(TypedDict):
     seconds: NotRequired[float]
 
 
+class Restart(TypedDict):
+    """A start of a run that collapsed."""
+
+    lr: float
+    loss: float
+    score: float
+
+
 class StateFields(TypedDict):
     """The fields of a state.json."""
 
@@ -38,6 +46,7 @@ class StateFields(TypedDict):
     step: Annotated[int, {"low": 0}]
     best_epoch: Annotated[int, {"low": 0}]
     history: list[EpochScores]
+    restarts: NotRequired[list[Restart]]
     newest: NotRequired[int | None]
     bytes: NotRequired[Annotated[int, {"low": 0}]]
 
@@ -71,6 +80,7 @@ def save(folder: Path, state: RunState, newest: int | None = None) -> None:
     files.atomic_write(folder / name, data)
     about = {"library": __version__, "sha256": files.sha256_bytes(data), "epoch": state.epoch, "step": state.step}
     about |= {"best_epoch": state.best_epoch, "history": state.history, "newest": newest, "bytes": len(data)}
+    about |= {"restarts": state.restarts} if state.restarts else {}
     files.write_json(folder / "state.json", reading.seal(about))
     for old in folder.glob("epoch-*.safetensors"):
         if old.name != name:
@@ -91,6 +101,7 @@ def load(folder: Path, job: TrainingJob | None = None) -> RunState | None:
         if files.sha256_bytes(data) != about["sha256"]:
             raise InputError("the checksum of the weights does not match")
         state = RunState(about["epoch"], about["step"], about["history"], about["best_epoch"])
+        state.restarts = about.get("restarts", [])
         for key, tensor in safetensors.torch.load(data).items():
             part, _, name = key.partition("/")
             state.tensors.setdefault(part, {})[name] = tensor

@@ -25,6 +25,9 @@ from adapterbank.training.step_input import StepContext, StepInput
 
 STEPS_WORTH_A_GRAPH = 500
 """Steps per run above which a graph is worth its compilation."""
+COLLAPSED_AFTER = 2
+"""Epochs after which a run that gives one answer to everything begins again."""
+MOST_RESTARTS = 2
 READ_EVERY = 0.2
 """The most seconds between two reads of a graph's losses."""
 
@@ -192,11 +195,29 @@ class Trainer:
         state.tensors["second"] = self.stacks.take(run.slot, self.adam.second)
         if better:
             state.best_epoch, state.tensors["best"] = state.epoch, state.tensors["weights"]
+        if self._gives_up(run) and job.collapsed(dev_outputs, state.history[-1]["loss"]):
+            self._restart(run)
         return score
+
+    def _gives_up(self, run: ActiveRun) -> bool:
+        """Return whether a run that has collapsed by now may begin again."""
+        return run.state.epoch == COLLAPSED_AFTER < run.job.epochs and len(run.state.restarts) < MOST_RESTARTS
+
+    def _restart(self, run: ActiveRun) -> None:
+        """Let a run begin again, with a third of its learning rate."""
+        job, state = run.job, run.state
+        state.restarts.append({"lr": run.rate, **{name: state.history[-1][name] for name in ("loss", "score")}})
+        state.epoch = state.step = state.best_epoch = 0
+        state.history, state.tensors = [], {}
+        zeros = {name: torch.zeros_like(tensor) for name, tensor in job.initial.items()}
+        self.stacks.write(run.slot, job.initial)
+        self.stacks.write(run.slot, zeros, self.adam.first)
+        self.stacks.write(run.slot, zeros, self.adam.second)
+        self.adam.steps[run.slot] = 0
 
 
 def _diverged(run: ActiveRun, what: str, step: int) -> str:
-    rate = run.job.rate
+    rate = run.rate
     return (
         f"At step {step + 1}, epoch {run.state.epoch + 1}, {what}. The learning rate {rate:g} is "
         f"probably too high: try --lr {rate / 10:g}. Nothing was written to the bank."

@@ -1,0 +1,98 @@
+"""Tests of `adapterbank.training.trainer`: a run that collapses begins again, and what is told of it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from adapterbank.api.opened import open_bank
+from adapterbank.kinds.table import KINDS
+from adapterbank.training import builder
+from adapterbank.training.trainer import MOST_RESTARTS
+from jobs import assert_same_bits, job_on, kept_after, train_jobs
+from kinds.tasks_of import task_of
+from small_data import reviews
+
+ROWS = reviews(24)
+OPTIONS = {"size": 4, "max_length": 32, "batch": 8, "epochs": 4}
+
+
+def stuck(times):
+    """Return a check that finds the first so many starts collapsed."""
+    seen = []
+    return lambda outputs, loss: len(seen.append(loss) or seen) <= times
+
+
+@pytest.mark.parametrize("times", [0, 1, 2, 5])
+def test_a_run_that_collapses_begins_again_at_a_third_of_the_rate_and_at_most_twice(times, bert, new_slot):
+    (found,) = train_jobs(bert, job_on(bert, new_slot, rate=9e-3, epochs=4, collapsed=stuck(times)))
+    starts = min(times, MOST_RESTARTS)
+    assert [one["lr"] for one in found.restarts] == pytest.approx([9e-3 / 3**k for k in range(starts)])
+    assert (found.epoch, len(found.history), found.step) == (4, 4, 16)
+    (fresh,) = train_jobs(bert, job_on(bert, new_slot, rate=9e-3 / 3**starts, epochs=4))
+    for part in ("weights", "best"):
+        for name, tensor in fresh.tensors[part].items():
+            torch.testing.assert_close(found.tensors[part][name], tensor, rtol=1e-5, atol=1e-7)
+
+
+def test_a_neighbour_is_not_touched_and_a_short_run_does_not_begin_again(bert, new_slot):
+    jobs = [job_on(bert, new_slot, seed=seed, epochs=4) for seed in (0, 1)]
+    alone = train_jobs(bert, jobs[1])[0]
+    beside = train_jobs(bert, job_on(bert, new_slot, seed=0, epochs=4, collapsed=stuck(2)), jobs[1])
+    assert len(beside[0].restarts) == 2
+    assert beside[1].restarts == []
+    for name, tensor in alone.tensors["weights"].items():
+        torch.testing.assert_close(beside[1].tensors["weights"][name], tensor, rtol=1e-4, atol=1e-6)
+    (short,) = train_jobs(bert, job_on(bert, new_slot, epochs=2, collapsed=stuck(5)))
+    assert short.restarts == []
+
+
+def test_a_run_that_began_again_is_resumed_to_the_bit(bert, new_slot):
+    def job(times):
+        return job_on(bert, new_slot, epochs=4, collapsed=stuck(times))
+
+    whole, kept = kept_after(bert, job(1))
+    state = kept[2]  # after two epochs at the lower rate; the epoch at which it began again is not kept
+    assert (len(kept), state.epoch, len(state.restarts)) == (5, 2, 1)
+    (resumed,) = train_jobs(bert, job(0), resume={0: state})
+    assert_same_bits(resumed, whole)
+    assert resumed.restarts == whole.restarts
+
+
+def test_the_user_and_the_record_are_told(tmp_path, bert, monkeypatch):
+    monkeypatch.setattr(builder, "_collapse_check", lambda *given: stuck(1))
+    bank = open_bank(tmp_path / "bank", bert, device="cpu")
+    result = bank.train("s", ROWS, ROWS, **OPTIONS, lr=3e-3)
+    assert [one["lr"] for one in result.record["restarts"]] == [3e-3]
+    assert any("at the learning rate 0.003 the run gave one answer" in note for note in result.notes)
+    assert any("it began again at 0.001." in note for note in result.notes)
+    assert "restarts" not in bank.train("t", ROWS, ROWS, **{**OPTIONS, "epochs": 1}).record
+
+
+@pytest.mark.parametrize(
+    ("kind", "same", "different", "told"),
+    [
+        ("classification", [1, 1, 1], [0, 1, 1], "'b'"),
+        ("multilabel", [(0, 1), (0, 1), (0, 1)], [(0,), (1,), ()], "'a', 'b'"),
+        ("multilabel", [(), (), ()], [(0,), (1,), ()], "no label"),
+        ("regression", [2.001, 2.0, 2.0], [1.0, 2.0, 3.0], "about 2.001"),
+    ],
+)
+def test_a_kind_knows_one_answer_to_everything(kind, same, different, told):
+    task, row = task_of(kind, ["a", "b"]), KINDS[kind]
+    assert row.collapsed(task, same, different) == told
+    assert row.collapsed(task, different, different) == ""
+    assert row.collapsed(task, same, same[:1] * 3) == ""
+
+
+def test_the_loss_of_the_prior_is_that_of_always_giving_it():
+    assert KINDS["classification"].prior_loss([0, 0, 0, 1], 2) == pytest.approx(
+        -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    )
+    logits = torch.logit(torch.tensor([0.75, 0.5])).expand(4, 2)
+    targets = torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, targets)
+    assert KINDS["multilabel"].prior_loss([(0, 1), (0,), (0, 1), ()], 2) == pytest.approx(expected.item())
+    assert KINDS["regression"].prior_loss([1.0, 5.0], 0) == 1.0
