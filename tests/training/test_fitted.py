@@ -51,6 +51,13 @@ def test_few_labels_hold_out_no_row_and_bring_the_rows_of_a_class_together(bank)
     assert few.package.manifest.method["head"]["unit"] is True
 
 
+def test_the_recipe_in_the_package_has_no_epochs_and_a_killed_run_is_not_added_twice(bank):
+    package = bank.train("s", ROWS, **OPTIONS).package
+    assert not {"epochs", "patience"} & package.manifest.recipe.keys()
+    again = bank.train("s", ROWS, **OPTIONS, resume=True).package  # as after a kill between package and record
+    assert again.ref == package.ref
+
+
 def test_the_package_predicts_as_trained_and_passes_the_audit(bank, bert):
     result = bank.train("s", ROWS, OTHERS, **OPTIONS)
     again = open_bank(bank.path, bert, device="cpu")

@@ -171,7 +171,8 @@ def preview(task: Task, tables: Mapping[str, Table], config: Config) -> dict[str
             found["dropped"][name] = {"empty": report.empty, "unlabelled": report.unlabelled}
             found["notes"] += [*(report.notes if drop == config.drop_unlabelled else table.notes), *report.remarks]
             break
-    found["held_out"] = "train" in read and "dev" not in tables
+    few = "train" in read and has_few_labels(resolve(config), Dataset(task, read, ()))
+    found |= {"few": few, "held_out": "train" in read and "dev" not in tables and not few}
     if found["held_out"]:
         try:
             read["train"], read["dev"] = hold_out(read["train"], task, config.seed)

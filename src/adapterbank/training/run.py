@@ -43,6 +43,9 @@ from adapterbank.training.loop import AT_ONCE, train
 from adapterbank.training.once import PutOnce, find_added
 from adapterbank.training.trainer import COLLAPSED_AFTER
 
+_OF_EPOCHS = ("epochs", "patience")
+"""Options that a run whose head is fitted does not use."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -368,7 +371,7 @@ def _draft(
         task=task.to_json(),
         method=resolved.plan.to_json(),
         backbone=backbone.reference,
-        recipe={name: getattr(config, name) for name in recipe},
+        recipe={name: getattr(config, name) for name in recipe if not (prepared.job.fitted and name in _OF_EPOCHS)},
         seed=config.seed,
         data=data.about(),
         metrics={name: {k: v for k, v in s.items() if isinstance(v, int | float)} for name, s in scores.items()},

@@ -45,11 +45,18 @@ def test_data_of_a_file_tells_the_columns_what_is_left_out_and_the_split(tmp_pat
     found = shell("data", *words).out
     assert "text: title,body; label: tone" in found
     assert "train: rows left out: 1 with an empty text, 1 with no label" in found
-    assert "rows used: train 20, dev 2 (dev held out of train, seed 0)" in found
+    assert "rows used: train 22 (few labels: no row is held out)" in found
     assert "separates its fields with ';'" in found
     assert "the labels 'positive' (10) and 'Positive' (1) differ only in case" in found
     assert "train would refuse it: " in found
     dropped = shell("data", *words, "--drop-unlabelled", "--json").json
-    assert (dropped["refused"], dropped["rows"]) == ([], {"train": 20, "dev": 2})
+    assert (dropped["refused"], dropped["rows"]) == ([], {"train": 22})
     assert dropped["dropped"] == {"train": {"empty": 1, "unlabelled": 1}}
     assert dropped["columns"] == {"text": ["title,body"], "label": "tone"}
+
+
+def test_data_of_a_file_with_many_rows_tells_what_would_be_held_out(tmp_path, checkpoint):
+    file = tmp_path / "mine.csv"
+    file.write_text("text,label\n" + "".join(f"{text} {i},{label}\n" for i, (text, label) in enumerate(reviews(200))))
+    found = shell("data", file, "--backbone", checkpoint("bert")[0]).out
+    assert "rows used: train 180, dev 20 (dev held out of train, seed 0)" in found

@@ -166,6 +166,7 @@ def _print_plan(found: dict[str, Any]) -> None:
             print_text(f"{name}: rows left out: {', '.join(parts)}")
     rows = ", ".join(f"{name} {count:,}" for name, count in found["rows"].items())
     held = f" (dev held out of train, seed {found['seed']})" if found["held_out"] else ""
+    held = " (few labels: no row is held out)" if found["few"] and "dev" not in found["rows"] else held
     print_text(f"rows used: {rows}{held}\n")
 
 
