@@ -10,6 +10,7 @@ import torch
 from adapterbank.api.opened import open_bank
 from adapterbank.kinds.table import KINDS
 from adapterbank.training import builder
+from adapterbank.training import trainer as trainers
 from adapterbank.training.trainer import MOST_RESTARTS
 from jobs import assert_same_bits, job_on, kept_after, train_jobs
 from kinds.tasks_of import task_of
@@ -17,6 +18,11 @@ from small_data import reviews
 
 ROWS = reviews(24)
 OPTIONS = {"size": 4, "max_length": 32, "batch": 8, "epochs": 4}
+
+
+@pytest.fixture(autouse=True)
+def _few_steps(monkeypatch):
+    monkeypatch.setattr(trainers, "FEWEST_STEPS", 8)
 
 
 def stuck(times):
@@ -59,6 +65,12 @@ def test_a_run_that_began_again_is_resumed_to_the_bit(bert, new_slot):
     (resumed,) = train_jobs(bert, job(0), resume={0: state})
     assert_same_bits(resumed, whole)
     assert resumed.restarts == whole.restarts
+
+
+def test_a_run_is_not_judged_before_it_has_taken_a_hundred_steps(bert, new_slot, monkeypatch):
+    monkeypatch.setattr(trainers, "FEWEST_STEPS", 10)  # three epochs of four steps
+    kept = kept_after(bert, job_on(bert, new_slot, epochs=4, collapsed=stuck(1)))[1]
+    assert [state.epoch for state in kept] == [1, 2, 1, 2, 3, 4]
 
 
 def test_the_user_and_the_record_are_told(tmp_path, bert, monkeypatch):

@@ -30,7 +30,7 @@ def read_separated(
     line, first = next((line, fields) for line, fields in records if fields)
     budget.check_columns(len(first))
     named = form.header is not False
-    header = _header(first, budget.source) if named else [str(place) for place in range(1, len(first) + 1)]
+    header = check_header(first, budget.source) if named else [str(place) for place in range(1, len(first) + 1)]
     body = records if named else itertools.chain([(line, first)], records)
     columns: list[list[str]] = [[] for _ in header]
     rows = 0
@@ -47,10 +47,11 @@ def read_separated(
     found = dict(zip(header, columns, strict=True))
     unnamed = {name for name, given in zip(header, first, strict=True) if named and not given.strip()}
     found = {name: values for name, values in found.items() if name not in unnamed or any(map(str.strip, values))}
-    return found, _notes(dialect, usual, form, budget.source)
+    return found, dialect_notes(dialect, usual, form, budget.source)
 
 
-def _notes(dialect: Dialect, usual: str, form: FileForm, source: Any) -> list[str]:
+def dialect_notes(dialect: Dialect, usual: str, form: FileForm, source: Any) -> list[str]:
+    """Return what a user should know of the form that was found."""
     notes = []
     if form.separator is None and dialect.separator != usual:
         notes.append(f"{source} separates its fields with {_SHOWN.get(dialect.separator, repr(dialect.separator))}.")
@@ -117,7 +118,8 @@ def _records(reader: Any, lines: _Lines, source: Any) -> Iterator[tuple[int, lis
         yield line, fields
 
 
-def _header(fields: list[str], source: Any) -> list[str]:
+def check_header(fields: list[str], source: Any) -> list[str]:
+    """Return the names of the columns; refuse a name that stands twice."""
     names = [name.strip() or f"column{place}" for place, name in enumerate(fields, 1)]
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:

@@ -22,8 +22,8 @@ from adapterbank.errors import DataError
 from adapterbank.kinds.values import short
 from adapterbank.tasks.dialects import FileForm, find_dialect
 from adapterbank.tasks.encodings import encoding_note, find_encoding
-from adapterbank.tasks.separated import _notes
-from adapterbank.tasks.tables import Table, _ending, _existing, read_table
+from adapterbank.tasks.separated import dialect_notes
+from adapterbank.tasks.tables import Table, ending_of, existing_file, read_table
 from adapterbank.tasks.text_rows import StreamRow, TextForm, is_wide, line_rows, object_rows, separated_rows
 
 FORMATS = {
@@ -67,7 +67,7 @@ class RowStream:
 
 def format_of(path: str | os.PathLike[str]) -> str | None:
     """Return the format that a file's extension names; None if it names none."""
-    return FORMATS.get(_ending(Path(path)))
+    return FORMATS.get(ending_of(Path(path)))
 
 
 def find_form(head: bytes, form: str, source: str) -> TextForm:
@@ -86,7 +86,7 @@ def find_form(head: bytes, form: str, source: str) -> TextForm:
         text = text[: text.rfind("\n") + 1] or text
     usual = "\t" if form == "tsv" else ","
     dialect = find_dialect(text, usual, FileForm(), source)
-    notes += tuple(_notes(dialect, usual, FileForm(), source))
+    notes += tuple(dialect_notes(dialect, usual, FileForm(), source))
     return TextForm(decoding, dialect.separator, dialect.quoted, dialect.skip, notes)
 
 
@@ -104,12 +104,12 @@ def open_stream(
             if form == "parquet":  # its footer comes last
                 path = _spooled(source, stack)
         else:
-            path = _existing(source)
+            path = existing_file(source)
             name, form = str(path), form or format_of(path)
             if form is None:
                 raise DataError(
-                    f"{path} has the extension {_ending(path)!r}, which is not one of {', '.join(FORMATS)}; save it as "
-                    f"one of these, or name its format with --format."
+                    f"{path} has the extension {ending_of(path)!r}, which is not one of {', '.join(FORMATS)}; "
+                    f"save it as one of these, or name its format with --format."
                 )
         if form == "parquet":
             assert path is not None

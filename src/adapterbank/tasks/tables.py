@@ -58,8 +58,8 @@ def read_table(path: str | os.PathLike[str], limits: TableLimits | None = None, 
     Give `limits` for a file from outside: it is refused before more than that is in memory. `form` states what is
     known of a CSV or TSV file.
     """
-    file = _existing(path)
-    ending = _ending(file)
+    file = existing_file(path)
+    ending = ending_of(file)
     if ending not in READERS:
         raise DataError(
             f"{file} has the extension {ending!r}, which is not one of {', '.join(READERS)}; "
@@ -78,7 +78,7 @@ def read_lines(path: str | os.PathLike[str]) -> list[str]:
 
 def is_plain_text(path: str | os.PathLike[str]) -> bool:
     """Return whether the file's extension is that of plain text (.txt, .txt.gz)."""
-    return _ending(Path(path)) == ".txt"
+    return ending_of(Path(path)) == ".txt"
 
 
 def table_from(data: Any, source: str = "data", form: FileForm = _AS_FOUND) -> Table:
@@ -104,14 +104,15 @@ def _is_empty(data: Any) -> bool:
 # --- files --------------------------------------------------------------------------------------------------
 
 
-def _existing(path: str | os.PathLike[str]) -> Path:
+def existing_file(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a file; for one that does not exist, name what is there instead."""
     file = Path(path).expanduser()
     try:
         folder, there = file.is_dir(), file.exists()
     except OSError as error:  # such as a name that is too long, when a text is given instead of a path
         raise DataError(f"{short(str(file))} cannot be a file: {error.strerror}; give a path.") from None
     if folder:
-        inside = sorted(entry.name for entry in file.iterdir() if _ending(entry) in READERS)
+        inside = sorted(entry.name for entry in file.iterdir() if ending_of(entry) in READERS)
         raise DataError(f"{file} is a folder; name a file in it: {listed(inside) or 'it contains no table'}.")
     if there:
         return file
@@ -123,12 +124,13 @@ def _existing(path: str | os.PathLike[str]) -> Path:
     raise DataError(f"There is no file {file}; {hint}")
 
 
-def _ending(path: Path) -> str:
+def ending_of(path: Path) -> str:
+    """Return the extension of a file, in small letters, without that of its compression."""
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
 def _unlimited(path: str | os.PathLike[str]) -> tuple[Path, TableBudget]:
-    file = _existing(path)
+    file = existing_file(path)
     return file, TableBudget(file)
 
 
@@ -196,7 +198,7 @@ def _json_lines(text: str, path: Path, budget: TableBudget) -> Iterator[dict[str
     for line, found in enumerate(_JSON_LINE.finditer(text), 1):
         budget.check_row_text(found.end() - found.start())
         if row := found[0].strip():
-            record = _parsed(row, path, line)
+            record = parse_json(row, path, line)
             if not isinstance(record, dict):
                 raise DataError(f"{path}, line {line}: {short(row)} is not a JSON object; write one on each line.")
             yield record
@@ -205,7 +207,7 @@ def _json_lines(text: str, path: Path, budget: TableBudget) -> Iterator[dict[str
 def _read_json(path: Path, budget: TableBudget, form: FileForm) -> Table:
     text, notes = _decoded(path, budget)
     budget.check_json(text)
-    rows = _json_lines(text, path, budget) if _is_lines(text) else _json_rows(_parsed(text, path), path)
+    rows = _json_lines(text, path, budget) if _is_lines(text) else _json_rows(parse_json(text, path), path)
     return Table(from_records(rows, budget), str(path), tuple(notes))
 
 
@@ -259,7 +261,8 @@ def _squad_rows(articles: list[dict[str, Any]], path: Path) -> Iterator[dict[str
         raise DataError(f"{path} {problem}; write lists of objects: paragraphs, qas, answers.") from None
 
 
-def _parsed(text: str, path: Path, line: int = 1) -> Any:
+def parse_json(text: str, path: Path, line: int = 1) -> Any:
+    """Return the value of a JSON text that begins on this line of a file."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TextIO
 
 from adapterbank.errors import DataError
 from adapterbank.kinds.values import short
-from adapterbank.tasks.separated import _header
-from adapterbank.tasks.tables import _parsed
+from adapterbank.tasks.separated import check_header
+from adapterbank.tasks.tables import parse_json
 
 LONGEST = 10_000_000
 """Characters of a line, or of a quoted text; an unclosed quote must not take the rest of a file into memory."""
@@ -127,7 +127,7 @@ def separated_rows(file: TextIO, name: str, form: TextForm) -> tuple[tuple[str, 
         raise DataError(f"{name} is empty; it needs rows (and a header, if it is a table).") from None
     if problem := _damage("".join(lines.taken), form.encoding):
         raise DataError(f"{name}, line 1: {problem}.")
-    header = _header(fields, name)
+    header = check_header(fields, name)
     rows = _records(reader, lines, header, form)
     return tuple(header), rows if len(header) > 1 else _without_last_blanks(rows)
 
@@ -179,7 +179,7 @@ def object_rows(file: TextIO, name: str, encoding: str) -> Iterator[StreamRow]:
             values = {}
             if not problem:
                 try:
-                    values = _parsed(line.strip(), Path(name), first)
+                    values = parse_json(line.strip(), Path(name), first)
                 except DataError as error:
                     problem = str(error).removeprefix(f"{name}, line {first}").lstrip(":, ")
                 if not problem and not isinstance(values, dict):

@@ -41,7 +41,6 @@ from adapterbank.training.fitted import train_fitted
 from adapterbank.training.job import Progress, RunState
 from adapterbank.training.loop import AT_ONCE, train
 from adapterbank.training.once import PutOnce, find_added
-from adapterbank.training.trainer import COLLAPSED_AFTER
 
 _OF_EPOCHS = ("epochs", "patience")
 """Options that a run whose head is fitted does not use."""
@@ -304,7 +303,7 @@ def _finish(
     if state.held_out is not None:  # each training row as scored by a head that was fitted to others
         outputs["dev"] = HeadOutputs(task, data.splits["train"], prepared.job.train, state.held_out)
     prepared.notes.extend(
-        f"After {COLLAPSED_AFTER} epochs at the learning rate {one['lr']:g} the run gave one answer to everything, or "
+        f"After {one['epochs']} epochs at the learning rate {one['lr']:g} the run gave one answer to everything, or "
         f"had learned no more than how frequent the answers are; it began again at {one['lr'] / 3:.3g}."
         for one in state.restarts
     )

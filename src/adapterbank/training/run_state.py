@@ -33,6 +33,7 @@ class Restart(TypedDict):
     """A start of a run that collapsed."""
 
     lr: float
+    epochs: float
     loss: float
     score: float
 

@@ -25,8 +25,8 @@ from adapterbank.training.step_input import StepContext, StepInput
 
 STEPS_WORTH_A_GRAPH = 500
 """Steps per run above which a graph is worth its compilation."""
-COLLAPSED_AFTER = 2
-"""Epochs after which a run that gives one answer to everything begins again."""
+COLLAPSED_AFTER, FEWEST_STEPS = 2, 100
+"""Epochs, and steps if these are more, after which a run that gives one answer to everything begins again."""
 MOST_RESTARTS = 2
 READ_EVERY = 0.2
 """The most seconds between two reads of a graph's losses."""
@@ -200,13 +200,16 @@ class Trainer:
         return score
 
     def _gives_up(self, run: ActiveRun) -> bool:
-        """Return whether a run that has collapsed by now may begin again."""
-        return run.state.epoch == COLLAPSED_AFTER < run.job.epochs and len(run.state.restarts) < MOST_RESTARTS
+        """Return whether a run that has collapsed by now may begin again; in a few steps, none has learned much."""
+        judged = max(COLLAPSED_AFTER, -(-FEWEST_STEPS // run.per_epoch))
+        return run.state.epoch == judged < run.job.epochs and len(run.state.restarts) < MOST_RESTARTS
 
     def _restart(self, run: ActiveRun) -> None:
         """Let a run begin again, with a third of its learning rate."""
         job, state = run.job, run.state
-        state.restarts.append({"lr": run.rate, **{name: state.history[-1][name] for name in ("loss", "score")}})
+        state.restarts.append(
+            {"lr": run.rate, "epochs": state.epoch, **{name: state.history[-1][name] for name in ("loss", "score")}}
+        )
         state.epoch = state.step = state.best_epoch = 0
         state.history, state.tensors = [], {}
         zeros = {name: torch.zeros_like(tensor) for name, tensor in job.initial.items()}
