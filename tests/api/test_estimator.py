@@ -199,3 +199,9 @@ def test_scikit_learns_checks_of_estimators_of_texts_pass(encoder):
 @parametrize_with_checks([NumbersAsTexts("", **{**FAST, "epochs": 1, "device": "cpu"})])
 def test_scikit_learns_checks_pass_for_rows_of_numbers_that_are_written_as_texts(estimator, check, encoder):
     check(estimator.set_params(backbone=encoder))
+
+
+def test_a_class_whose_texts_are_blank_keeps_its_column(encoder):
+    fitted = AdapterClassifier(encoder, **FAST, device="cpu").fit(["", "", *TEXTS], ["a", "a", *LABELS])
+    assert list(fitted.classes_) == ["a", "negative", "positive"]
+    assert fitted.predict_proba(TEXTS).shape == (48, 3)

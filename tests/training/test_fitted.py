@@ -7,7 +7,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from adapterbank.api.opened import open_bank
-from adapterbank.errors import ConfigError, TrainingError
+from adapterbank.errors import ConfigError, DataError, TrainingError
 from adapterbank.storage.records import read_all
 from adapterbank.training import pairs
 from small_data import FAST, reviews, scores
@@ -156,3 +156,23 @@ def test_progress_is_reported_for_every_step(bank):
     assert [one.step for one in seen] == [*range(1, 31), 30]
     assert seen[-1].score is not None
     assert FAST["epochs"] == 2  # tests that train with FAST follow the usual recipe
+
+
+def test_rows_of_one_class_are_refused_in_a_sentence(bank):
+    for options in ({}, {"method": "feature"}):
+        with pytest.raises(DataError, match="The training rows have only one class of 's'; add rows of another one"):
+            bank.train("s", [("a cat", "x"), ("a dog", "x")], labels="x,y", max_length=32, **options)
+
+
+def test_the_score_of_the_bare_encoder_is_not_told_as_the_models_and_decides_nothing(bank):
+    rows = [(f"the cat {i}", "a") for i in range(40)] + [(f"the cat {i}", "b") for i in range(40, 42)]
+    result = bank.train("s", rows, **OPTIONS)
+    assert not any("for every dev row" in note for note in result.notes)
+    again = bank.train("s", rows[20:], **OPTIONS, default="better")
+    assert bank.show("s").version == again.package.manifest.version == 2
+
+
+def test_a_size_is_searched_by_one_recipe_at_every_rung(bank):
+    result = bank.train("s", ROWS, size="auto", epochs=20, lr=1e-2, batch=8, max_length=32)
+    assert "dev" in result.record["config"]["data"]
+    assert "fitted" not in result.record

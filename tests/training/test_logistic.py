@@ -63,3 +63,14 @@ def test_a_class_of_one_row_is_scored_without_it(targets):
     found = held_out(np.eye(len(targets)), targets, 3, seed=0)
     assert np.isfinite(found).all()
     assert found.shape == (len(targets), 3)
+
+
+def test_rows_with_one_key_are_in_one_fold_so_that_none_scores_itself():
+    random = np.random.RandomState(0)
+    vectors, targets = np.repeat(random.randn(20, 8), 3, 0), np.repeat(random.randint(0, 2, 20), 3).tolist()
+    keys = np.repeat(np.arange(20), 3).tolist()
+    folds = fold_numbers(targets, 0, keys)
+    assert all(len(set(folds[3 * k : 3 * k + 3])) == 1 for k in range(20))
+    found = held_out(vectors, targets, 2, seed=0, keys=keys).argmax(1)
+    leaked = held_out(vectors, targets, 2, seed=0).argmax(1)
+    assert (found == targets).mean() < 0.8 < (leaked == targets).mean()

@@ -137,6 +137,7 @@ def test_training_brings_rows_of_a_class_together_and_the_same_seed_the_same_wei
             CLASSES,
             rate=1e-2,
             batch=8,
+            warmup=0.1,
             seed=0,
             watch=lambda *now: told.append(now),
         )

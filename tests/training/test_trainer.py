@@ -9,7 +9,7 @@ import torch
 
 from adapterbank.api.opened import open_bank
 from adapterbank.kinds.table import KINDS
-from adapterbank.training import builder
+from adapterbank.training import builder, run_state
 from adapterbank.training import trainer as trainers
 from adapterbank.training.trainer import MOST_RESTARTS
 from jobs import assert_same_bits, job_on, kept_after, train_jobs
@@ -55,13 +55,16 @@ def test_a_neighbour_is_not_touched_and_a_short_run_does_not_begin_again(bert, n
     assert short.restarts == []
 
 
-def test_a_run_that_began_again_is_resumed_to_the_bit(bert, new_slot):
+def test_a_run_that_began_again_is_resumed_to_the_bit(bert, new_slot, tmp_path):
     def job(times):
         return job_on(bert, new_slot, epochs=4, collapsed=stuck(times))
 
     whole, kept = kept_after(bert, job(1))
     state = kept[2]  # after two epochs at the lower rate; the epoch at which it began again is not kept
     assert (len(kept), state.epoch, len(state.restarts)) == (5, 2, 1)
+    run_state.save(tmp_path, kept[0])
+    run_state.save(tmp_path, kept[1])  # the first epoch again, in a file of another name
+    assert run_state.load(tmp_path).restarts == kept[1].restarts
     (resumed,) = train_jobs(bert, job(0), resume={0: state})
     assert_same_bits(resumed, whole)
     assert resumed.restarts == whole.restarts

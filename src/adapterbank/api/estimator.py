@@ -73,7 +73,7 @@ class AdapterClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             setattr(self, name, options.get(name, DEFAULTS[name]))
 
     def fit(self, X: Any, y: Any) -> AdapterClassifier:
-        """Train on texts and their labels; a tenth of the rows is held out to choose the best epoch.
+        """Train on texts and their labels; with many rows per class, a tenth is held out to choose the best epoch.
 
         Args:
             X: A list, array or Series of texts; for pairs, a list of tuples, or an array or a frame of two columns.
@@ -98,6 +98,7 @@ class AdapterClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         options: dict[str, Any] = {name: getattr(self, name) for name in ModelOptions.__annotations__}
         places = {name: options.pop(name) for name in ("device", "precision")}
         options |= {"kind": "classification", **{name: name for name in table}}
+        options["labels"] = [str(code) for code in range(len(self.classes_))]  # also where no row of one has a text
         with tempfile.TemporaryDirectory(prefix="adapterbank-") as folder, _value_errors():
             bank = open_bank(Path(folder, "bank"), self.backbone, **places)
             found = bank.train(_NAME, table, progress=self.progress, **options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import importlib.util
 import json
 import os
@@ -105,7 +104,6 @@ def at_hand(name: str) -> Path | None:
     return Path(config).parent if isinstance(config, str) and _is_whole(Path(config).parent) else None
 
 
-@functools.cache
 def width_at_hand(name: str) -> int:
     """Return the hidden width of a backbone that is on this machine; 0 if it is not, or does not state it."""
     place = os.path.expanduser(name)

@@ -29,7 +29,8 @@ def compare(new: Manifest, old: Manifest) -> Comparison | None:
         return None
     found = []
     for split in ("dev", "test"):
-        scores = [one.metrics.get(split, {}).get(metric) for one in (new, old)]
+        # A score on dev without dev rows is that of another model, which says nothing of this one.
+        scores = [one.metrics.get(split, {}).get(metric) if split in one.data else None for one in (new, old)]
         if scores[0] is not None and scores[1] is not None:
             same = split in new.data and new.data[split] == old.data.get(split)
             found.append(Comparison(split, metric, scores[0], scores[1], same))

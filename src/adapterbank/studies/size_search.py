@@ -103,7 +103,8 @@ def run_auto(
         callbacks.note(f"size is 'auto', but with few labels no dev rows compare sizes; size {config.size} is used.")
         return run(config, backbone, bank_path, reader=reader, callbacks=callbacks)
     config = resolved.config
-    trials, state = _halve(config, builder, rates, tolerance, callbacks.note, callbacks.stage)
+    usual = replace(config, few="never")  # at no rung another recipe, whatever its epochs
+    trials, state = _halve(usual, builder, rates, tolerance, callbacks.note, callbacks.stage)
     last = [trial for trial in trials if trial.rung == RUNGS]
     chosen = choose(last, tolerance)
     why = reason(chosen, last, tolerance)

@@ -298,7 +298,8 @@ def _beaten(run: PreparedRun, score: float, bank: Bank) -> bool:
     metric, reached = default.task["metric"], default.metrics.get("dev", {}).get(default.task["metric"], math.nan)
     if reached == score and is_version_of(default, run.resolved):
         return False  # it is this run's own, which was killed before its record was written
-    same = default.data.get("dev") == run.resolved.data.about().get("dev") and metric == run.resolved.data.task.metric
+    rows = run.resolved.data.about().get("dev")  # without dev rows, scores are of other models: see `fitted`
+    same = rows is not None and default.data.get("dev") == rows and metric == run.resolved.data.task.metric
     return same and reached >= score
 
 

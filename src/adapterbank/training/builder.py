@@ -20,7 +20,7 @@ from torch import Tensor
 
 from adapterbank.config import Config
 from adapterbank.encoder.backbone import Backbone
-from adapterbank.errors import ConfigError
+from adapterbank.errors import ConfigError, DataError
 from adapterbank.inference.predictions import decide
 from adapterbank.inference.rows import Rows, make_rows
 from adapterbank.kinds import scoring
@@ -113,6 +113,8 @@ class RunBuilder:
         _note_lengths(config, rows["train"], len(data.splits["train"]), notes.append)
         if data.few:
             notes.append(_few_labels_note(resolved, rows))
+        if _is_fitted(config, resolved.plan, data) and len(set(rows["train"].targets or [])) < 2:
+            raise DataError(f"The training rows have only one class of {data.task.name!r}; add rows of another one.")
         job = _make_job(resolved, self.backbone, rows["train"], rows.get("dev", rows["train"]))
         scored = {name: split for name, split in rows.items() if name != "train"}
         return PreparedRun(resolved, job, scored, notes, time.perf_counter() - began)

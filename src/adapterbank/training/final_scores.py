@@ -22,14 +22,14 @@ def fitted_task(dev: HeadOutputs, *, calibrated: bool) -> Task:
     return calibrate(task, dev.matrix, dev.examples.targets or [])
 
 
-def score_split(given: HeadOutputs, is_dev: bool, notes: list[str]) -> dict[str, Any]:
+def score_split(given: HeadOutputs, is_dev: bool, notes: list[str] | None) -> dict[str, Any]:
     """Score a split with the best weights; for dev, add a note if they give one answer to everything.
 
     Dev is scored without the thresholds, which were chosen on it: with them, its score would be too good.
     """
     task, targets = given.task, given.examples.targets or []
     predicted = KINDS[task.kind].decide(replace(given, task=replace(task, thresholds=())) if is_dev else given)
-    if is_dev and (answer := KINDS[task.kind].collapsed(task, predicted, targets)):
+    if is_dev and notes is not None and (answer := KINDS[task.kind].collapsed(task, predicted, targets)):
         notes.append(
             f"The model predicts {answer} for every dev row: it has learned nothing else. "
             "Usually the learning rate is too high (try a tenth of it) or the epochs are too few."

@@ -61,8 +61,9 @@ def _classes(rows: Rows) -> list[int]:
 def _held_out(slot: SlotEncoder, job: TrainingJob) -> list[np.ndarray]:
     """Return the outputs for each row of a head on the encoder as it is, fitted to other rows."""
     rows, balanced = job.train, job.class_weights is not None
-    outputs = job.plan.head.outputs
-    return list(logistic.held_out(slot.vectors(rows.tokens), _classes(rows), outputs, seed=job.seed, balanced=balanced))
+    outputs, keys = job.plan.head.outputs, [(row.ids.tobytes(), row.types.tobytes()) for row in rows.tokens]
+    vectors = slot.vectors(rows.tokens)
+    return list(logistic.held_out(vectors, _classes(rows), outputs, seed=job.seed, balanced=balanced, keys=keys))
 
 
 def _train_pairs(slot: SlotEncoder, job: TrainingJob, told: Callable[[int, int, float], None]) -> int:
@@ -72,6 +73,7 @@ def _train_pairs(slot: SlotEncoder, job: TrainingJob, told: Callable[[int, int, 
         _classes(job.train),
         rate=job.rate,
         batch=job.batch,
+        warmup=job.warmup,
         seed=job.seed,
         watch=told,
     )
@@ -80,6 +82,8 @@ def _train_pairs(slot: SlotEncoder, job: TrainingJob, told: Callable[[int, int, 
 def _fit(slot: SlotEncoder, job: TrainingJob, state: RunState) -> None:
     """Fit the head, and keep the strength with the best dev score if there are dev rows enough to choose."""
     vectors, balanced = slot.vectors(job.train.tokens), job.class_weights is not None
+    if not np.isfinite(vectors).all():
+        raise TrainingError(f"The vectors of the rows are not finite; lower the learning rate {job.rate:g}.")
     weights = slot.stacks.take(slot.slot)
     separate = job.dev is not job.train
     dev = slot.vectors(job.dev.tokens) if separate else None
@@ -90,7 +94,7 @@ def _fit(slot: SlotEncoder, job: TrainingJob, state: RunState) -> None:
         )
         outputs = state.held_out if dev is None else list(dev @ weight.T + bias)
         score = job.score(outputs or [])
-        if score > state.best_score:
+        if not state.best_epoch or score > state.best_score:
             state.best_epoch = len(state.history) + 1
             state.about = {"strength": strength}
             fitted = {"head.weight": torch.from_numpy(weight), "head.bias": torch.from_numpy(bias)}

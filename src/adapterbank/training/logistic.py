@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -59,13 +59,24 @@ def fit(
 
 
 def held_out(
-    vectors: np.ndarray, classes: Sequence[int], outputs: int, *, seed: int, balanced: bool = False
+    vectors: np.ndarray,
+    classes: Sequence[int],
+    outputs: int,
+    *,
+    seed: int,
+    balanced: bool = False,
+    keys: Sequence[Hashable] | None = None,
 ) -> np.ndarray:
-    """Return the outputs `[rows, outputs]` for each row of a regression on the other folds."""
-    folds, found = fold_numbers(classes, seed), np.zeros((len(classes), outputs), np.float32)
+    """Return the outputs `[rows, outputs]` for each row of a regression on the other folds.
+
+    Rows with one key, such as the same text, are in one fold.
+    """
+    folds, found = fold_numbers(classes, seed, keys), np.zeros((len(classes), outputs), np.float32)
     targets = np.asarray(classes)
     for fold in range(folds.max() + 1):
         rest = folds != fold
+        if not rest.any():  # all rows have one key
+            continue
         if len(set(targets[rest].tolist())) > 1:
             weight, bias = fit(vectors[rest], targets[rest].tolist(), outputs, balanced=balanced)
             found[~rest] = vectors[~rest] @ weight.T + bias
@@ -74,10 +85,15 @@ def held_out(
     return found
 
 
-def fold_numbers(classes: Sequence[int], seed: int) -> np.ndarray:
-    """Return the fold of each row: folds are equally large, and so are their shares of each class."""
-    targets, order = np.asarray(classes), RandomStream(seed, "folds").permutation(len(classes))
+def fold_numbers(classes: Sequence[int], seed: int, keys: Sequence[Hashable] | None = None) -> np.ndarray:
+    """Return the fold of each row: folds are equally large, and so are their shares of each class, but for keys."""
+    first: dict[Hashable, int] = {}
+    for row, key in enumerate(keys if keys is not None else range(len(classes))):
+        first.setdefault(key, row)
+    rows = np.array(list(first.values()))
+    targets, order = np.asarray(classes)[rows], RandomStream(seed, "folds").permutation(len(rows))
     order = order[np.argsort(targets[order], kind="stable")]
-    folds = np.empty(len(targets), int)
-    folds[order] = np.arange(len(targets)) % min(FOLDS, len(targets))
-    return folds
+    folds = np.empty(len(rows), int)
+    folds[order] = np.arange(len(rows)) % min(FOLDS, len(rows))
+    places = dict(zip(first, folds, strict=True))
+    return np.array([places[key] for key in (keys if keys is not None else range(len(classes)))])

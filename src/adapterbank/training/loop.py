@@ -71,10 +71,9 @@ def train(
                     watch(run.progress())
                 if not run.state.failure and run.state.step % run.per_epoch == 0:
                     score = trainer.end_epoch(run)
-                    if score is not None:
+                    if score is not None and run.state.epoch:  # not where it begins again
                         watch(run.progress(score))
-                        if run.state.epoch:  # not where it begins again
-                            keep(run.number, run.state.copy())
+                        keep(run.number, run.state.copy())
                 if run.done:
                     _end_run(run, end)
     return list(states.values())

@@ -102,13 +102,14 @@ def train_pairs(
     *,
     rate: float,
     batch: int,
+    warmup: float,
     seed: int,
     watch: Callable[[int, int, float], None],
 ) -> int:
     """Train a slot on pairs of its rows; return the number of steps. `watch` gets steps done, all steps, the loss."""
     steps, targets = count_steps(len(tokens), batch), np.asarray(classes)
     loss_of = pair_loss if len(set(classes)) <= _together(batch) else contrastive_loss
-    schedule, limit = Schedule(rate, steps), token_limit(slot.encoder.config, slot.stacks.device)
+    schedule, limit = Schedule(rate, steps, warmup), token_limit(slot.encoder.config, slot.stacks.device)
     for step, rows in zip(range(steps), batches(classes, batch, seed), strict=False):
         slot.adam.zero_grad()
         keys = row_keys(seed, step, torch.arange(len(rows)))

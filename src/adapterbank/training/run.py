@@ -307,7 +307,8 @@ def _finish(
         f"had learned no more than how frequent the answers are; it began again at {one['lr'] / 3:.3g}."
         for one in state.restarts
     )
-    scores = {name: score_split(given, name == "dev", prepared.notes) for name, given in outputs.items()}
+    notes = prepared.notes if state.held_out is None else None  # those outputs are not the model's own
+    scores = {name: score_split(given, name == "dev", notes) for name, given in outputs.items()}
     measured = {name: measured for name, given in outputs.items() if (measured := measure_reliability(given))}
     for name, one in measured.items():
         scores[name]["calibration_error"] = one["calibration_error"]

@@ -71,7 +71,7 @@ def save(folder: Path, state: RunState, newest: int | None = None) -> None:
     `newest` is the task's newest version when the run began: a later one may be that of the run itself.
     """
     files.make_folder(folder)
-    name = f"epoch-{state.epoch}.safetensors"
+    name = _weights_name(state.epoch, len(state.restarts))
     flat = {
         f"{part}/{key}": tensor.contiguous() for part, values in state.tensors.items() for key, tensor in values.items()
     }
@@ -98,7 +98,7 @@ def load(folder: Path, job: TrainingJob | None = None) -> RunState | None:
             raise InputError(problem)
         if about["library"] != __version__:
             raise InputError(f"adapterbank {about['library']} wrote it, this is {__version__}")
-        data = _read_weights(folder / f"epoch-{about['epoch']:d}.safetensors", about.get("bytes"))
+        data = _read_weights(folder / _weights_name(about["epoch"], len(about.get("restarts", ()))), about.get("bytes"))
         if files.sha256_bytes(data) != about["sha256"]:
             raise InputError("the checksum of the weights does not match")
         state = RunState(about["epoch"], about["step"], about["history"], about["best_epoch"])
@@ -110,6 +110,11 @@ def load(folder: Path, job: TrainingJob | None = None) -> RunState | None:
     except (AdapterbankError, OSError, SafetensorError) as error:
         raise InputError(f"The state in {folder} cannot be read ({error}); run again without --resume.") from error
     return state
+
+
+def _weights_name(epoch: int, restarts: int) -> str:
+    """Return the name of a state's weights; after a restart another one, as the epochs are counted again."""
+    return f"epoch-{epoch}{f'-start-{restarts + 1}' if restarts else ''}.safetensors"
 
 
 def _check_state(state: RunState, job: TrainingJob | None) -> None:

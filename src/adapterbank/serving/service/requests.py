@@ -60,6 +60,10 @@ def make_requests(
     for pending in requests:
         check_ask(pending)
     explained = [pending for pending in requests if pending.ask.explain]
+    if explained and 2 * sum(len(text) for one in asks for text in (*one.texts, *(one.pairs or ()))) > _EXPLAINED:
+        raise Refusal(
+            "text_too_long", f"Explaining these texts takes more than {_EXPLAINED:,} characters; shorten them."
+        )
     for pending in explained:
         try:
             check_explainable(pending.served.handle.about.task)
