@@ -70,6 +70,15 @@ def test_the_same_seed_gives_the_same_package_twice(tmp_path, bert):
     assert shas[0] == shas[1]
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_few_labels_are_trained_on_pairs_and_answer_on_the_cpu_too(tmp_path, bert, precision):
+    bank = open_bank(tmp_path / "bank", bert, device="cuda", precision=precision)
+    result = bank.train("a", reviews(), reviews(), size=8, max_length=32, lr=1e-2)
+    assert result.record["fitted"]["steps"] == 30
+    cpu = open_bank(tmp_path / "bank", bert, device="cpu").evaluate("a", reviews())
+    assert cpu["accuracy"] == pytest.approx(result.record["metrics"]["dev"]["accuracy"], abs=0.1)
+
+
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 5e-2)])
 def test_mixed_rows_on_the_gpu_equal_each_task_alone_on_the_cpu(trained, bert, precision, tolerance):
     gpu = open_bank(trained.path, bert, device="cuda", precision=precision)
