@@ -9,6 +9,7 @@ from typing import Any
 
 from adapterbank import config as configs
 from adapterbank.api import display
+from adapterbank.api.results import Shown
 from adapterbank.encoder import backbone as checkpoint
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.errors import AdapterbankError, InputError, UnknownName
@@ -27,7 +28,7 @@ from adapterbank.tasks.tables import is_plain_text, table_from
 from adapterbank.training.dataset import scored_table
 
 
-class BankHandle:
+class BankHandle(Shown):
     """A bank on disk, its encoder, and the engine, each loaded on first use."""
 
     def __init__(
@@ -55,13 +56,7 @@ class BankHandle:
         elif not is_unused(self.path):
             Bank.open(self.path)  # refuse a file or a folder that is not a bank
 
-    def __repr__(self) -> str:
-        return display.to_text(self._shown())
-
-    def _repr_html_(self) -> str:
-        return display.to_html(self._shown())
-
-    def _shown(self) -> list[ReportTable]:
+    def _tables(self) -> list[ReportTable]:
         """Return what is shown of the bank; a bank that cannot be read says why, and nothing is loaded."""
         name = self._backbone_name
         title = ReportTable(f"The bank {self.path} on {name}")

@@ -11,12 +11,10 @@ import torch
 from adapterbank.encoder.placed import PlacedEncoder
 from adapterbank.errors import TrainingError
 from adapterbank.inference.rows import Rows
+from adapterbank.kinds.calibration import FEWEST_ROWS
 from adapterbank.training import logistic
 from adapterbank.training.job import Progress, RunState, TrainingJob
 from adapterbank.training.pairs import SlotEncoder, train_pairs
-
-_FEWEST_DEV_ROWS = 50
-"""Dev rows that may choose the strength of the head's penalty; fewer decide nothing."""
 
 
 def train_fitted(
@@ -38,11 +36,14 @@ def train_fitted(
         watch(Progress(number, 1, 1, done, steps, loss, speed))
 
     try:
+        if job.dev is rows or job.plan.only_head:
+            vectors = slot.vectors(rows.tokens)
         if job.dev is rows:
-            state.held_out = _held_out(slot, job)
+            state.held_out = _held_out(vectors, job)
         if not job.plan.only_head:
             state.step = _train_pairs(slot, job, told)
-        _fit(slot, job, state)
+            vectors = slot.vectors(rows.tokens)
+        _fit(slot, vectors, job, state)
     except TrainingError as error:
         state.failure = str(error)
         return state
@@ -58,11 +59,10 @@ def _classes(rows: Rows) -> list[int]:
     return list(rows.targets or [])
 
 
-def _held_out(slot: SlotEncoder, job: TrainingJob) -> list[np.ndarray]:
+def _held_out(vectors: np.ndarray, job: TrainingJob) -> list[np.ndarray]:
     """Return the outputs for each row of a head on the encoder as it is, fitted to other rows."""
     rows, balanced = job.train, job.class_weights is not None
     outputs, keys = job.plan.head.outputs, [(row.ids.tobytes(), row.types.tobytes()) for row in rows.tokens]
-    vectors = slot.vectors(rows.tokens)
     return list(logistic.held_out(vectors, _classes(rows), outputs, seed=job.seed, balanced=balanced, keys=keys))
 
 
@@ -79,15 +79,15 @@ def _train_pairs(slot: SlotEncoder, job: TrainingJob, told: Callable[[int, int, 
     )
 
 
-def _fit(slot: SlotEncoder, job: TrainingJob, state: RunState) -> None:
+def _fit(slot: SlotEncoder, vectors: np.ndarray, job: TrainingJob, state: RunState) -> None:
     """Fit the head, and keep the strength with the best dev score if there are dev rows enough to choose."""
-    vectors, balanced = slot.vectors(job.train.tokens), job.class_weights is not None
+    balanced = job.class_weights is not None
     if not np.isfinite(vectors).all():
         raise TrainingError(f"The vectors of the rows are not finite; lower the learning rate {job.rate:g}.")
     weights = slot.stacks.take(slot.slot)
     separate = job.dev is not job.train
     dev = slot.vectors(job.dev.tokens) if separate else None
-    chooses = dev is not None and len(dev) >= _FEWEST_DEV_ROWS
+    chooses = dev is not None and len(dev) >= FEWEST_ROWS
     for strength in logistic.STRENGTHS if chooses else (logistic.usual_strength(job.plan.head.outputs),):
         weight, bias = logistic.fit(
             vectors, _classes(job.train), job.plan.head.outputs, strength=strength, balanced=balanced

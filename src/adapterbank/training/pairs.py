@@ -29,6 +29,7 @@ from adapterbank.slots.routing import Route
 from adapterbank.slots.stack import Stacks
 from adapterbank.training.eager_step import token_limit
 from adapterbank.training.optimizer import AdamSettings, Schedule, StackedAdam
+from adapterbank.training.step_input import dropout_rates
 
 _OF_A_CLASS = 4
 """Rows of one class in a batch of many classes."""
@@ -60,13 +61,12 @@ class SlotEncoder:
         dropout: float | None = None,
     ) -> None:
         """Place a slot's tensors and their optimiser; `dropout` is by default the encoder's own."""
-        config = encoder.config
         self.encoder, self.plan = encoder, plan
         self.stacks = Stacks(encoder.tensors)
         self.slot = self.stacks.put(plan, tensors)
         self.adam = StackedAdam(self.stacks, compute=encoder.dtype)
         self.adam.admit(self.slot, settings)
-        self._rates = (config.dropout, config.attention_dropout) if dropout is None else (dropout, dropout)
+        self._rates = dropout_rates(encoder.config, dropout)
 
     def vectors(self, tokens: Sequence[Tokens]) -> np.ndarray:
         """Return the vectors of all rows, `[rows, width]`, each of length 1."""

@@ -12,6 +12,11 @@ from adapterbank.inference.rows import Rows
 from adapterbank.slots.plan import Plan
 
 
+def dropout_rates(config: EncoderConfig, dropout: float | None) -> tuple[float, float]:
+    """Return the dropout rates of hidden states and of attention weights; by default the encoder's own."""
+    return (config.dropout, config.attention_dropout) if dropout is None else (dropout, dropout)
+
+
 @dataclass(frozen=True)
 class StepContext:
     """What the runs of one group share at every step."""

@@ -21,7 +21,7 @@ from adapterbank.training.eager_step import EagerStep, token_limit
 from adapterbank.training.graph_step import DeviceRows, GraphStep
 from adapterbank.training.job import ActiveRun
 from adapterbank.training.optimizer import StackedAdam
-from adapterbank.training.step_input import StepContext, StepInput
+from adapterbank.training.step_input import StepContext, StepInput, dropout_rates
 
 STEPS_WORTH_A_GRAPH = 500
 """Steps per run above which a graph is worth its compilation."""
@@ -45,9 +45,8 @@ class Trainer:
         programs: GraphCompiler,
     ) -> None:
         config = encoder.config
-        rates = (config.dropout, config.attention_dropout) if dropout is None else (dropout, dropout)
         self.encoder, self.programs = encoder, programs
-        self.context = StepContext(config, prefixes, first, rates)
+        self.context = StepContext(config, prefixes, first, dropout_rates(config, dropout))
         self.stacks = Stacks(encoder.tensors)
         self.adam = StackedAdam(self.stacks, compute=encoder.dtype)
         self.limit = token_limit(config, self.stacks.device)
