@@ -128,3 +128,25 @@ def test_a_parquet_file_is_read_in_parts(tmp_path, monkeypatch):
 def test_formats_follow_from_extensions():
     found = {name: format_of(name) for name in ("A.CSV", "a.tsv.gz", "a.b.ndjson", "a.txt", "a", "a.gz", "a.doc")}
     assert list(found.values()) == ["csv", "tsv", "jsonl", "lines", None, None, None]
+
+
+@pytest.mark.parametrize("name", ["a.conll", "a.iob", "a.bio.gz", "a.conllu"])
+def test_sentences_are_rows_of_words(tmp_path, name):
+    word = "1\tAnn\tAnn\tPROPN\tNNP\t_\t0\troot\t_\t_" if name == "a.conllu" else "Ann\tB-PER"
+    data = f"{word}\n\n# no\n\n{word}\n{word}\n".encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    table = read_table(tmp_path / name)
+    with open_stream(tmp_path / name) as stream:
+        rows = list(stream.rows)
+        assert (stream.columns, stream.total) == (tuple(table.columns), 2)
+        assert stream.at(2) == f"{tmp_path / name}, row 2"
+        assert (stream.text.notes if stream.text else ()) == table.notes
+    assert [row.values["tokens"] for row in rows] == [["Ann"], ["Ann", "Ann"]]
+    assert as_table(rows, "").columns == table.columns
+
+
+def test_a_chunk_counts_the_characters_of_lists(tmp_path, monkeypatch):
+    monkeypatch.setattr(streams, "CHUNK_CHARACTERS", 10)
+    (tmp_path / "a.conll").write_text("abcd\tO\n\nabcd\tO\nabcd\tO\n\na\tO\n")
+    with open_stream(tmp_path / "a.conll") as stream:
+        assert [len(chunk) for chunk in chunks(stream.rows)] == [2, 1]

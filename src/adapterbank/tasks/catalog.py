@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -171,16 +171,20 @@ def _clean(entry: Entry, table: Table) -> Table:
     if labels is None:
         return table
     clean = KINDS[entry.kind].clean
-    return Table({**table.columns, "label": [clean(label) for label in labels]}, table.source)
+    return replace(table, columns={**table.columns, "label": [clean(label) for label in labels]})
 
 
 def _label_names(entry: Entry, tables: Mapping[str, Table]) -> tuple[str, ...]:
-    if not KINDS[entry.kind].single_label:
+    kind = KINDS[entry.kind]
+    if not kind.fewest_labels:
         return ()
     main = next((tables[split] for split in _ORDER if split in tables and has_labels(tables[split])), None)
     if main is None:
         raise DataError(f"{entry.name!r} has no labelled train, dev or test split, only {listed(tables)}; add one.")
-    return tuple(sorted({str(label) for label in main.columns["label"] if label is not None}))
+    rows = [row for row, label in enumerate(main.columns["label"]) if label is not None]
+    if not kind.single_label:
+        return kind.infer_labels(main, "label", rows)
+    return tuple(sorted({str(main.columns["label"][row]) for row in rows}))
 
 
 def _nowhere(entry: Entry, root: Path | None) -> str:
@@ -192,7 +196,8 @@ def _nowhere(entry: Entry, root: Path | None) -> str:
 
 def _file_names(layout: Any) -> list[str]:
     files: Mapping[str, Any] = getattr(layout, "files", {})
-    return [choices[0] for choices in files.values()] or [layout.file]
+    firsts = [choices[0] for choices in files.values()]
+    return [name if isinstance(name, str) else " + ".join(name) for name in firsts] or [layout.file]
 
 
 # --- the table ----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from adapterbank.errors import DataError
 from adapterbank.kinds.values import listed
-from adapterbank.tasks.tables import Table, read_table, unpacked
+from adapterbank.tasks.tables import Table, read_numbers, read_table, unpacked
 
 WHOLE = "all"
 """The name of the split of a data set that has no splits."""
@@ -40,14 +40,15 @@ class DataLayout(Protocol):
         """Read them, with these names for the text columns."""
 
 
-def _first(root: Path, folder: str, choices: Sequence[str]) -> Path | None:
+def first_file(root: Path, folder: str, choices: Sequence[str]) -> Path | None:
+    """Return the first of these files that is in the data root or the data set's folder, compressed or not."""
     bases = [root / parent for parent in (*_PARENTS, folder)]
     tries = (base / name for base in bases for choice in choices for name in (choice, f"{choice}.gz"))
     return next((path for path in tries if path.exists()), None)
 
 
 def _present(root: Path, folder: str, files: Mapping[str, Sequence[str]]) -> dict[str, list[Path]]:
-    found = {split: _first(root, folder, choices) for split, choices in files.items()}
+    found = {split: first_file(root, folder, choices) for split, choices in files.items()}
     return {split: [path] for split, path in found.items() if path is not None}
 
 
@@ -113,7 +114,7 @@ class Parquet:
         """See `DataLayout`; the texts are all columns but the label and the row number, in their order."""
         found = {}
         for split, (path,) in files.items():
-            table = read_table(path)
+            table = read_numbers(path)  # the catalog has its own names for them
             mine = [name for name in table.columns if name not in ("label", *_NUMBERS)]
             if len(mine) != len(text):
                 raise DataError(f"{path} has the text columns {listed(mine)}; this data set needs {listed(text)}.")
@@ -262,7 +263,7 @@ class ClassFiles:
 
     def find(self, root: Path, folder: str) -> Files:
         """See `DataLayout`."""
-        found = [_first(root, folder, choices) for choices in self.files.values()]
+        found = [first_file(root, folder, choices) for choices in self.files.values()]
         return {WHOLE: [path for path in found if path is not None]} if all(found) else {}
 
     def read(self, files: Files, text: Sequence[str]) -> dict[str, Table]:
@@ -315,7 +316,7 @@ class PairsJson:
 
     def find(self, root: Path, folder: str) -> Files:
         """See `DataLayout`."""
-        path = _first(root, folder, (self.file,))
+        path = first_file(root, folder, (self.file,))
         return dict.fromkeys(self.splits.values(), (path,)) if path else {}
 
     def read(self, files: Files, text: Sequence[str]) -> dict[str, Table]:
@@ -344,7 +345,7 @@ class SquadJson:
         found = _present(root, folder, self.files)
         if not self.articles or not found:
             return found
-        division = _first(root, folder, (self.articles,))
+        division = first_file(root, folder, (self.articles,))
         return {split: [*paths, division] for split, paths in found.items()} if division else {}
 
     def read(self, files: Files, text: Sequence[str]) -> dict[str, Table]:

@@ -2,7 +2,7 @@
 
 A few bytes of Parquet can stand for many rows, and for the same long text in each of them. The footer is checked first.
 Since it may be forged, the rows are then read in batches whose texts stay dictionary-encoded, and a batch is weighed
-before its values are made.
+before its values are made. Numbers whose names the file states (see `class_labels`) are replaced by them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from adapterbank.errors import DataError
 from adapterbank.kinds.values import short
+from adapterbank.tasks.class_labels import stored_names, with_names
 from adapterbank.tasks.limits import TableBudget
 
 _BATCH = 4096
@@ -24,8 +25,8 @@ _FOOTER = {"thrift_string_size_limit": 16 << 20, "thrift_container_size_limit": 
 """Limits of the footer's lists and strings."""
 
 
-def read_parquet(path: Path, budget: TableBudget) -> dict[str, list[Any]]:
-    """Return the columns of a file."""
+def read_parquet(path: Path, budget: TableBudget, *, named: bool = True) -> dict[str, list[Any]]:
+    """Return the columns of a file; without `named`, labels that are numbers stay numbers."""
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
@@ -37,16 +38,22 @@ def read_parquet(path: Path, budget: TableBudget) -> dict[str, list[Any]]:
         # ParquetFile, because read_table would also take columns from folder names such as lang=en.
         if budget.limits is None:
             with ParquetFile(path) as file:
-                return dict(file.read().to_pydict())
+                return _named(dict(file.read().to_pydict()), file, named)
         with ParquetFile(path, **_FOOTER) as file:
             texts = _check_footer(file.metadata, budget)
         with ParquetFile(path, read_dictionary=texts, **_FOOTER) as file:
-            return _read_batches(file, budget)
+            return _named(_read_batches(file, budget), file, named)
     except (pyarrow.ArrowException, OSError, ValueError, ArithmeticError, LookupError) as error:  # odd dates too
         if isinstance(error, MemoryError):
             raise
         reason = short(next(iter(str(error).splitlines()), type(error).__name__), 90)
         raise DataError(f"{path} cannot be read as a Parquet file ({reason}); write it again.") from None
+
+
+def _named(columns: dict[str, list[Any]], file: Any, named: bool) -> dict[str, list[Any]]:
+    for name, words in stored_names(file.schema_arrow).items() if named else ():
+        columns[name] = [with_names(value, words) for value in columns[name]]
+    return columns
 
 
 def _check_footer(footer: Any, budget: TableBudget) -> list[str]:

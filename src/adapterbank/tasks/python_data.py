@@ -10,6 +10,7 @@ from typing import Any
 
 from adapterbank.errors import InputError
 from adapterbank.kinds.values import listed, short
+from adapterbank.tasks.class_labels import with_names
 from adapterbank.tasks.limits import TableBudget
 
 TUPLE_COLUMNS = {2: ("text", "label"), 3: ("text", "text_pair", "label")}
@@ -129,15 +130,7 @@ def _frame_columns(frame: Any, source: str) -> Any:
 def _named(values: Any, feature: Any) -> Any:
     """Return the names of labels that `datasets` stores as numbers; -1 is a row without one."""
     names = getattr(feature, "names", None) or getattr(getattr(feature, "feature", None), "names", None)
-    if not names:
-        return values
-
-    def word(value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return [word(one) for one in value]
-        return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
-
-    return [word(value) for value in values]
+    return [with_names(value, names) for value in values] if names else values
 
 
 def _plain(value: Any) -> Any:

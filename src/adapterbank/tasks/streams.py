@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 from adapterbank.errors import DataError
 from adapterbank.kinds.values import short
+from adapterbank.tasks.class_labels import named_schema, stored_names, with_names
 from adapterbank.tasks.dialects import FileForm, find_dialect
 from adapterbank.tasks.encodings import encoding_note, find_encoding
 from adapterbank.tasks.separated import dialect_notes
@@ -29,8 +30,11 @@ from adapterbank.tasks.text_rows import StreamRow, TextForm, is_wide, line_rows,
 FORMATS = {
     **{".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json"},
     **{".parquet": "parquet", ".txt": "lines"},
+    **{".conll": "conll", ".iob": "conll", ".bio": "conll", ".conllu": "conllu"},
 }
 """The format of each extension; text formats may also be compressed as .gz."""
+_WHOLE = ("json", "conll", "conllu")
+"""The formats that are read whole, before their first row is answered."""
 PIPED = ("lines", "csv", "tsv", "jsonl", "parquet")
 """The formats that standard input may have."""
 CHUNK_ROWS = 2048
@@ -62,7 +66,7 @@ class RowStream:
 
     def at(self, number: int) -> str:
         """Return the place of a row for messages."""
-        return f"{self.source}, {'row' if self.form in ('parquet', 'json') else 'line'} {number}"
+        return f"{self.source}, {'row' if self.form in ('parquet', *_WHOLE) else 'line'} {number}"
 
 
 def format_of(path: str | os.PathLike[str]) -> str | None:
@@ -114,8 +118,8 @@ def open_stream(
         if form == "parquet":
             assert path is not None
             yield _parquet(path, name, stack)
-        elif form == "json":
-            yield _whole(read_table(source), name)  # type: ignore[arg-type]  # no format of a pipe
+        elif form in _WHOLE:
+            yield _whole(read_table(source), name, form)  # type: ignore[arg-type]  # no format of a pipe
         else:
             raw = source if path is None else stack.enter_context(path.open("rb"))
             yield _text(raw, name, form, tuple(line_columns), path)  # type: ignore[arg-type]
@@ -127,12 +131,18 @@ def chunks(rows: Iterator[StreamRow]) -> Iterator[list[StreamRow]]:
     size = 0
     for row in rows:
         chunk.append(row)
-        size += sum(len(value) for value in row.values.values() if isinstance(value, str))
+        size += sum(map(_characters, row.values.values()))
         if len(chunk) >= CHUNK_ROWS or size >= CHUNK_CHARACTERS:
             yield chunk
             chunk, size = [], 0
     if chunk:
         yield chunk
+
+
+def _characters(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(map(_characters, value))
+    return len(value) if isinstance(value, str) else 0
 
 
 def as_table(rows: Sequence[StreamRow], source: str) -> Table:
@@ -211,11 +221,12 @@ def _spooled(source: BinaryIO, stack: ExitStack) -> Path:
     return path
 
 
-def _whole(table: Table, name: str) -> RowStream:
+def _whole(table: Table, name: str, form: str) -> RowStream:
     names = list(table.columns)
     rows = zip(*table.columns.values(), strict=True)
     found = (StreamRow(i, dict(zip(names, row, strict=True))) for i, row in enumerate(rows, 1))
-    return RowStream(name, "json", found, tuple(names), total=table.rows)
+    text = TextForm("utf-8", notes=table.notes) if table.notes else None
+    return RowStream(name, form, found, tuple(names), text, total=table.rows)
 
 
 def _parquet(path: Path, name: str, stack: ExitStack) -> RowStream:
@@ -234,14 +245,16 @@ def _parquet(path: Path, name: str, stack: ExitStack) -> RowStream:
             for batch in file.iter_batches(batch_size=CHUNK_ROWS, use_threads=False):
                 for values in batch.to_pylist():
                     done += 1
-                    yield StreamRow(done, values)
+                    words = {name: with_names(values[name], known) for name, known in labels.items()}
+                    yield StreamRow(done, values | words if words else values)
         except (pyarrow.ArrowException, OSError, ValueError, ArithmeticError, LookupError) as error:
             raise DataError(f"{name}, after row {done}: {_reason(error)}; write the Parquet file again.") from None
 
     schema = file.schema_arrow
     if len(set(schema.names)) < len(schema.names):
         raise DataError(f"{name} has two columns of one name; give each its own name.")
-    total = file.metadata.num_rows
+    labels = stored_names(schema)
+    total, schema = file.metadata.num_rows, named_schema(schema, labels)
     return RowStream(name, "parquet", rows(), tuple(schema.names), None, schema, total, lambda: done)
 
 

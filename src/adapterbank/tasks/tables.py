@@ -18,6 +18,7 @@ from typing import Any
 
 from adapterbank.errors import DataError
 from adapterbank.kinds.values import listed, short
+from adapterbank.tasks.conll import read_conll, read_conllu
 from adapterbank.tasks.dialects import FileForm
 from adapterbank.tasks.encodings import encoding_note, find_encoding
 from adapterbank.tasks.limits import MAX_DEPTH, TableBudget, TableLimits, check_depth
@@ -27,6 +28,7 @@ from adapterbank.tasks.separated import read_separated
 
 _AS_FOUND = FileForm()
 _OBJECT_LINE = re.compile(r"\s*(\{[^\n]*\})[^\S\n]*\n\s*\S")
+_EMPTY_LINE = re.compile(r"\n[ \t\r]*\n")
 _JSON_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
@@ -65,9 +67,18 @@ def read_table(path: str | os.PathLike[str], limits: TableLimits | None = None, 
             f"{file} has the extension {ending!r}, which is not one of {', '.join(READERS)}; "
             f"save the table as one of these (text formats may also end in .gz)."
         )
-    table = READERS[ending](file, TableBudget(file, limits), form)
+    return _with_rows(READERS[ending](file, TableBudget(file, limits), form))
+
+
+def read_numbers(path: str | os.PathLike[str]) -> Table:
+    """Read a Parquet file whose labels stay numbers, also where it states their names."""
+    file = existing_file(path)
+    return _with_rows(Table(read_parquet(file, TableBudget(file), named=False), str(file)))
+
+
+def _with_rows(table: Table) -> Table:
     if not table.rows:
-        raise DataError(f"{file} has columns ({listed(table.columns)}) but no rows; add some.")
+        raise DataError(f"{table.source} has columns ({listed(table.columns)}) but no rows; add some.")
     return table
 
 
@@ -280,6 +291,36 @@ def _read_parquet(path: Path, budget: TableBudget, form: FileForm) -> Table:
     return Table(read_parquet(path, budget), str(path))
 
 
+def _read_conll(path: Path, budget: TableBudget, form: FileForm) -> Table:
+    return _sentences(path, budget, read_conll)
+
+
+def _read_conllu(path: Path, budget: TableBudget, form: FileForm) -> Table:
+    return _sentences(path, budget, read_conllu)
+
+
+def _read_txt(path: Path, budget: TableBudget, form: FileForm) -> Table:
+    """Read the columns of CoNLL-2003, whose files end in .txt; plain text is no table."""
+    return _sentences(path, budget, _read_divided)
+
+
+def _read_divided(text: str, budget: TableBudget) -> tuple[dict[str, list[Any]], list[str]]:
+    if not _EMPTY_LINE.search(text):
+        raise DataError(
+            f"{budget.source} has no empty line, so it is not a table of sentences with a word and its tags on each "
+            f"line; add an empty line after each sentence, or save another table as .csv, .jsonl or .parquet."
+        )
+    return read_conll(text, budget)
+
+
+def _sentences(
+    path: Path, budget: TableBudget, read: Callable[[str, TableBudget], tuple[dict[str, list[Any]], list[str]]]
+) -> Table:
+    text, notes = _decoded(path, budget)
+    columns, more = read(text, budget)
+    return Table(columns, str(path), (*notes, *more))
+
+
 READERS: dict[str, Callable[[Path, TableBudget, FileForm], Table]] = {
     ".csv": _read_csv,
     ".tsv": _read_tsv,
@@ -287,4 +328,10 @@ READERS: dict[str, Callable[[Path, TableBudget, FileForm], Table]] = {
     ".ndjson": _read_jsonl,
     ".json": _read_json,
     ".parquet": _read_parquet,
+    ".conll": _read_conll,
+    ".conllu": _read_conllu,
+    ".iob": _read_conll,
+    ".bio": _read_conll,
+    ".txt": _read_txt,
 }
+"""How a table with this extension is read. To predict, a .txt file has one text on each line instead."""

@@ -20,7 +20,9 @@ from adapterbank.serving.http.auth import Keys
 from adapterbank.serving.http.routes_train import TYPES
 from adapterbank.serving.jobs.options import OPTIONS
 from adapterbank.serving.jobs.queue import JobQueue, QueueLimits
+from adapterbank.serving.jobs.run_row import FORMATS
 from adapterbank.serving.jobs.run_store import RunStore
+from adapterbank.tasks.tables import READERS
 from serving.dummy import Dummy, ask, calling
 from serving.small_bank import PATIENCE, until
 from serving.training import events, left, new_bank, send, table
@@ -118,6 +120,12 @@ def test_the_format_is_that_of_the_content_type(app, type, format):
 def test_a_format_in_the_query_takes_precedence(app):
     answer = ask(app, "POST", f"{PATH}?format=jsonl", content=b"{}", headers=CSV)
     assert (answer.json()["data"]["format"], answer.json()["options"]) == ("jsonl", {})
+
+
+def test_every_table_that_can_be_read_can_be_uploaded(app):
+    assert {f".{name}" for name in FORMATS} == {*READERS}
+    answer = ask(app, "POST", f"{PATH}?format=conll", content=b"Ann\tB-PER\n", headers=CSV)
+    assert (answer.status_code, answer.json()["data"]["format"]) == (202, "conll")
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ from typing import Annotated, Any, NotRequired, TypedDict
 from adapterbank import schema
 from adapterbank.storage import reading
 from adapterbank.storage.package import is_name
+from adapterbank.tasks.tables import READERS
 
 ENDED = ("done", "failed", "cancelled")
 """The final states of a run; before them it is queued or running."""
-FORMATS = ("csv", "tsv", "jsonl", "json", "parquet")
-"""The formats of data files."""
+FORMATS = tuple(ending.removeprefix(".") for ending in READERS)
+"""The formats of data files: every extension of a table."""
 JSON = ("options", "data", "progress", "notes", "metrics")
 """The columns that hold JSON."""
 _ID = re.compile(r"[0-9a-f]{8,64}")
