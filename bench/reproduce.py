@@ -30,6 +30,7 @@ STUDIES = {
     "figures-gte-small": "gte-small",
     "table2-minilm": "minilm",
     "table1-mpnet": "mpnet",
+    "defaults-minilm": "minilm",
 }
 """Study -> folder of its records."""
 
