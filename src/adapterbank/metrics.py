@@ -14,7 +14,7 @@ import re
 import string
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -185,6 +185,63 @@ def _span_f1(given: list[str], true: list[tuple[str, ...]], _: int) -> float:
     return _answer_means(given, true)[1]
 
 
+OUTSIDE = "O"
+Entity = tuple[str, int, int]
+"""Its type, its first and its last-plus-one word."""
+_TAG = re.compile(r"([BIESLU])-(.+)", re.DOTALL)
+_BEGIN, _END = "BSU", "ESLU"
+
+
+def parts_of(tag: str) -> tuple[str, str]:
+    """Return the mark and the type of a tag of a scheme; ("O", "") for any other."""
+    found = _TAG.fullmatch(tag)
+    return (found[1], found[2]) if found else (OUTSIDE, "")
+
+
+def marks_entities(tags: Iterable[str]) -> bool:
+    """Return whether all tags are those of a scheme."""
+    return all(tag == OUTSIDE or _TAG.fullmatch(tag) for tag in tags)
+
+
+def entities(tags: Sequence[str]) -> list[Entity]:
+    """Return the entities of a sentence as CoNLL's `conlleval` reads them, whatever the scheme.
+
+    An entity begins at B, S and U, where the type changes and after the end of another; it ends before those, before O,
+    and at E, S, L and U.
+    """
+    found: list[Entity] = []
+    start, kind, ended = 0, "", True
+    for place, (mark, name) in enumerate([*map(parts_of, tags), (OUTSIDE, "")]):
+        goes_on = bool(kind) and not ended and name == kind and mark not in _BEGIN
+        if not goes_on:
+            if kind:
+                found.append((kind, start, place))
+            start, kind = place, name
+        ended = mark in _END
+    return found
+
+
+def found_and_true(given: Sequence[Sequence[str]], true: Sequence[Sequence[str]]) -> tuple[set[Any], set[Any]]:
+    """Return the entities of all rows as (type, row, first word, end), or the words if their tags are plain."""
+    marked = marks_entities(tag for rows in (given, true) for row in rows for tag in row)
+    parts = entities if marked else lambda tags: [(tag, place, place + 1) for place, tag in enumerate(tags)]
+    given_set, true_set = (
+        {(name, place, start, end) for place, row in enumerate(rows) for name, start, end in parts(row)}
+        for rows in (given, true)
+    )
+    return given_set, true_set
+
+
+def _tag_f1(given: list[Sequence[str]], true: list[Sequence[str]], _: int) -> float:
+    found, wanted = found_and_true(given, true)
+    return 2 * len(found & wanted) / (len(found) + len(wanted)) if found or wanted else 0.0
+
+
+def _tag_accuracy(given: list[Sequence[str]], true: list[Sequence[str]], _: int) -> float:
+    right = sum(a == b for one, two in zip(given, true, strict=True) for a, b in zip(one, two, strict=True))
+    return right / max(1, sum(map(len, true)))
+
+
 # --- the same scores from counts, and intervals ---------------------------------------------------------------
 
 
@@ -272,6 +329,8 @@ METRICS: dict[str, Metric] = {
             interval=_fisher,
         ),
         Metric("exact_match", _exact_match, "share of answers that are acceptable ones, SQuAD's", interval=_wilson),
+        Metric("tag_f1", _tag_f1, "F1 of entities as conlleval counts them; of plain tags, their accuracy"),
+        Metric("tag_accuracy", _tag_accuracy, "share of words with the right tag"),
         Metric("span_f1", _span_f1, "mean F1 of the answer's words, SQuAD's", interval=_wilson),
     )
 }

@@ -186,3 +186,27 @@ def test_squad_has_its_official_counts(name: str, rows: dict[str, int], silent: 
     ]
     assert sum(target[0] < 0 for target in targets) == silent
     assert found.task.threshold == (0.0 if silent else None)
+
+
+TAGGED = {
+    "tag/wnut17": {"train": 3394, "dev": 1009, "test": 1287},
+    "tag/btc": {"train": 5338, "dev": 2001, "test": 2000},
+    "tag/ud-ewt-pos": {"train": 12544, "dev": 2001, "test": 2077},
+}
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_tagged_sentences_have_their_official_sizes(name: str) -> None:
+    assert CATALOG[name].sizes == tuple(TAGGED[name].values())
+    assert (CATALOG[name].kind, CATALOG[name].text) == ("tagging", ("tokens",))
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", TAGGED)
+def test_tagged_sentences_are_read_from_the_published_files(name: str) -> None:
+    if locate(find(name), DATA) is None:
+        pytest.skip(MISSING)
+    found = load(name, DATA)
+    assert {split: table.rows for split, table in found.tables.items()}.items() <= TAGGED[name].items()
+    assert all({*table.columns} == {"tokens", "label"} for table in found.tables.values())
+    assert found.task.labels

@@ -20,7 +20,9 @@ from adapterbank.inference.answer_columns import ERROR, AnswerColumns
 from adapterbank.inference.explain import check_explainable, explained
 from adapterbank.inference.predictions import check_abstain
 from adapterbank.inference.task_rows import by_task, in_order, table_rows
+from adapterbank.kinds.table import KINDS
 from adapterbank.kinds.values import is_missing, listed, short
+from adapterbank.kinds.words import joined
 from adapterbank.tasks.columns import require_column
 from adapterbank.tasks.examples import located, read_examples
 from adapterbank.tasks.spec import Examples, Task
@@ -233,7 +235,9 @@ class _Answers:
             for name in spec.text:
                 if name in self._known and name not in row.values:
                     return f"it has no {name!r}"
-                if isinstance(value := row.values.get(name), (list, tuple, dict, set, bytes)):
+                value = row.values.get(name)
+                value = joined(value) if KINDS[spec.kind].words else value
+                if isinstance(value, (list, tuple, dict, set, bytes)):
                     return f"{short(value)} in column {name!r} is not a text; choose another with --text-column"
         return ""
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from adapterbank.errors import InputError
+from adapterbank.kinds.table import KINDS
 from adapterbank.kinds.values import as_text
+from adapterbank.kinds.words import Words
 from adapterbank.tasks.columns import find_texts
 from adapterbank.tasks.examples import located, read_examples
 from adapterbank.tasks.spec import Examples, Task
@@ -32,6 +34,8 @@ class TaskRows:
         if task is None:
             seconds = [row[1] for row in self.rows if len(row) > 1]
             return Examples([row[0] for row in self.rows], seconds if len(seconds) == len(self.rows) else None)
+        if KINDS[task.kind].words:
+            return Examples([row[0] if len(row) == 1 else Words.of(row) for row in self.rows])
         width = len(task.text)
         if any(len(row) != width and not _is_labelled(row, task) for row in self.rows):
             remedy = "pass a second text for every row" if width == 2 else "pass no second texts"
@@ -62,7 +66,9 @@ def by_task(
     """Group rows by task; `task` is one for all texts, or one for each."""
     if hasattr(texts, "tolist"):  # an array, or a column of a frame
         texts = [tuple(value) if isinstance(value, list) else as_text(value) for value in texts.tolist()]
-    rows = [tuple(text) if isinstance(text, (tuple, list)) else (text,) for text in texts]
+    # A list of one word is the same text for every task, and its word is known to those that ask for words.
+    single = (Words.of(text) if isinstance(text, list) and len(text) == 1 else text for text in texts)
+    rows = [tuple(text) if isinstance(text, (tuple, list)) else (text,) for text in single]
     tasks = [task] * len(rows) if task is None or isinstance(task, str) else list(task)
     for what, count in (("tasks", len(tasks)), ("pairs", len(rows) if pairs is None else len(pairs))):
         if count != len(rows):

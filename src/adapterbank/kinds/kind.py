@@ -158,6 +158,8 @@ class Kind:
     """Whether a target is a tuple of indices of labels, and a cell may hold several."""
     text_counts: tuple[int, ...] = (1, 2)
     """How many texts a row may have."""
+    words: bool = False
+    """Whether a text may be given as a list of its words; see `kinds.words`."""
     text_columns: tuple[str, ...] = ()
     """The usual names of its text columns, if only these will do."""
     label_columns: tuple[str, ...] = ()

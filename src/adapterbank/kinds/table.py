@@ -8,8 +8,9 @@ from adapterbank.kinds.kind import Kind
 from adapterbank.kinds.multilabel import MULTILABEL
 from adapterbank.kinds.regression import REGRESSION
 from adapterbank.kinds.span import SPAN
+from adapterbank.kinds.tagging import TAGGING
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (CLASSIFICATION, MULTILABEL, REGRESSION, SPAN)}
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (CLASSIFICATION, MULTILABEL, REGRESSION, SPAN, TAGGING)}
 """By name. Where the user states no kind, the last row that recognizes the columns is used; the first fits any."""
 
 

@@ -30,6 +30,7 @@ from adapterbank.tasks.layouts import (
     cut,
     joined,
 )
+from adapterbank.tasks.sentence_files import ConllFiles
 from adapterbank.tasks.spec import Task
 from adapterbank.tasks.tables import Table
 
@@ -379,5 +380,19 @@ _OTHERS = (
                    _csv("review", "sentiment", "IMDB Dataset.csv", "a1_IMDB_Dataset.csv"))),
 )  # fmt: skip
 
-CATALOG: dict[str, Entry] = {entry.name: entry for entry in (*_GLUE, *_SQUAD, *_PAPER, *_OTHERS)}
+_EWT = {split: (f"en_ewt-ud-{split}.conllu", f"UD_English-EWT/en_ewt-ud-{split}.conllu", f"ud_ewt/{split}.conllu")
+        for split in _ORDER}  # fmt: skip
+_TAGGED = (
+    Entry("tag/wnut17", (3394, 1009, 1287), "wnut17", ("tokens",), metric="tag_f1", kind="tagging", classes=13,
+          layouts=(ConllFiles({"train": ("wnut17train.conll", "wnut17/train.conll"),
+                               "dev": ("emerging.dev.conll", "wnut17/dev.conll"),
+                               "test": ("emerging.test.annotated", "wnut17/test.conll")}),)),
+    Entry("tag/btc", (5338, 2001, 2000), "btc", ("tokens",), metric="tag_f1", kind="tagging", classes=7,
+          layouts=(ConllFiles({"train": (tuple(f"btc/{part}.conll" for part in "abeg"),), "dev": ("btc/h.conll",),
+                               "test": ("btc/f.conll",)}),)),
+    Entry("tag/ud-ewt-pos", (12544, 2001, 2077), "ud_ewt", ("tokens",), metric="tag_accuracy", kind="tagging",
+          classes=17, layouts=(ConllFiles(_EWT, tags="upos"),)),
+)  # fmt: skip
+
+CATALOG: dict[str, Entry] = {entry.name: entry for entry in (*_GLUE, *_SQUAD, *_PAPER, *_OTHERS, *_TAGGED)}
 """Every task, by name."""

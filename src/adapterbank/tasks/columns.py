@@ -35,13 +35,14 @@ PAIRS = (
 TEXTS = (
     *("text", "sentence", "content", "review", "tweet", "message", "body", "document", "utterance"),
     *("comment", "description", "headline", "title", "question", "query", "input", "abstract"),
+    *("tokens", "words"),
 )
 """Usual names of a single text."""
 
 LABELS = (
     *("label", "labels", "gold_label", "answers", "class", "category", "target", "targets", "sentiment"),
     *("emotion", "intent", "topic", "score", "rating", "stars", "similarity", "is_duplicate", "quality"),
-    *("tag", "tags", "genre", "genres", "y", "answer"),
+    *("tag", "tags", "genre", "genres", "y", "answer", "ner_tags", "upos", "pos_tags", "entities", "spans"),
 )
 """Usual names of the label."""
 

@@ -10,6 +10,7 @@ from typing import TextIO
 from adapterbank.errors import DataError
 from adapterbank.kinds.table import KINDS
 from adapterbank.kinds.values import as_text, is_missing, listed, short
+from adapterbank.kinds.words import Words, joined
 from adapterbank.tasks.columns import find_columns, find_texts
 from adapterbank.tasks.compound import has_columns, with_label, with_texts
 from adapterbank.tasks.remarks import remarks
@@ -41,7 +42,7 @@ def read_examples(
     Rows without a label are refused, or dropped if that is stated.
     """
     table = with_texts(table, task.text)
-    parts = [_texts(table, name) for name in task.text]
+    parts = [_texts(table, name, words=KINDS[task.kind].words) for name in task.text]
     empty = [row for row in range(table.rows) if any(not part[row].strip() for part in parts)]
     examples = Examples(parts[0], parts[1] if len(parts) == 2 else None)
     if not need_targets:
@@ -122,14 +123,15 @@ def labelled_as(
     return replace(task, text=found.text, label=found.label)
 
 
-def _texts(table: Table, name: str) -> list[str]:
-    values = table.columns[name]
+def _texts(table: Table, name: str, *, words: bool = False) -> list[str]:
+    """Return the texts of a column; with `words`, a list is the words of a text."""
+    values = [joined(value) if words else value for value in table.columns[name]]
     for row, value in enumerate(values):
         if isinstance(value, (list, tuple, dict, set, bytes)):
             raise DataError(
                 f"{table.at(row)}: {short(value)} in column {name!r} is not a text; choose another with --text."
             )
-    return [as_text(value) for value in values]
+    return [value if isinstance(value, Words) else as_text(value) for value in values]
 
 
 def _dropped(table: Table, rows: Sequence[int], why: str) -> str:

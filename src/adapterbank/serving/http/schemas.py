@@ -5,13 +5,19 @@ The models validate requests. Responses are not validated; their models only des
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast
 
+from adapterbank.kinds.words import joined
 from adapterbank.serving.service.protocol import CODES, Limits
 
-_Texts = Annotated[list[str] | None, FailFast()]
+if TYPE_CHECKING:
+    _Text = str
+else:
+    _Text = Annotated[str | list[str], AfterValidator(joined)]
+"""A text, or the words of one, which become a text."""
+_Texts = Annotated[list[_Text] | None, FailFast()]
 """Stops at the first error: listing a million of them would delay other requests."""
 
 
@@ -32,7 +38,7 @@ class PredictRequest(_Strict):
 
     texts: _Texts = None
     pairs: _Texts = None
-    text: str | None = None
+    text: _Text | None = None
     pair: str | None = None
     best: _Whole = 0
     abstain: float = 0.0
@@ -43,7 +49,7 @@ class RowRequest(_Strict):
     """A text and the task it is for."""
 
     task: str
-    text: str
+    text: _Text
     pair: str | None = None
 
 
@@ -253,13 +259,14 @@ _EXPLAIN = {
 def predict_body(limits: Limits) -> dict[str, Any]:
     """Return the schema of a predict request."""
     text = {"type": "string", "maxLength": limits.characters}
-    many = {"type": "array", "items": text, "minItems": 1, "maxItems": limits.texts}
+    seconds = {"type": "array", "items": text, "minItems": 1, "maxItems": limits.texts}
+    many = {**seconds, "items": _or_words(text)}
     shared = _shared(limits)
-    pairs = _or_null(many) | {"description": "The second text of each row: as many as there are texts."}
+    pairs = _or_null(seconds) | {"description": "The second text of each row: as many as there are texts."}
     none = {"type": "null"}
     shapes = [
         _record({"texts": many, "pairs": pairs, "text": none, "pair": none, **shared}, ["texts"]),
-        _record({"text": text, "pair": _or_null(text), "texts": none, "pairs": none, **shared}, ["text"]),
+        _record({"text": _or_words(text), "pair": _or_null(text), "texts": none, "pairs": none, **shared}, ["text"]),
     ]
     return _body({"oneOf": shapes}, {"texts": ["A warm and funny film.", "Dull."]})
 
@@ -271,7 +278,7 @@ _TASK = "^[A-Za-z0-9][A-Za-z0-9._/-]*(@[1-9][0-9]{0,8})?$"
 def rows_body(limits: Limits) -> dict[str, Any]:
     """Return the schema of a request with rows of several tasks."""
     text = {"type": "string", "maxLength": limits.characters}
-    fields = {"task": {"type": "string", "pattern": _TASK}, "text": text, "pair": _or_null(text)}
+    fields = {"task": {"type": "string", "pattern": _TASK}, "text": _or_words(text), "pair": _or_null(text)}
     row = _record(fields, ["task", "text"])
     rows = {"type": "array", "items": row, "minItems": 1, "maxItems": limits.texts}
     example = {"rows": [{"task": "sentiment", "text": "Dull."}, {"task": "topic@2", "text": "Shares rose."}]}
@@ -291,6 +298,11 @@ def _shared(limits: Limits) -> dict[str, Any]:
             "description": "label and labels are null where the answer is less probable than this.",
         },
     }
+
+
+def _or_words(text: dict[str, Any]) -> dict[str, Any]:
+    words = {"type": "array", "items": {"type": "string"}, "description": "The words of a text, for tagging."}
+    return {"anyOf": [text, words]}
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:

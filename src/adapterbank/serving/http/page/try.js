@@ -54,6 +54,8 @@ const shown = (found) => {
   if (found.labels) return found.labels.length ? found.labels.join(", ") : "no label";
   if (!empty(found.value)) return String(Number(found.value.toFixed(4)));
   if (!empty(found.answer)) return found.answer || "no answer";
+  const tagged = found.entities || found.words;
+  if (tagged) return tagged.length ? tagged.map(({ text, label }) => `${text} (${label})`).join(", ") : "no entity";
   const rest = Object.entries(found).filter(([name]) => !["task", "version", "probabilities", "explanation"].includes(name));
   return rest.length ? rest.map(([name, value]) => `${name}: ${JSON.stringify(value)}`).join(", ") : "–";
 };
@@ -72,12 +74,25 @@ function inContext(found, context) {
   return make("p", {}, letters.slice(0, found.start).join(""), make("mark", {}, letters.slice(found.start, found.end).join("")), letters.slice(found.end).join(""));
 }
 
+// The words or entities of a text, each marked with its label.
+function tagged(found, text) {
+  const parts = found.entities || found.words;
+  if (!parts?.length) return null;
+  const letters = Array.from(text), shown = [];
+  let at = 0;
+  for (const { label, start, end, probability } of parts) {
+    shown.push(letters.slice(at, start).join(""), make("mark", { class: "tagged", title: percent(probability) }, letters.slice(start, end).join(""), make("small", {}, label)));
+    at = end;
+  }
+  return make("p", { class: "explained" }, shown, letters.slice(at).join(""));
+}
+
 async function askOne(task, text, pair) {
   const body = { text, ...(readsPair(task) ? { pair } : {}), ...(find("try-explain").checked ? { explain: true } : {}) };
   const found = await ask(`${at(task.name)}/predict`, { method: "POST", body });
   const one = found.predictions[0];
   return make("div", { class: "card" }, make("p", { class: "prediction" }, shown(one)),
-    make("p", { class: "quiet" }, `${found.task}, version ${found.version}`), inContext(one, pair), one.probabilities ? odds(one.probabilities) : null,
+    make("p", { class: "quiet" }, `${found.task}, version ${found.version}`), inContext(one, pair), tagged(one, text), one.probabilities ? odds(one.probabilities) : null,
     one.explanation ? shares(one.explanation, { text, pair }) : null);
 }
 
