@@ -189,6 +189,18 @@ def test_reliability_and_coverage_belong_to_ones_own_study(tmp_path):
     assert "The paper's" not in text
 
 
+def test_the_sentence_about_few_seeds_and_the_legend_do_not_overlap(tmp_path):
+    found = {"dev": measured(8)}
+    folder = write(
+        tmp_path, *(record("tickets-of-customers-by-urgency", seed=seed, calibration=found) for seed in (0, 1))
+    )
+    for drawing in figures.draw_all(load([folder])):
+        if drawing.figure and drawing.figure.legends and drawing.figure.get_suptitle():
+            drawing.figure.canvas.draw()
+            note = drawing.figure._suptitle.get_window_extent()
+            assert not any(one.get_window_extent().overlaps(note) for one in drawing.figure.legends), drawing.name
+
+
 def test_the_contents_list_every_table_and_figure(folder):
     text = report.page(load([folder]), figures.draw_all(load([folder])), [str(folder)])
     contents = text[text.index("<nav") : text.index("</nav>")]
