@@ -41,10 +41,10 @@ class HeadOutputs:
 
     @cached_property
     def matrix(self) -> np.ndarray:
-        """The outputs as one array, `[rows, outputs]`; not for kinds with `per_token`."""
+        """The outputs of each example as one array, `[examples, outputs]`; not for kinds with `per_token`."""
         import numpy as np
 
-        return np.array(self.outputs)
+        return self.rows.pool(np.array(self.outputs))
 
     @cached_property
     def logits(self) -> np.ndarray:
