@@ -2,7 +2,7 @@
 
     python bench/few_labels.py ours --root DATA --out bench/results/few_labels.json
     python bench/few_labels.py setfit --root DATA --python PEERS/bin/python --out bench/results/few_labels.json
-    python bench/few_labels.py table --out bench/results/few_labels.json
+    python bench/few_labels.py table --out bench/results/few_labels.json --tasks agnews,emotion --sizes 8
 
 `ours` runs the library with its defaults and, on the same vectors, scikit-learn's logistic regression; `setfit` runs
 SetFit from an environment of its own (`pip install setfit`) or from a folder of packages (`--peers-path`), with its
@@ -278,33 +278,59 @@ def run_missing(arguments: argparse.Namespace, results: Results) -> None:
             done.result()
 
 
-def print_table(results: Results) -> None:
-    """Print the mean over draws of each task and size, and the mean over tasks."""
-    systems = [
-        one
-        for one in ("regression", "setfit", "usual recipe", "ours")
-        if any(row["system"] == one for row in results.rows)
-    ]
-    for size in sorted({row["size"] for row in results.rows}):
+def mean_of(rows: list[dict[str, Any]], key: str) -> float:
+    """Return the mean of a value over results."""
+    return float(np.mean([row[key] for row in rows]))
+
+
+def cell(rows: list[dict[str, Any]]) -> str:
+    """Return the mean over draws of one system's results; seconds are those of results computed one at a time."""
+    if not rows:
+        return "-"
+    text = f"{100 * mean_of(rows, 'accuracy'):.1f} ({mean_of(rows, 'calibration_error'):.3f}, {len(rows)} draws)"
+    timed = [row for row in rows if "seconds" in row and row.get("processes", 1) == 1]
+    for device in sorted({row.get("device", "") for row in timed}):
+        mine = [row for row in timed if row.get("device", "") == device]
+        text += f" {mean_of(mine, 'seconds'):.1f} s" + (f" on {device}" if device else "")
+    return text
+
+
+def paired(rows: list[dict[str, Any]], system: str) -> str:
+    """Return how much better ours is than a system: mean over tasks by draw, and its mean and standard error."""
+    found = {(row["system"], row["task"], row["draw"]): row["accuracy"] for row in rows}
+    both = [(task, draw) for one, task, draw in found if one == system and ("ours", task, draw) in found]
+    draws: dict[int, list[float]] = {}
+    for task, draw in both:
+        draws.setdefault(draw, []).append(100 * (found["ours", task, draw] - found[system, task, draw]))
+    if len(draws) < 2:
+        return "not enough draws of both"
+    means = [np.mean(values) for values in draws.values()]
+    error = np.std(means, ddof=1) / len(means) ** 0.5
+    return f"{np.mean(means):+.2f} ± {error:.2f} ({len({task for task, _ in both})} tasks, {len(means)} draws)"
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """Print the mean over draws of each task and size, the mean over tasks, and the differences paired by draw."""
+    systems = [one for one in ("regression", "setfit", "usual recipe", "ours") if any(r["system"] == one for r in rows)]
+    for size in sorted({row["size"] for row in rows}):
         print(f"\n{size} labels a class: accuracy (calibration error), mean over draws; seconds")
+        sized = [row for row in rows if row["size"] == size]
         means: dict[str, list[tuple[float, float]]] = {}
-        for task in dict.fromkeys(row["task"] for row in results.rows):
+        for task in dict.fromkeys(row["task"] for row in sized):
             cells = []
             for system in systems:
-                mine = [
-                    row for row in results.rows if (row["system"], row["task"], row["size"]) == (system, task, size)
-                ]
-                if not mine:
-                    cells.append("-")
-                    continue
-                accuracy, error = (float(np.mean([r[key] for r in mine])) for key in ("accuracy", "calibration_error"))
-                means.setdefault(system, []).append((accuracy, error))
-                took = f" {np.mean([row['seconds'] for row in mine]):.1f} s" if "seconds" in mine[0] else ""
-                cells.append(f"{100 * accuracy:.1f} ({error:.3f}, {len(mine)} draws){took}")
-            print(f"  {task:28} " + " | ".join(f"{s}: {cell}" for s, cell in zip(systems, cells, strict=True)))
-        for system, values in means.items():
-            accuracy, error = np.mean(values, axis=0)
-            print(f"  mean over {len(values)} tasks, {system}: {100 * accuracy:.2f}, calibration error {error:.3f}")
+                mine = [row for row in sized if (row["system"], row["task"]) == (system, task)]
+                cells.append(f"{system}: {cell(mine)}")
+                if mine:
+                    values = mean_of(mine, "accuracy"), mean_of(mine, "calibration_error")
+                    means.setdefault(system, []).append(values)
+            print(f"  {task:28} " + " | ".join(cells))
+        for system, found in means.items():
+            accuracy, error = np.mean(found, axis=0)
+            print(f"  mean over {len(found)} tasks, {system}: {100 * accuracy:.2f}, calibration error {error:.3f}")
+        for system in systems:
+            if system != "ours":
+                print(f"  ours - {system}: {paired(sized, system)}")
 
 
 def main() -> None:
@@ -328,7 +354,8 @@ def main() -> None:
     if arguments.part in SYSTEMS:
         run_missing(arguments, results)
         results.read()
-    print_table(results)
+    shown = [row for row in results.rows if row["task"] in (arguments.tasks or TASKS)]
+    print_table([row for row in shown if row["size"] in arguments.sizes and row["draw"] < arguments.draws])
 
 
 if __name__ == "__main__":
