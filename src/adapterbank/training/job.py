@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from adapterbank.inference.rows import Rows, epoch_order
+from adapterbank.kinds.table import KINDS
 from adapterbank.slots.plan import Plan
 from adapterbank.training.optimizer import AdamSettings, Schedule
 from adapterbank.training.step_input import StepInput
@@ -130,12 +131,16 @@ class ActiveRun:
 
     def weigh(self, batch: np.ndarray) -> np.ndarray:
         """Return the weight of each unit of a batch in its loss; they sum to 1."""
-        job = self.job
-        if job.class_weights is None:
+        job, weight = self.job, KINDS[self.job.plan.head.kind].weight
+        if job.class_weights is None and weight is None:
             return np.full(len(batch), 1 / len(batch))
-        assert job.train.targets is not None
-        weights = np.array([job.class_weights[job.train.targets[unit]] for unit in batch])
-        return np.asarray(weights / weights.sum())
+        targets = [(job.train.targets or [])[unit] for unit in batch]
+        if job.class_weights is None:
+            assert weight is not None
+            weights = np.array([weight(target) for target in targets])
+        else:
+            weights = np.array([job.class_weights[target] for target in targets])
+        return np.asarray(weights / weights.sum()) if weights.any() else np.full(len(batch), 1 / len(batch))
 
     def step_input(self, batch: np.ndarray) -> StepInput:
         """Return the step input for a batch of this run."""
