@@ -180,7 +180,7 @@ def counts_of(given_: list[Any], true: list[Any], labels: int, sets: bool) -> Co
 def test_a_score_from_counts_is_the_score_itself(labels: int, rows: list[tuple[int, int]]) -> None:
     given_, true = [a % labels for a, _ in rows], [b % labels for _, b in rows]
     for metric in METRICS.values():
-        if metric.from_counts and metric.label_count in (None, labels):
+        if metric.from_counts and not metric.row_counts and metric.label_count in (None, labels):
             found = metric.from_counts(counts_of(given_, true, labels, sets=False))
             assert float(found) == pytest.approx(metric.function(given_, true, labels))
 
@@ -194,6 +194,20 @@ def test_a_score_of_sets_from_counts_is_the_score_itself(
     for name in ("micro_f1", "macro_f1"):
         found = METRICS[name].from_counts(counts_of(given_, true, labels, sets=True))
         assert float(found) == pytest.approx(METRICS[name].function(given_, true, labels))
+
+
+_TAGS = st.lists(st.tuples(*[st.sampled_from(["O", "B-a", "I-a", "B-b", "I-b"])] * 2), max_size=9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(_TAGS, min_size=1, max_size=9))
+def test_a_score_of_tags_from_the_counts_of_each_row_is_the_score_itself(rows: list[list[tuple[str, str]]]) -> None:
+    given_, true = ([tuple(pair[side] for pair in row) for row in rows] for side in (0, 1))
+    for name in ("tag_f1", "tag_accuracy"):
+        metric = METRICS[name]
+        hits, mine, wanted = numpy.array(metric.row_counts(given_, true)).sum(0)[:, None]
+        found = metric.from_counts(Counts(hits, mine, wanted, len(true), sets=False))
+        assert float(found) == pytest.approx(metric.function(given_, true, 5))
 
 
 def test_the_f1_of_a_single_label_counts_the_rows_that_have_it() -> None:

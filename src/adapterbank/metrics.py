@@ -55,6 +55,9 @@ class Metric:
     from_counts: Callable[[Counts], np.ndarray] | None = None
     """The same score from counts alone, `[...]`: for a bootstrap and for thresholds. That of two labels reads the last
     label's only."""
+    row_counts: Callable[[list[Any], list[Any]], list[tuple[int, int, int]]] | None = None
+    """(checked predictions, checked targets) -> what of each row was right, given and true, whose sums `from_counts`
+    takes as those of one label; None where a row is a label or a set of labels."""
     interval: Callable[[float, int], tuple[float, float]] | None = None
     """(score, rows) -> its 95 % confidence interval, if a formula gives it."""
 
@@ -238,8 +241,20 @@ def _tag_f1(given: list[Sequence[str]], true: list[Sequence[str]], _: int) -> fl
 
 
 def _tag_accuracy(given: list[Sequence[str]], true: list[Sequence[str]], _: int) -> float:
-    right = sum(a == b for one, two in zip(given, true, strict=True) for a, b in zip(one, two, strict=True))
-    return right / max(1, sum(map(len, true)))
+    counts = _word_counts(given, true)
+    return sum(right for right, _, _ in counts) / max(1, sum(words for _, _, words in counts))
+
+
+def _entity_counts(given: list[Sequence[str]], true: list[Sequence[str]]) -> list[tuple[int, int, int]]:
+    found, wanted = found_and_true(given, true)
+    sums = [Counter(row for _, row, _, _ in some) for some in (found & wanted, found, wanted)]
+    return [(sums[0][row], sums[1][row], sums[2][row]) for row in range(len(true))]
+
+
+def _word_counts(given: list[Sequence[str]], true: list[Sequence[str]]) -> list[tuple[int, int, int]]:
+    pairs = zip(given, true, strict=True)
+    rights = [sum(a == b for a, b in zip(one, two, strict=True)) for one, two in pairs]
+    return [(right, len(tags), len(tags)) for right, tags in zip(rights, true, strict=True)]
 
 
 # --- the same scores from counts, and intervals ---------------------------------------------------------------
@@ -329,8 +344,20 @@ METRICS: dict[str, Metric] = {
             interval=_fisher,
         ),
         Metric("exact_match", _exact_match, "share of answers that are acceptable ones, SQuAD's", interval=_wilson),
-        Metric("tag_f1", _tag_f1, "F1 of entities as conlleval counts them; of plain tags, their accuracy"),
-        Metric("tag_accuracy", _tag_accuracy, "share of words with the right tag"),
+        Metric(
+            "tag_f1",
+            _tag_f1,
+            "F1 of entities as conlleval counts them; of plain tags, their accuracy",
+            from_counts=_micro_f1_of,
+            row_counts=_entity_counts,
+        ),
+        Metric(
+            "tag_accuracy",
+            _tag_accuracy,
+            "share of words with the right tag",
+            from_counts=_micro_f1_of,
+            row_counts=_word_counts,
+        ),
         Metric("span_f1", _span_f1, "mean F1 of the answer's words, SQuAD's", interval=_wilson),
     )
 }

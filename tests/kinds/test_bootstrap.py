@@ -8,6 +8,7 @@ import scipy.stats
 from sklearn.metrics import f1_score, matthews_corrcoef
 
 from adapterbank.kinds.scoring import intervals, report
+from adapterbank.metrics import METRICS
 from kinds.tasks_of import task_of
 
 
@@ -44,6 +45,19 @@ def test_the_intervals_of_labels_in_sets_hold_their_scores():
     for name, (low, high) in found.items():
         assert low < scores[name] < high
         assert high - low < 0.2
+
+
+@pytest.mark.parametrize("labels", [("O", "B-a", "I-a", "B-b", "I-b"), ("NOUN", "VERB", "X")])
+def test_the_intervals_of_tags_are_those_of_resampled_sentences(labels):
+    rng = np.random.default_rng(0)
+    true = [tuple(rng.choice(labels, rng.integers(1, 12)).tolist()) for _ in range(300)]
+    given = [tuple(tag if rng.random() < 0.7 else str(rng.choice(labels)) for tag in row) for row in true]
+    task, targets = task_of("tagging", labels), [[(0, 0, 0, tag) for tag in row] for row in true]
+    found = intervals(task, given, targets)
+    for name in ("tag_f1", "tag_accuracy"):
+        drawn = [rng.integers(0, 300, 300) for _ in range(400)]
+        scores = [METRICS[name].function([given[i] for i in one], [true[i] for i in one], 0) for one in drawn]
+        assert found[name] == pytest.approx(np.percentile(scores, (2.5, 97.5)).tolist(), abs=0.01)
 
 
 def test_the_same_rows_have_the_same_intervals():

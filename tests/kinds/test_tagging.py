@@ -70,6 +70,13 @@ def test_other_schemes_become_iob2_and_are_told(tags, told):
     assert told in report.notes[0]
 
 
+def test_lists_that_were_written_as_text_are_words_and_tags():
+    row = {"tokens": "['EU', 'rose', '1.0']", "tags": "['B-org', 'O', 'O']"}
+    task, examples, _ = read([row])
+    assert (task.kind, examples.texts) == ("tagging", ["EU rose 1.0"])
+    assert tags_of(examples) == ["B-org", "O", "O"]
+
+
 def test_broken_sequences_are_counted_and_told():
     good = {"tokens": ["a", "b"], "tags": ["B-x", "I-x"]}
     _, examples, report = read([good, good | {"tokens": ["c", "d"]}, {"tokens": ["e", "f"], "tags": ["O", "I-x"]}])
@@ -109,23 +116,42 @@ def test_texts_with_spans_of_characters(spans):
 
 
 def test_spans_that_do_not_fit_words_are_moved_or_left_out_and_told():
-    spans = [[2, 4, "loc"], [0, 6, "loc"], [90, 95, "loc"]]
+    spans = [[2, 4, "loc"], [0, 6, "loc"], [6, 7, "loc"]]
     _, examples, report = read([{"text": "Berlin is big", "spans": spans}])
     assert tags_of(examples) == ["B-loc", "O", "O"]
-    assert report.notes == ["data: 2 entities overlap another or contain no word, and are left out."]
+    assert report.notes == ["data: entities that overlap another or contain no word, and are left out: 2."]
     _, _, report = read([{"text": "Berlin is big", "spans": [[2, 4, "loc"]]}])
-    assert "1 entities do not begin and end with a word" in report.notes[0]
+    assert report.notes == ["data: entities whose borders are moved to those of their words: 1."]
 
 
-@pytest.mark.parametrize("span", [[5, 2, "x"], ["1", "2", ""], [-1, 2, "x"]])
-def test_a_span_that_is_none_is_refused_with_its_row(span):
-    with pytest.raises(DataError, match=r"row 2: .* is not a start, a later end and a label in column 'spans'"):
-        read([{"text": "a b", "spans": [[0, 1, "x"]]}, {"text": "a b", "spans": [span]}], labels=["O", "B-x", "I-x"])
+@pytest.mark.parametrize("labels", [None, ["O", "B-x", "I-x"]])
+@pytest.mark.parametrize("span", [[5, 2, "x"], ["1", "2", ""], [-1, 2, "x"], {"start": 0, "end": 2}, [0, 1], 7, None])
+def test_a_span_that_is_none_is_refused_with_its_row(span, labels):
+    with pytest.raises(DataError, match=r"row 2: .* is not a start, a later end and a label in column 'spans'; corr"):
+        read([{"text": "a b", "spans": [[0, 1, "x"]]}, {"text": "a b", "spans": [span]}], labels=labels)
+
+
+def test_a_span_that_ends_after_the_text_is_refused():
+    with pytest.raises(
+        DataError, match=r"\[2, 4, 'x'\] ends after the text, which has 3 characters, in column 'spans'"
+    ):
+        read([{"text": "a b", "spans": [[2, 4, "x"]]}])
 
 
 def test_another_number_of_tags_than_words_is_refused():
-    with pytest.raises(DataError, match="row 1: there are 2 words in 'tokens' and 1 tags in 'tags'"):
+    with pytest.raises(DataError, match="row 1: 'tokens' has 2 words, and 'tags' has 1 tag; give a tag for each word"):
         read([{"tokens": ["a", "b"], "tags": ["X"]}, {"tokens": ["a"], "tags": ["Y"]}])
+
+
+def test_a_word_without_a_tag_is_refused():
+    with pytest.raises(DataError, match="row 2: word 2 has no tag in 'tags'; write one, such as O"):
+        read([{"tokens": ["a"], "tags": ["B-x"]}, {"tokens": ["a", "b"], "tags": ["O", None]}])
+
+
+def test_tags_that_are_numbers_and_names_at_once_are_names():
+    _, examples, report = read([{"tokens": ["a", "b"], "tags": ["1", "2"]}], labels=["1", "2"])
+    assert tags_of(examples) == ["1", "2"]
+    assert not report.notes
 
 
 def test_a_tag_that_training_did_not_have_is_refused():
@@ -204,8 +230,11 @@ def bank(tmp_path_factory, bert):
     return made
 
 
-def test_it_learns_and_is_scored(bank):
+def test_it_learns_and_is_scored_with_intervals(bank):
     report = bank.evaluate("things", ROWS)
+    for name in ("tag_f1", "tag_accuracy"):
+        low, high = report["intervals"][name]
+        assert low <= report[name] <= high
     assert report["tag_f1"] > 0.9
     assert report["types"]["thing"]["support"] == len(ROWS)
     assert bank.evaluate("kinds", ROWS and [{**row, "tags": ["X", "Y", "Y", "X", "X"]} for row in ROWS])["tag_f1"] > 0.9

@@ -24,12 +24,27 @@ def intervals(
 ) -> dict[str, tuple[float, float]]:
     """Return the 95 % percentile interval of each metric over samples of the rows; all have `from_counts`.
 
-    `given` and `true` are checked predictions and targets: label indices, or sets of them. The samples depend on the
-    number of rows alone, so that the same rows have the same intervals everywhere.
+    `given` and `true` are checked predictions and targets: label indices, sets of them, or what the metrics'
+    `row_counts` take. The samples depend on the number of rows alone, so that the same rows have the same intervals
+    everywhere.
     """
-    rows, sets = len(true), isinstance(true[0], frozenset)
-    a, b = _indicators(given, labels), _indicators(true, labels)
-    matrices = (a.multiply(b).tocsr(), a, b)
+    found: dict[str, tuple[float, float]] = {}
+    for count in dict.fromkeys(metric.row_counts for metric in metrics):
+        mine = [metric for metric in metrics if metric.row_counts is count]
+        matrices: Sequence[Any]
+        if count:
+            matrices = [sums[:, None] for sums in np.array(count(list(given), list(true))).T]
+        else:
+            a, b = _indicators(given, labels), _indicators(true, labels)
+            matrices = (a.multiply(b).tocsr(), a, b)
+        found |= _intervals(mine, matrices, len(true), isinstance(true[0], frozenset))
+    return found
+
+
+def _intervals(
+    metrics: Sequence[Metric], matrices: Sequence[Any], rows: int, sets: bool
+) -> dict[str, tuple[float, float]]:
+    """Return the intervals from what is right, given and true in each row, three times `[rows, labels]`."""
     count = min(_SAMPLES, max(_FEWEST, _DRAWS // rows))
     stream, found = RandomStream("bootstrap", rows), []
     for start in range(0, count, max(1, _AT_ONCE // rows)):

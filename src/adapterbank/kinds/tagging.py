@@ -49,10 +49,11 @@ def _is_span(item: Any) -> bool:
 
 
 def _recognizes(columns: Columns, values: Sequence[Any]) -> bool:
-    if not all(isinstance(value, (list, tuple)) for value in values):
+    """Return whether the cells are lists of spans, or lists beside lists of words; CSV has lists as text."""
+    if not all(isinstance(value, (list, tuple)) or is_list_text(value) for value in values):
         return False
-    spans = [_is_span(item) for value in values for item in value]
-    return bool(spans) and (all(spans) or columns.text[0].strip().lower() in WORD_COLUMNS)
+    has_words = columns.text[0].strip().lower() in WORD_COLUMNS
+    return _has_spans(values) or (has_words and any(_items(value) for value in values))
 
 
 def _items(value: Any) -> list[Any]:
@@ -67,27 +68,34 @@ def _cell_labels(value: Any) -> list[str]:
     """Return the types of a cell's entities, or its plain tags."""
     items = _items(value)
     if _has_spans([items]):
-        return [_span_of(item)[2] for item in items]
-    names = [label_name(item) for item in items]
+        return [label_name(label) for *_, label in map(_span_parts, items) if not is_missing(label)]
+    names = [label_name(item) for item in items if not is_missing(item)]
     return [kind for kind, _, _ in entities(names)] if marks_entities(names) else names
 
 
-def _span_of(item: Any) -> tuple[int, int, str]:
+def _span_parts(item: Any) -> list[Any]:
+    """Return what an item of a cell states as start, end and label, None for each that it lacks."""
     if isinstance(item, Mapping):
-        found = [next((item[name] for name in names if name in item), None) for names in (_STARTS, _ENDS, _NAMES)]
-    else:
-        found = list(item)
-    start, end = as_number(found[0]), as_number(found[1])
-    if start is None or end is None or not 0 <= start < end or is_missing(found[2]):
+        return [next((item[name] for name in names if name in item), None) for names in (_STARTS, _ENDS, _NAMES)]
+    return list(item) if isinstance(item, (list, tuple)) and len(item) == 3 else [None] * 3
+
+
+def _span_of(item: Any, length: int) -> tuple[int, int, str]:
+    """Return the start, the end and the label of a span in a text of so many characters; raise if it is none."""
+    first, last, label = _span_parts(item)
+    start, end = as_number(first), as_number(last)
+    if start is None or end is None or not 0 <= start < end or is_missing(label):
         raise DataError(f"{short(item)} is not a start, a later end and a label")
-    return int(start), int(end), label_name(found[2])
+    if end > length:
+        raise DataError(f"{short(item)} ends after the text, which has {length} characters,")
+    return int(start), int(end), label_name(label)
 
 
 def _infer_labels(table: Table, column: str, rows: Sequence[int]) -> tuple[str, ...]:
     cells = [table.columns[column][row] for row in rows if not is_missing(table.columns[column][row])]
     if _has_spans(cells):
         return _entity_labels(label for cell in cells for label in _cell_labels(cell))
-    names = [[label_name(item) for item in _items(cell)] for cell in cells]
+    names = [[label_name(item) for item in _items(cell) if not is_missing(item)] for cell in cells]
     every = in_order(name for mine in names for name in mine)
     if every and all(as_number(name) is not None for name in every):
         raise DataError(
@@ -125,6 +133,10 @@ def _read_targets(table: Table, task: Task, rows: Sequence[int]) -> tuple[list[A
     return targets, notes
 
 
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def _text(table: Table, task: Task, row: int) -> str:
     value = joined(table.columns[task.text[0]][row])
     return value if isinstance(value, Words) else as_text(value)
@@ -134,15 +146,23 @@ def _from_tags(
     table: Table, task: Task, rows: Sequence[int], cells: Sequence[Any], spans: Sequence[Sequence[Span]]
 ) -> tuple[list[list[str]], list[str]]:
     names = [[label_name(item) for item in _items(cell)] for cell in cells]
-    for row, mine, words in zip(rows, names, spans, strict=True):
+    for row, cell, mine, words in zip(rows, cells, names, spans, strict=True):
+        empty = next((place for place, item in enumerate(_items(cell), 1) if is_missing(item)), 0)
+        if empty:
+            raise DataError(
+                f"{table.at(row)}: word {empty} has no tag in {task.label!r}; write one, such as {OUTSIDE} for a word "
+                f"outside all entities."
+            )
         if len(mine) != len(words):
             raise DataError(
-                f"{table.at(row)}: there are {len(words)} words in {task.text[0]!r} and {len(mine)} tags in "
-                f"{task.label!r}; give a tag for each word, with the words as a list (--text tokens)."
+                f"{table.at(row)}: {task.text[0]!r} has {_counted(len(words), 'word')}, and {task.label!r} has "
+                f"{_counted(len(mine), 'tag')}; give a tag for each word, with the words as a list (--text tokens)."
             )
     notes = []
-    if all(tag.isdigit() and int(tag) < len(task.labels) for mine in names for tag in mine):
-        names = [[task.labels[int(tag)] for tag in mine] for mine in names]
+    numbers = {str(place): label for place, label in enumerate(task.labels)}
+    known, used = set(task.labels), {tag for mine in names for tag in mine}
+    if used and used <= numbers.keys() and not used & known:
+        names = [[numbers[tag] for tag in mine] for mine in names]
         notes.append(f"{table.source}: the numbers in {task.label!r} are read as indices into: {listed(task.labels)}.")
     scheme = schemes.scheme_of(names)
     if scheme == schemes.PLAIN:
@@ -164,7 +184,7 @@ def _from_spans(
     found, moved, lost = [], 0, 0
     for row, cell, words in zip(rows, cells, spans, strict=True):
         try:
-            wanted = sorted(_span_of(item) for item in _items(cell))
+            wanted = sorted(_span_of(item, len(_text(table, task, row))) for item in _items(cell))
         except DataError as error:
             raise DataError(f"{table.at(row)}: {error} in column {task.label!r}; correct it.") from None
         mine: list[Entity] = []
@@ -176,9 +196,12 @@ def _from_spans(
             moved += words[inside[0]][0] != start or words[inside[-1]][1] != end
             mine.append((kind, inside[0], inside[-1] + 1))
         found.append(schemes.write_tags(mine, len(words)))
-    told = {"do not begin and end with a word, and are moved to its borders": moved}
-    told["overlap another or contain no word, and are left out"] = lost
-    return found, [f"{table.source}: {count} entities {what}." for what, count in told.items() if count]
+    notes = []
+    if moved:
+        notes.append(f"entities whose borders are moved to those of their words: {moved:,}")
+    if lost:
+        notes.append(f"entities that overlap another or contain no word, and are left out: {lost:,}")
+    return found, [f"{table.source}: {note}." for note in notes]
 
 
 # --- words and their tokens -----------------------------------------------------------------------------------
@@ -329,12 +352,11 @@ def _prior_loss(targets: Sequence[Any], labels: int) -> float:
 
 def _details(predictions: Sequence[Any], targets: Sequence[Any], labels: Sequence[str]) -> dict[str, Any]:
     given, true = found_and_true(predictions, targets)
-    right = given & true
-    types = sorted({one[0] for one in (*given, *true)})
-    counts = {name: [sum(one[0] == name for one in some) for some in (right, given, true)] for name in types}
-    micro = _scores([len(right), len(given), len(true)])
-    words = sum(map(len, targets))
-    return {**micro, "words": words, "types": {name: _scores(mine) for name, mine in counts.items()}}
+    sums = [Counter(one[0] for one in some) for some in (given & true, given, true)]
+    types = {name: _scores([count[name] for count in sums]) for name in sorted(sums[1] | sums[2])}
+    every = _scores([count.total() for count in sums])
+    shares = {name: every[name] for name in ("precision", "recall")} if marks_entities(labels) else {}
+    return {**shares, "types": types, "all_types": every}
 
 
 def _scores(counts: Sequence[int]) -> dict[str, Any]:
@@ -345,14 +367,10 @@ def _scores(counts: Sequence[int]) -> dict[str, Any]:
 
 def _tables(report: Mapping[str, Any], labels: Sequence[str]) -> list[ReportTable]:
     shown = ("precision", "recall", "f1")
-    rows = {**report["types"], "all": report}
-    what = "entities" if marks_entities(labels) else "words"
-    return [
-        ReportTable(
-            header=["type" if what == "entities" else "tag", *shown, what],
-            rows=[[name, *(f"{one[key]:.3f}" for key in shown), str(one["support"])] for name, one in rows.items()],
-        )
-    ]
+    rows = [*report["types"].items(), ("all", report["all_types"])]
+    first, last = ("type", "entities") if marks_entities(labels) else ("tag", "words")
+    cells = [[name, *(f"{one[key]:.3f}" for key in shown), str(one["support"])] for name, one in rows]
+    return [ReportTable(header=[first, *shown, last], rows=cells)]
 
 
 TAGGING = Kind(
@@ -373,6 +391,7 @@ TAGGING = Kind(
     read_targets=_read_targets,
     per_token=True,
     window_targets=_window_targets,
+    weight=lambda target: float((target != _NO_WORD).sum()),  # so that all words of a step count the same
     targets=_targets,
     loss=_loss,
     decide=_decide,

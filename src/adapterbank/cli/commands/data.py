@@ -31,6 +31,7 @@ Example: adapterbank data glue/mrpc --data-root data
 Example: adapterbank data --train reviews.csv --dev dev.csv --max-length 64
 """
 
+Labels = Annotated[str | None, typer.Option("--labels", help="Names of labels stored as numbers, in their order.")]
 _DROPPED = {"empty": "an empty text", "unlabelled": "no label"}
 
 
@@ -50,6 +51,7 @@ def command(
     kind: Annotated[
         str | None, typer.Option("--kind", help="Kind of task (default: inferred from the labels).")
     ] = None,
+    labels: Labels = None,
     label_separator: Annotated[
         str | None, typer.Option("--label-separator", help="Between the labels of a cell; none for one label.")
     ] = None,
@@ -70,7 +72,7 @@ def command(
         raise InputError("Give either a catalog TASK, or a FILE.")
     if task is not None and _is_file(task):
         task, train = None, task
-    columns: dict[str, Any] = {"text": text, "text_pair": text_pair, "label": label, "kind": kind}
+    columns: dict[str, Any] = {"text": text, "text_pair": text_pair, "label": label, "kind": kind, "labels": labels}
     columns |= {"label_separator": label_separator, "separator": separator, "header": header, "dev": dev, "test": test}
     stated = {name: value for name, value in columns.items() if value is not None}
     options = {**stated, "train": train, "drop_unlabelled": drop_unlabelled, "seed": seed}
@@ -144,7 +146,12 @@ def _print(found: dict[str, Any]) -> None:
         rows.append([name, *counts, *tokens, f"{one.get('longer', 0):,}"])
     places = ["5 %", "25 %", "50 %", "75 %", "95 %", "99 %", "longest"]
     print_table(["split", "rows", "empty", "repeated", *places, f"over {limit}"], rows)
-    print_text(f"tokens counted by {found['backbone']}\n")
+    print_text(f"tokens counted by {found['backbone']}")
+    train = found["splits"].get("train", {})
+    if train.get("longer"):
+        what = "read in windows" if train["windows"] else "cut (--long windows reads them whole)"
+        print_text(f"texts over {limit} tokens are {what}")
+    print_text("")
     _print_labels(found)
     for one in found["shared"]:
         print_text(f"{one['of']} rows that also occur in {one['in']}: {one['rows']:,}")

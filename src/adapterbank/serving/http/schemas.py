@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast
 
-from adapterbank.kinds.words import joined
+from adapterbank.kinds.words import Words
 from adapterbank.serving.service.protocol import CODES, Limits
+
+
+def _as_text(value: str | list[str]) -> str:
+    return Words.of(value) if isinstance(value, list) else value
+
 
 if TYPE_CHECKING:
     _Text = str
 else:
-    _Text = Annotated[str | list[str], AfterValidator(joined)]
+    _Text = Annotated[str | list[str], AfterValidator(_as_text)]
 """A text, or the words of one, which become a text."""
 _Texts = Annotated[list[_Text] | None, FailFast()]
 """Stops at the first error: listing a million of them would delay other requests."""
@@ -93,6 +98,7 @@ class Predicted(_Extensible):
     null_odds: float | None = None
     best: list[dict[str, Any]] | None = None
     truncated: bool | None = None
+    windows: int | None = None
     explanation: dict[str, Any] | None = None
 
 

@@ -8,9 +8,12 @@ const SEPARATORS = [",", ";", "\t", "|"];
 const PAIRS = [["sentence1", "sentence2"], ["premise", "hypothesis"], ["question1", "question2"], ["question", "sentence"],
   ["question", "context"], ["question", "passage"], ["query", "document"], ["query", "passage"], ["text_a", "text_b"], ["text1", "text2"], ["text", "text_pair"]];
 const TEXTS = ["text", "sentence", "content", "review", "tweet", "message", "body", "document", "utterance", "comment",
-  "description", "headline", "title", "question", "query", "input", "abstract"];
-const LABELS = ["label", "labels", "gold_label", "answers", "class", "category", "target", "sentiment", "emotion", "intent",
-  "topic", "score", "rating", "stars", "similarity", "tag", "tags", "y", "answer"];
+  "description", "headline", "title", "question", "query", "input", "abstract", "tokens", "words"];
+const LABELS = ["label", "labels", "gold_label", "answers", "class", "category", "target", "targets", "sentiment", "emotion", "intent",
+  "topic", "score", "rating", "stars", "similarity", "is_duplicate", "quality", "tag", "tags", "genre", "genres", "y", "answer",
+  "ner_tags", "upos", "pos_tags", "entities", "spans"];
+const CONLL = ["conll", "iob", "bio", "txt"];
+const CONLLU = { tokens: 1, lemmas: 2, upos: 3, xpos: 4, feats: 5, deprels: 7 };
 
 export const formatOf = (name) => name.toLowerCase().split(".").pop();
 
@@ -54,10 +57,37 @@ function objects(text, limit) {
   return found.filter((one) => one && typeof one === "object" && !Array.isArray(one));
 }
 
+// The words of the first sentences, each the fields of its line; a line of blanks divides sentences as an empty one does.
+function sentences(text, isWord, limit) {
+  const found = [[]];
+  for (const line of text.split("\n")) {
+    if (line.trim() === "") { if (found.at(-1).length) found.push([]); }
+    else if (isWord(line)) found.at(-1).push(line.includes("\t") ? line.split("\t").map((field) => field.trim()) : line.trim().split(/ +/));
+    if (found.length > limit) break;
+  }
+  return found.filter((one) => one.length).slice(0, limit);
+}
+
+const spread = (found, places) => found.map((words) => places.map((place) => words.map((fields) => fields[place] ?? "").join(" ")));
+
+function conll(text, limit) {
+  const found = sentences(text, (line) => !line.startsWith("# ") && !line.startsWith("-DOCSTART-"), limit);
+  const width = found[0]?.[0].length ?? 0, places = Array.from({ length: width }, (_, k) => k);
+  if (width < 2) return { columns: [], rows: [] };
+  return { columns: places.map((k) => (k ? (k === width - 1 ? "tags" : `column_${k + 1}`) : "tokens")), rows: spread(found, places) };
+}
+
+function conllu(text, limit) {
+  const found = sentences(text, (line) => /^[0-9]+\t/.test(line), limit);
+  return { columns: found.length ? Object.keys(CONLLU) : [], rows: spread(found, Object.values(CONLLU)) };
+}
+
 export async function columnsOf(file, { separator = "", header = true } = {}) {
   const format = formatOf(file.name);
-  if (!["csv", "tsv", "jsonl"].includes(format)) return { columns: [], rows: [] };
+  if (!["csv", "tsv", "jsonl", "conllu", ...CONLL].includes(format)) return { columns: [], rows: [] };
   const text = await beginning(file);
+  if (CONLL.includes(format)) return conll(text, ROWS);
+  if (format === "conllu") return conllu(text, ROWS);
   if (format === "jsonl") {
     const found = objects(text, ROWS), columns = [...new Set(found.flatMap(Object.keys))];
     return { columns, rows: found.map((one) => columns.map((name) => (typeof one[name] === "string" ? one[name] : JSON.stringify(one[name]) ?? ""))) };

@@ -1,4 +1,4 @@
-// Figures as SVG, as a table or as coloured words: the parameters of all tasks, an ablation, probabilities, shares. Knows no server.
+// Figures as SVG, as a table or as coloured words: the parameters of all tasks, an ablation, probabilities, shares, entities. Knows no server.
 
 import { bar, big, counted, draw, empty, make, percent } from "./dom.js";
 
@@ -110,4 +110,25 @@ export function shares({ of, words, left_out: left }, texts) {
     words.length ? make("details", {}, make("summary", {}, "As a table"), make("table", { class: "plainly" },
       make("thead", {}, make("tr", {}, ["word", "share"].map((name) => make("th", { scope: "col" }, name)))),
       make("tbody", {}, sorted.map(({ word, share }) => make("tr", {}, make("td", {}, word), make("td", { class: "number" }, signed(share))))))) : null);
+}
+
+const HUES = 8;
+
+// A text with its entities, or with the tag of each word: each type has a colour, the same in every text of the task.
+export function tagged({ entities, words }, text, labels) {
+  const parts = entities || words;
+  if (!parts?.length) return null;
+  const types = [...new Set((labels || []).map((label) => (entities ? label.replace(/^[BIESLU]-/, "") : label)))].filter((type) => type !== "O");
+  const letters = Array.from(text), marked = []; // characters, as in `coloured`
+  let at = 0;
+  for (const { label, start, end, probability } of parts) {
+    const place = types.indexOf(label), hue = place < 0 ? "" : ` hue-${place % HUES}`;
+    marked.push(letters.slice(at, start).join(""), make("mark", { class: `${entities ? "entity" : "word"}${hue}`, title: `${label} ${percent(probability)}` },
+      make("span", {}, letters.slice(start, end).join("")), make("small", {}, label, entities ? make("span", { class: "sure" }, percent(probability)) : null)));
+    at = end;
+  }
+  const rows = parts.map((one) => make("tr", {}, make("td", {}, one.text), make("td", {}, one.label), make("td", { class: "number" }, percent(one.probability)), make("td", { class: "number" }, `${one.start}–${one.end}`)));
+  return make("div", {}, make("p", { class: "tagged" }, marked, letters.slice(at).join("")),
+    make("details", {}, make("summary", {}, "As a table"), make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Answers as a table" }, make("table", { class: "plainly" },
+      make("thead", {}, make("tr", {}, [entities ? "entity" : "word", "label", "confidence", "characters"].map((name) => make("th", { scope: "col" }, name)))), make("tbody", {}, rows)))));
 }

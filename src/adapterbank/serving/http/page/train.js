@@ -54,7 +54,7 @@ async function chooseFile() {
     make("thead", {}, make("tr", {}, columns.map((name) => make("th", { scope: "col" }, name)))),
     make("tbody", {}, rows.map((row) => make("tr", {}, columns.map((_, k) => make("td", {}, (row[k] ?? "").slice(0, 120))))))));
   find("train-columns").hidden = false;
-  if (!find("train-name").value) find("train-name").value = file.name.replace(/\.(csv|tsv|jsonl|parquet)$/i, "").replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[^A-Za-z0-9]+/, "");
+  if (!find("train-name").value) find("train-name").value = file.name.replace(/\.(csv|tsv|jsonl|parquet|conllu?|iob|bio|txt)$/i, "").replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[^A-Za-z0-9]+/, "");
   hint();
 }
 

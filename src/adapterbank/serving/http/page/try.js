@@ -1,11 +1,13 @@
 // Predictions for a text: one task in full, or all tasks as a sorted list.
 
 import { bar, counted, empty, fill, find, make, percent } from "./dom.js";
-import { odds, shares } from "./pictures.js";
+import { odds, shares, tagged } from "./pictures.js";
 import { Refused, ask, at } from "./server.js";
 import { readsPair, tasks } from "./tasks.js";
 
 const AT_ONCE = 64;
+const LISTED = 6; // entities or words in one line
+const PER_TOKEN = ["span", "tagging"]; // kinds whose answers have no shares of words
 let turn = 0;
 let late = ""; // the task of the address, if it is not served yet
 
@@ -41,7 +43,7 @@ function offer(name) {
 function adapt() {
   const task = chosen(), some = tasks().filter(readsPair).length;
   const [first, second] = task?.text?.length === 2 ? task.text : ["Text", "Second text"];
-  find("try-explain-row").hidden = !task;
+  find("try-explain-row").hidden = !task || PER_TOKEN.includes(task.kind);
   find("try-pair-row").hidden = task ? !readsPair(task) : some === 0;
   find("try-pair").required = Boolean(task && readsPair(task));
   find("try-text-name").textContent = task && readsPair(task) ? first : "Text";
@@ -49,13 +51,18 @@ function adapt() {
   find("try-pair-hint").textContent = task ? "" : `${counted(some, "task")} ${some === 1 ? "reads" : "read"} two texts and ${some === 1 ? "is" : "are"} skipped without a second one.`;
 }
 
+function listed(parts) {
+  const left = parts.length - LISTED;
+  return parts.slice(0, LISTED).map(({ text, label }) => `${text} (${label})`).join(", ") + (left > 0 ? ` and ${left} more` : "");
+}
+
 const shown = (found) => {
   if (!empty(found.label)) return found.label;
   if (found.labels) return found.labels.length ? found.labels.join(", ") : "no label";
   if (!empty(found.value)) return String(Number(found.value.toFixed(4)));
   if (!empty(found.answer)) return found.answer || "no answer";
-  const tagged = found.entities || found.words;
-  if (tagged) return tagged.length ? tagged.map(({ text, label }) => `${text} (${label})`).join(", ") : "no entity";
+  const parts = found.entities || found.words;
+  if (parts) return parts.length ? listed(parts) : found.words ? "no word" : "no entity";
   const rest = Object.entries(found).filter(([name]) => !["task", "version", "probabilities", "explanation"].includes(name));
   return rest.length ? rest.map(([name, value]) => `${name}: ${JSON.stringify(value)}`).join(", ") : "–";
 };
@@ -74,25 +81,12 @@ function inContext(found, context) {
   return make("p", {}, letters.slice(0, found.start).join(""), make("mark", {}, letters.slice(found.start, found.end).join("")), letters.slice(found.end).join(""));
 }
 
-// The words or entities of a text, each marked with its label.
-function tagged(found, text) {
-  const parts = found.entities || found.words;
-  if (!parts?.length) return null;
-  const letters = Array.from(text), shown = [];
-  let at = 0;
-  for (const { label, start, end, probability } of parts) {
-    shown.push(letters.slice(at, start).join(""), make("mark", { class: "tagged", title: percent(probability) }, letters.slice(start, end).join(""), make("small", {}, label)));
-    at = end;
-  }
-  return make("p", { class: "explained" }, shown, letters.slice(at).join(""));
-}
-
 async function askOne(task, text, pair) {
-  const body = { text, ...(readsPair(task) ? { pair } : {}), ...(find("try-explain").checked ? { explain: true } : {}) };
+  const body = { text, ...(readsPair(task) ? { pair } : {}), ...(find("try-explain").checked && !find("try-explain-row").hidden ? { explain: true } : {}) };
   const found = await ask(`${at(task.name)}/predict`, { method: "POST", body });
   const one = found.predictions[0];
   return make("div", { class: "card" }, make("p", { class: "prediction" }, shown(one)),
-    make("p", { class: "quiet" }, `${found.task}, version ${found.version}`), inContext(one, pair), tagged(one, text), one.probabilities ? odds(one.probabilities) : null,
+    make("p", { class: "quiet" }, `${found.task}, version ${found.version}`), inContext(one, pair), tagged(one, text, task.labels), one.probabilities ? odds(one.probabilities) : null,
     one.explanation ? shares(one.explanation, { text, pair }) : null);
 }
 
