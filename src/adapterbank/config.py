@@ -8,9 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import math
 import re
-import types
 import typing
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
@@ -23,8 +21,8 @@ from adapterbank.kinds.table import KINDS
 from adapterbank.kinds.values import short
 from adapterbank.methods import METHODS, Options
 from adapterbank.metrics import METRICS
-from adapterbank.tasks.compound import join_names
 from adapterbank.tasks.dialects import separator_of
+from adapterbank.tasks.option_values import convert
 from adapterbank.tasks.yaml_files import read_yaml
 
 PRECISIONS = ("auto", "fp32", "bf16")
@@ -280,7 +278,7 @@ def parse(values: Mapping[str, Any]) -> Config:
             mistakes.append(f"{name!r} is not an option of a run.{hint}")
             continue
         try:
-            converted[key] = _convert(value, hints[key])
+            converted[key] = convert(value, hints[key])
         except ValueError as error:
             mistakes.append(f"{key} is {short(repr(value))}; it must be {error}.")
     config = Config(**converted)
@@ -392,31 +390,3 @@ def _unused_option_mistakes(config: Config) -> list[str]:
 
 def _range_mistakes(name: str, value: float, low: float, high: float) -> list[str]:
     return [] if low <= value <= high else [f"{name} is {value!r}; it must be from {low} to {high}."]
-
-
-def _convert(value: Any, hint: Any) -> Any:
-    """Convert a value to a field's type; raise ValueError with the expected type."""
-    kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType] or [hint]
-    if value is None and len(typing.get_args(hint)) > 0:
-        return None
-    kind = kinds[0]
-    if kind is bool:
-        values = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-        if str(value).lower() not in values:
-            raise ValueError("true or false")
-        return values[str(value).lower()]
-    if kind is str:
-        if isinstance(value, list | tuple):  # a list of labels, columns, layers or sites
-            return join_names(value)
-        if isinstance(value, dict | bool):
-            raise ValueError("text")
-        return str(value)
-    if isinstance(value, bool):
-        raise ValueError("a number")
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError("a whole number" if kind is int else "a number") from None
-    if not math.isfinite(number) or (kind is int and number != int(number)):
-        raise ValueError("a whole number" if kind is int else "a number")
-    return int(number) if kind is int else number

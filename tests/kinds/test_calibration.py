@@ -9,6 +9,7 @@ import pytest
 from scipy.optimize import minimize_scalar
 from sklearn.metrics import f1_score, log_loss, precision_recall_curve
 
+from adapterbank.inference.rows import Rows
 from adapterbank.kinds.calibration import FEWEST_OF_LABEL, FEWEST_ROWS, calibrate, fit_temperature
 from adapterbank.kinds.kind import TEMPERATURES, HeadOutputs
 from adapterbank.kinds.scoring import score
@@ -37,7 +38,7 @@ def as_sets(flags: np.ndarray) -> list[tuple[int, ...]]:
 
 
 def decided(task, outputs):
-    return KINDS[task.kind].decide(HeadOutputs(task, None, None, list(outputs)))
+    return KINDS[task.kind].decide(HeadOutputs(task, None, Rows([], None), list(outputs)))
 
 
 # --- temperature ----------------------------------------------------------------------------------------------
@@ -162,7 +163,7 @@ def test_kinds_without_probabilities_are_left_alone():
 
 def test_a_task_without_a_calibration_answers_to_the_bit_as_before():
     x = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
-    given = HeadOutputs(task_of("classification", FOUR), None, None, list(x))
+    given = HeadOutputs(task_of("classification", FOUR), None, Rows([], None), list(x))
     assert given.logits.tobytes() == x.astype(np.float64).tobytes()
     hotter = replace(given, task=replace(given.task, temperature=2.0))
     assert KINDS["classification"].decide(hotter) == KINDS["classification"].decide(given)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
+from adapterbank.inference.rows import Rows
 from adapterbank.kinds.kind import HeadOutputs
 from adapterbank.kinds.table import KINDS
 from adapterbank.slots.plan import Head
@@ -108,7 +109,7 @@ def test_span_loss_is_the_mean_cross_entropy_of_start_and_end_within_each_row_al
 
 def decided(kind, outputs):
     task = task_of(kind, ("a", "b", "c"))
-    return KINDS[kind].decide(HeadOutputs(task, None, None, list(np.array(outputs))))
+    return KINDS[kind].decide(HeadOutputs(task, None, Rows([], None), list(np.array(outputs))))
 
 
 def test_decisions_are_the_most_probable_class_the_probable_labels_and_the_number():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adapterbank.inference.graphs import GraphCompiler
-from adapterbank.inference.rows import Rows, make_rows
+from adapterbank.inference.rows import Rows, Windows, make_rows
 from adapterbank.methods import Options
 from adapterbank.slots.plan import Head
 from adapterbank.tasks.spec import Examples
@@ -142,7 +142,7 @@ def test_pooled_windows_train_like_the_eager_step(weighs, runs, bert, new_slot, 
     texts = [f"{'the big red fox was in the house ' * (1 + k % 4)}{text}" for k, text in enumerate(TEXTS * 3)]
     examples = Examples(texts, None, [k % 3 for k in range(len(texts))])
     pooling = "weights" if weighs else "mean"
-    rows = make_rows(bert, examples, kind="classification", max_length=14, windows=3, pooling=pooling)
+    rows = make_rows(bert, examples, kind="classification", max_length=14, windows=Windows(3, pooling))
     assert rows.most_windows == 3 > 1 == np.diff(rows.starts).min()
     common = {"head": Head("classification", 3, weighs=weighs), "train": rows, "dev": rows, "score": lambda _: 0.0}
     jobs = [job_on(bert, new_slot, seed=seed, **common, batch=4) for seed in range(runs)]

@@ -1,4 +1,4 @@
-"""Long texts: with windows nothing of a text is lost, and its windows count together in training and in answers."""
+"""Promise: with windows nothing of a text is lost, and its windows count together in training and in answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from adapterbank.api.opened import open_bank
 from adapterbank.errors import ConfigError
-from adapterbank.inference.rows import WEIGHTS, Rows, make_rows
+from adapterbank.inference.rows import WEIGHTS, Rows, Windows, make_rows
 from adapterbank.slots.heads import pool_windows
 from adapterbank.tasks.spec import Examples
 from small_data import FAST, NOUNS, reviews
@@ -180,7 +180,7 @@ def test_a_fitted_head_cannot_weigh_windows(bank):
 def test_rows_with_windows_come_from_the_cache_as_they_were(bert, tmp_path, monkeypatch):
     monkeypatch.setenv("ADAPTERBANK_CACHE", str(tmp_path))
     examples = Examples([text for text, _ in long_rows(1200)], None, [0] * 1200)
-    options = {"kind": "classification", "max_length": 12, "windows": 3}
+    options = {"kind": "classification", "max_length": 12, "windows": Windows(3)}
     plain = make_rows(bert, examples, **options)
     kept = [make_rows(bert, examples, keep=True, **options) for _ in range(2)]
     for rows in kept:

@@ -11,6 +11,7 @@ import torch
 
 from adapterbank.encoder.dropout import row_keys
 from adapterbank.encoder.placed import place
+from adapterbank.inference.rows import Rows
 from adapterbank.methods import Options
 from adapterbank.slots.plan import Head, make_plan
 from adapterbank.training.optimizer import AdamSettings
@@ -133,8 +134,7 @@ def test_training_brings_rows_of_a_class_together_and_the_same_seed_the_same_wei
         before = one.vectors(tokens)
         steps = train_pairs(
             one,
-            tokens,
-            CLASSES,
+            Rows(tokens, list(CLASSES)),
             rate=1e-2,
             batch=8,
             warmup=0.1,

@@ -325,7 +325,10 @@ def test_texts_that_are_cut_are_counted(bank):
     rows = [*ROWS, (" ".join(["cat"] * 40), "positive"), (" ".join(["dog"] * 40), "negative")]
     reported = []
     result = bank.train("s", rows, ROWS, note=reported.append, **FAST)
-    assert reported[0] == "2 of 26 training texts are longer than max_length 32 and are cut."
+    assert (
+        reported[0]
+        == "2 of 26 training texts are longer than max_length 32 and are cut; --long windows reads them whole."
+    )
     assert list(result.notes) == result.record["notes"] == reported
 
 

@@ -23,6 +23,9 @@ class ModelOptions(TypedDict, total=False):
     metric: str | None
     limit: int
     max_length: int
+    long: str
+    max_windows: int
+    window_pooling: str
     method: str
     size: int | Literal["auto"]
     layers: str | Sequence[int]

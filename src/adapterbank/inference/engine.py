@@ -22,7 +22,7 @@ from adapterbank.errors import BackboneMismatch, InputError, PackageDamaged, Unk
 from adapterbank.inference.graph_runner import GraphRunner, Wait
 from adapterbank.inference.graphs import GraphCompiler, runs_graphs
 from adapterbank.inference.predictions import Prediction, check_abstain, decide, predict, predict_json
-from adapterbank.inference.rows import MEAN, WEIGHTS, Rows, make_rows
+from adapterbank.inference.rows import MEAN, WEIGHTS, Rows, Windows, make_rows
 from adapterbank.inference.runner import launch, tokens_at_once
 from adapterbank.inference.slot_cache import SlotCache, TaskHandle
 from adapterbank.kinds.kind import HeadOutputs
@@ -356,8 +356,7 @@ class Engine:
             kind=resident.task.kind,
             max_length=resident.max_length,
             stride=resident.stride,
-            windows=resident.windows,
-            pooling=WEIGHTS if resident.plan.head.weighs else MEAN,
+            windows=Windows(resident.windows, WEIGHTS if resident.plan.head.weighs else MEAN),
             keep=keep,
         )
 

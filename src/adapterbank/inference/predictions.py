@@ -160,7 +160,7 @@ def _fields(head_outputs: HeadOutputs, best: int, abstain: float, *, rounded: bo
 
 def _tell_reading(predictions: Sequence[dict[str, Any]], rows: Rows) -> None:
     """Add to predictions whether their text was read in part, and in how many windows if there are several."""
-    if not rows.cut and len(rows) == len(predictions):
+    if not rows.cut and rows.owners is None:
         return
     for fields, mine in zip(predictions, rows.by_example(len(predictions)), strict=True):
         if len(mine) > 1:

@@ -31,6 +31,19 @@ MIN_CACHED_ROWS = 1000
 
 
 @dataclass(frozen=True)
+class Windows:
+    """Whether and how a text longer than the limit is read in windows."""
+
+    most: int = 0
+    """The most windows of a text. 0 is the kind's own default: no windows, or any number of overlapping ones for a kind
+    with an answer in each; with 1, such a kind reads the first."""
+    pooling: str = MEAN
+
+
+NO_WINDOWS = Windows()
+
+
+@dataclass(frozen=True)
 class Rows:
     """Tokenised examples of one task."""
 
@@ -108,21 +121,19 @@ def make_rows(
     kind: str,
     max_length: int,
     stride: int = STRIDE,
-    windows: int = 0,
-    pooling: str = MEAN,
+    windows: Windows = NO_WINDOWS,
     keep: bool = False,
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> Rows:
     """Tokenise examples; with windows an example becomes a row for each window of its text.
 
-    `windows` is the most of a text; 0 is the kind's own default: no windows, or any number of overlapping ones for a
-    kind with an answer in each. With `keep` the tokens are read from the cache if they are there, and written to it if
+    With `keep` the tokens are read from the cache if they are there, and written to it if
     not. `watch` is called with the number of examples done and of all examples.
     """
     row = KINDS[kind]
-    form = _Overlapping(max_length, stride, windows) if row.windows else _Form(max_length, windows)
+    form = _Overlapping(max_length, stride, windows.most) if row.windows else _Form(max_length, windows.most)
     tokens, owners = _tokens(backbone, examples, form, keep, watch)
-    pooled = pooling if owners is not None and not row.windows else ""
+    pooled = windows.pooling if owners is not None and not row.windows else ""
     cut = len({k if owners is None else owners[k] for k, one in enumerate(tokens) if one.cut})
     if owners is None or examples.targets is None or pooled:
         return Rows(tokens, examples.targets, cut, owners=owners, pooling=pooled)

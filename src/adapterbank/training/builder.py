@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.tokenizer import token_counts
 from adapterbank.errors import ConfigError, DataError
 from adapterbank.inference.predictions import decide
-from adapterbank.inference.rows import MEAN, WEIGHTS, Rows, make_rows
+from adapterbank.inference.rows import MEAN, WEIGHTS, Rows, Windows, make_rows
 from adapterbank.kinds import scoring
 from adapterbank.kinds.table import KINDS
 from adapterbank.methods import find_method
@@ -40,6 +40,10 @@ from adapterbank.training.pairs import count_steps
 
 _COUNTED = 1000
 """Of many long texts, so many are tokenised to find whether they should be read in windows."""
+
+
+STILL_FALLING = 0.95
+"""A run learns if the losses of an epoch's second half are below this share of those of its first half."""
 
 
 class UnloadedEncoder(NamedTuple):
@@ -155,8 +159,7 @@ class RunBuilder:
                 kind=data.task.kind,
                 max_length=config.max_length,
                 stride=config.doc_stride,
-                windows=resolved.windows,
-                pooling=WEIGHTS if weighs else MEAN,
+                windows=Windows(resolved.windows, WEIGHTS if weighs else MEAN),
                 keep=True,
                 watch=lambda done, total: self._stage(f"tokenising {split}", done, total),
             )
@@ -246,15 +249,23 @@ def _make_job(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) 
 
 def _collapse_check(
     config: Config, task: Task, rows: Rows, dev: Rows, examples: Examples
-) -> Callable[[list[np.ndarray], float], bool]:
-    """Return a function that tells from dev outputs and a loss whether a run has learned nothing but the prior."""
+) -> Callable[[list[np.ndarray], Sequence[float]], bool]:
+    """Return a function that tells from dev outputs and an epoch's losses whether a run learns nothing but the prior.
+
+    A run whose loss still falls learns something, whatever it answers yet.
+    """
     kind = KINDS[task.kind]
     weighted = config.class_weights != "none"  # then the prior is another
     prior = kind.prior_loss(rows.targets or [], len(task.labels)) if kind.prior_loss and not weighted else math.inf
 
-    def collapsed(outputs: list[np.ndarray], loss: float) -> bool:
-        decisions = decide(task, examples, dev, outputs)
-        return loss >= prior or bool(kind.collapsed(task, decisions, examples.targets or []))
+    def collapsed(outputs: list[np.ndarray], losses: Sequence[float]) -> bool:
+        half = len(losses) // 2
+        late = float(np.mean(losses[half:]))
+        if half and late < STILL_FALLING * float(np.mean(losses[:half])):
+            return False
+        # Most words have one tag, which is for long the answer to all of them.
+        same = not kind.per_token and kind.collapsed(task, decide(task, examples, dev, outputs), examples.targets or [])
+        return late >= prior or bool(same)
 
     return collapsed
 

@@ -77,9 +77,7 @@ def _held_out(vectors: np.ndarray, job: TrainingJob) -> list[np.ndarray]:
 def _train_pairs(slot: SlotEncoder, job: TrainingJob, told: Callable[[int, int, float], None]) -> int:
     return train_pairs(
         slot,
-        job.train.tokens,
-        np.repeat(_classes(job.train), np.diff(job.train.starts)).tolist(),
-        texts=np.repeat(np.arange(job.train.units), np.diff(job.train.starts)),
+        job.train,
         rate=job.rate,
         batch=job.batch,
         warmup=job.warmup,

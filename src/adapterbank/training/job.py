@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,8 +39,8 @@ class TrainingJob:
     """Stop after this many epochs without a better dev score; 0 for never."""
     class_weights: tuple[float, ...] | None = None
     """Weight of each class in the loss."""
-    collapsed: Callable[[list[np.ndarray], float], bool] = lambda outputs, loss: False
-    """(head outputs of the dev rows, mean loss of the epoch) -> whether the run has learned nothing but the prior."""
+    collapsed: Callable[[list[np.ndarray], Sequence[float]], bool] = lambda outputs, losses: False
+    """(head outputs of the dev rows, losses of the epoch's steps) -> whether the run learns nothing but the prior."""
     fitted: bool = False
     """Whether the head is fitted to all rows at the end, by `fitted`, instead of trained by the loop."""
 

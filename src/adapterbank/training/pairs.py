@@ -22,6 +22,7 @@ from adapterbank.encoder.dropout import Dropout, row_keys
 from adapterbank.encoder.forward import forward
 from adapterbank.encoder.placed import PlacedEncoder
 from adapterbank.errors import TrainingError
+from adapterbank.inference.rows import Rows
 from adapterbank.inference.runner import segments, tokens_at_once
 from adapterbank.slots import heads
 from adapterbank.slots.plan import Plan
@@ -97,27 +98,28 @@ class SlotEncoder:
 
 def train_pairs(
     slot: SlotEncoder,
-    tokens: Sequence[Tokens],
-    classes: Sequence[int],
+    rows: Rows,
     *,
-    texts: np.ndarray,
     rate: float,
     batch: int,
     warmup: float,
     seed: int,
     watch: Callable[[int, int, float], None],
 ) -> int:
-    """Train a slot on pairs of its rows; return the number of steps. `watch` gets steps done, all steps, the loss.
+    """Train a slot on pairs of rows; return the number of steps. `watch` gets steps done, all steps, the loss.
 
-    `texts` has the text of each row: windows of one text are no pair.
+    Windows of one text are no pair.
     """
-    steps, targets = count_steps(len(set(texts.tolist())), batch), np.asarray(classes)
+    tokens, sizes = rows.tokens, np.diff(rows.starts)
+    texts, targets = np.repeat(np.arange(rows.units), sizes), np.repeat(np.asarray(rows.targets), sizes)
+    steps, classes = count_steps(rows.units, batch), targets.tolist()
     loss_of = pair_loss if len(set(classes)) <= _together(batch) else contrastive_loss
     schedule, limit = Schedule(rate, steps, warmup), token_limit(slot.encoder.config, slot.stacks.device)
-    for step, rows in zip(range(steps), batches(classes, batch, seed), strict=False):
+    for step, chosen in zip(range(steps), batches(classes, batch, seed), strict=False):
         slot.adam.zero_grad()
-        keys = row_keys(seed, step, torch.arange(len(rows)))
-        loss = _gradients(slot, [tokens[row] for row in rows], keys, texts[rows], targets[rows], limit, loss_of)
+        keys = row_keys(seed, step, torch.arange(len(chosen)))
+        mine = [tokens[row] for row in chosen]
+        loss = _gradients(slot, mine, keys, texts[chosen], targets[chosen], limit, loss_of)
         if not np.isfinite(loss):
             raise TrainingError(
                 f"At step {step + 1} the loss became {loss}. The learning rate {rate:g} is probably too high: "

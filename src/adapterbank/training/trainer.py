@@ -196,7 +196,7 @@ class Trainer:
         state.tensors["second"] = self.stacks.take(run.slot, self.adam.second)
         if better:
             state.best_epoch, state.tensors["best"] = state.epoch, state.tensors["weights"]
-        if self._gives_up(run) and job.collapsed(dev_outputs, state.history[-1]["loss"]):
+        if self._gives_up(run) and job.collapsed(dev_outputs, run.losses):
             self._restart(run)
         return score
 
