@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from adapterbank.api.display import manifest_facts
 from adapterbank.api.opened import open_bank
 from adapterbank.encoder.batch import Tokens
 from adapterbank.errors import DataError
@@ -21,7 +22,7 @@ from adapterbank.slots.plan import Head
 from adapterbank.tasks.columns import find_columns, infer_task
 from adapterbank.tasks.examples import read_examples
 from adapterbank.tasks.tables import Table, table_from
-from small_data import FAST, NOUNS, shell
+from small_data import FAST, NOUNS, answers, reviews, scores, shell, tags
 
 TAGS = ("O", "B-animal", "I-animal", "B-place", "I-place")
 ROWS = [
@@ -284,6 +285,55 @@ def test_rows_share_a_batch_with_other_tasks(bank):
         assert one == {**two, "probability": pytest.approx(two["probability"], abs=1e-4)}
 
 
+def test_rows_share_a_batch_with_every_other_kind(bank):
+    bank.train("sentiment", reviews(), reviews(), **FAST)
+    bank.train("score", scores(), scores(), kind="regression", **FAST)
+    bank.train("colours", tags(), tags(), kind="multilabel", **FAST)
+    bank.train("what", answers(), answers(), **FAST)
+    tasks = ["sentiment", "things", "what", "score", "kinds", "colours", "things"]
+    texts = ["the red fox was good"] * 7
+    texts[-1] = ["the", "big", "dog", "ran"] * 30  # several windows
+    seconds = [None, None, texts[0], None, None, None, None]
+    together = bank.predict(tasks, texts, seconds)
+    for name, text, pair, found in zip(tasks, texts, seconds, together, strict=True):
+        (alone,) = bank.predict(name, [text], None if pair is None else [pair])
+        assert rounded(found.to_json()) == rounded(alone.to_json())
+
+
+def rounded(value):
+    """Return JSON whose numbers have three digits."""
+    if isinstance(value, dict):
+        return {name: rounded(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [rounded(one) for one in value]
+    return pytest.approx(value, abs=1e-4) if isinstance(value, float) else value
+
+
+def test_windows_of_any_length_give_each_word_one_tag(bank):
+    """The tiny encoder has 64 positions: texts around one, two and three windows, given as words and as text."""
+    for count in (1, 30, 31, 61, 62, 63, 64, 93, 94, 125):
+        words = (["the", "red", "fox", "was", "good"] * 30)[:count]
+        (listed,) = bank.predict("kinds", [words])
+        (plain,) = bank.predict("kinds", [" ".join(words)])
+        assert [one["text"] for one in listed.words] == words
+        assert plain.words == listed.words
+        right = sum(one["label"] == ("Y" if one["text"] in ("red", "fox") else "X") for one in listed.words)
+        assert right > 0.8 * count
+
+
+def test_targets_of_windows_cover_every_word_and_agree(bert):
+    from adapterbank.inference.rows import make_rows
+
+    _, examples, _ = read([{"tokens": ["the", "foxes", "ran"] * 50, "tags": ["X", "Y", "X"] * 50}])
+    rows = make_rows(bert, examples, kind="tagging", max_length=24)
+    assert len(rows) > 3
+    seen: dict[int, set[int]] = {}
+    for row, target in zip(rows.tokens, rows.targets, strict=True):
+        for place in np.flatnonzero(target >= 0):
+            seen.setdefault(int(row.offsets[place, 0]), set()).add(int(target[place]))
+    assert seen == {start: {index} for start, _, index, _ in examples.targets[0]}
+
+
 def test_files_in_and_out(bank, tmp_path):
     (tmp_path / "in.conll").write_text("the\tO\nred\tO\nfox\tO\n\nthe\tO\nbig\tO\ndog\tO\n")
     report = bank.predict_file("things", tmp_path / "in.conll", tmp_path / "out.jsonl")
@@ -294,9 +344,33 @@ def test_files_in_and_out(bank, tmp_path):
     assert '""label"": ""thing""' in (tmp_path / "out.csv").read_text()
 
 
-def test_it_is_audited_ablated_and_pruned(bank):
+def test_it_is_audited_ablated_and_shown(bank):
     assert all(one.ok for one in bank.audit())
     assert bank.ablate("things", ROWS)["metric"] == "tag_f1"
+    facts = manifest_facts(bank.show("things"))
+    assert facts["task"] == "things@1, tagging, reads tokens"
+    assert facts["labels"] == "O, B-thing, I-thing"
+    assert [part.split()[0] for part in facts["dev scores"].split(", ")] == [
+        *("tag_f1", "tag_accuracy", "precision", "recall"),
+    ]
+
+
+def test_it_is_pruned(bank):
+    found, result = bank.prune("things", ROWS, tolerance=100)
+    assert (found["metric"], found["removed"]) == ("tag_f1", [0, 1, 2])
+    assert result.record["package"] == "things@2"
+    bank.rollback("things")
+    assert all(one.ok for one in bank.audit())
+
+
+def test_it_is_swept(bert, tmp_path):
+    lines = ["\n".join(f"{w} {t}" for w, t in zip(row["tokens"], row["tags"], strict=True)) for row in ROWS]
+    (tmp_path / "rows.conll").write_text("\n\n".join(lines))
+    file = str(tmp_path / "rows.conll")
+    study = {"task": "things", "train": file, "dev": file, **FAST, "size": [2, 4], "select": {"per": ["task"]}}
+    outcome = open_bank(tmp_path / "bank", bert, device="cpu").sweep(study, keep="best")
+    assert (outcome.progress.done, outcome.progress.failed) == (2, 0)
+    assert open_bank(tmp_path / "bank", bert, device="cpu").predict("things", ["the red fox"])[0].entities is not None
 
 
 def test_the_shell_trains_scores_and_predicts(tmp_path, checkpoint, monkeypatch):
