@@ -25,7 +25,7 @@ DEFINES := pyproject.toml $(CONSTRAINTS)
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 BENCH_VENV ?= .venv-bench
-# A folder with sst2/train.parquet and cola/train.parquet adds their real lengths: make bench BENCH_ARGS="--data FOLDER"
+# A folder with sst2/train.parquet, cola/train.parquet and wnut17/ adds their real lengths: make bench BENCH_ARGS="--data FOLDER"
 BENCH_ARGS ?=
 # An hour on two cores gives every trial its full count.
 TRIAL_ARGS ?= --minutes 60 --out bench/results/trial.json

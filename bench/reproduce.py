@@ -31,6 +31,8 @@ STUDIES = {
     "table2-minilm": "minilm",
     "table1-mpnet": "mpnet",
     "defaults-minilm": "minilm",
+    "tagging-minilm": "minilm",
+    "tagging-mpnet": "mpnet",
 }
 """Study -> folder of its records."""
 

@@ -69,7 +69,7 @@ class Worker:
         """Load the backbone and draw a task's initial tensors."""
         self.cases, self.device = setup["cases"], torch.device(setup["device"])
         self.backbone: Backbone = load(setup["backbone"])
-        head = Head("classification", 2, "first")
+        head = Head(setup.get("kind", "classification"), setup.get("outputs", 2), "first")
         self.plan: Plan = make_plan(Options(**setup["options"]), depth=self.backbone.config.layers, head=head)
         self.initial = initial_tensors(self.plan, self.backbone, sigma=1e-2, seed=0)
         self.engine: Engine | None = None
@@ -80,7 +80,9 @@ class Worker:
         """Train until an order of another kind arrives; return it."""
         batches = self.cases[order["case"]]
         rows = [tokens(row) for batch in batches for row in batch["rows"]]
-        labels = [label for batch in batches for label in batch["labels"]]
+        labels = [
+            np.array(label) if isinstance(label, list) else label for batch in batches for label in batch["labels"]
+        ]
         size = len(batches[0]["rows"])
         times = -(-EPOCH * size // len(rows))
         data = Rows(rows * times, labels * times)

@@ -16,6 +16,8 @@ import torch
 from pace import Blocks, answer, memory, next_order, synchronizer
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+NO_LABEL = -100
+"""The label of a token that is no word's first, which the loss ignores."""
 
 
 def build(setup: dict[str, Any]) -> Any:
@@ -26,6 +28,7 @@ def build(setup: dict[str, Any]) -> Any:
     torch.manual_seed(0)
     folder, peer = setup["backbone"], setup["peer"]
     names = [f"task{i}" for i in range(setup.get("tasks", 1))]
+    tagging, outputs = setup.get("kind") == "tagging", setup.get("outputs", 2)
     if peer == "adapters":
         from adapters import AutoAdapterModel, DoubleSeqBnConfig
 
@@ -33,15 +36,19 @@ def build(setup: dict[str, Any]) -> Any:
         factor = model.config.hidden_size // setup["size"]
         for name in names:
             model.add_adapter(name, config=DoubleSeqBnConfig(reduction_factor=factor, non_linearity="gelu_new"))
-            model.add_classification_head(name, num_labels=2, layers=1)
+            if tagging:
+                model.add_tagging_head(name, num_labels=outputs, layers=1)
+            else:
+                model.add_classification_head(name, num_labels=outputs, layers=1)
         model.train_adapter(names[0])
         model.set_active_adapters(names[0])
         return model
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
+    of_kind = "AutoModelForTokenClassification" if tagging else "AutoModelForSequenceClassification"
+    model = getattr(transformers, of_kind).from_pretrained(folder, num_labels=outputs)
     if peer == "peft":
         from peft import LoraConfig, get_peft_model
 
-        config = LoraConfig(task_type="SEQ_CLS", r=8, target_modules=["query", "value"])
+        config = LoraConfig(task_type="TOKEN_CLS" if tagging else "SEQ_CLS", r=8, target_modules=["query", "value"])
         model = get_peft_model(model, config, adapter_name=names[0])
         for name in names[1:]:
             model.add_adapter(name, config)
@@ -57,7 +64,10 @@ def collate(batch: dict[str, Any], device: torch.device) -> Batch:
     mask = np.zeros_like(ids)
     for i, row in enumerate(rows):
         ids[i, : len(row)], mask[i, : len(row)] = row, 1
-    made = torch.from_numpy(ids), torch.from_numpy(mask), torch.tensor(batch["labels"])
+    labels = [
+        label + [NO_LABEL] * (longest - len(label)) if isinstance(label, list) else label for label in batch["labels"]
+    ]
+    made = torch.from_numpy(ids), torch.from_numpy(mask), torch.tensor(labels)
     return tuple(t.pin_memory() for t in made) if device.type == "cuda" else made
 
 
@@ -102,7 +112,7 @@ class Worker:
         ids, mask, labels = self.batch(order["case"])
         with self.precision():
             logits = self.call(input_ids=ids, attention_mask=mask).logits
-        loss = torch.nn.functional.cross_entropy(logits.float(), labels)
+        loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), ignore_index=NO_LABEL)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
         self.optimizer.step()

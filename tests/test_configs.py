@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from adapterbank.studies import grid
-from adapterbank.tasks.catalog import CATALOG
+from adapterbank.tasks.catalog import CATALOG, bank_name
 from small_data import shell
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +31,8 @@ COUNTS = {
     # σ 1e-2 and learning rate 1e-3 are size 64 of figure 4; full fine-tuning at 1e-4 is there too.
     "figures-gte-small": (2 * 3 * (10 + 1 + 8 + 6) + 7 * 3 + 7 + 2 * (8 - 1), 0),
     "fig7": (2 * 3 * 6 * (1 + 3 + 1), 0),
+    "tagging-minilm": (3 * (2 + 2) * 3, 0),
+    "tagging-mpnet": ((6 + 6 + 2 * (2 + 2)) * 3, 0),
 }
 """For each study: the runs of its grids, and the runs after the selection."""
 
@@ -57,7 +59,7 @@ def test_the_command_in_the_first_line_lists_as_many_runs_as_the_paper_has(path,
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_all_tasks_are_in_the_catalog_and_no_two_runs_share_a_name(path):
     study = grid.read(path)
-    assert {run.train for run in study.runs} <= set(CATALOG)
+    assert {run.task for run in study.runs} <= set(map(bank_name, CATALOG))
     assert len(set(study.runs)) == len(study.runs)
     differs = grid.differing(study.runs)
     named = [grid.describe(run, differs) for run in study.runs]

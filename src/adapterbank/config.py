@@ -30,10 +30,12 @@ from adapterbank.tasks.yaml_files import read_yaml
 PRECISIONS = ("auto", "fp32", "bf16")
 CLASS_WEIGHTS = ("none", "balanced")
 FEW = ("auto", "always", "never")
+LONG = ("auto", "cut", "windows")
+WINDOW_POOLINGS = ("mean", "weights")
 DEFAULTS = ("new", "better")
 _OF_SLOTS = (
     *("pooling", "head_hidden", "lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction"),
-    *("clip", "dropout", "class_weights", "patience", "calibrate"),
+    *("clip", "dropout", "class_weights", "patience", "calibrate", "long", "max_windows", "window_pooling"),
 )
 """Fields that a method without a slot does not use."""
 LONGEST_SEPARATOR = 8
@@ -116,7 +118,30 @@ class Config:
     limit: int = option(
         0, "Use only this many training rows, drawn with --seed; 0 for all.", group="Data", low=0, high=10**9
     )
-    max_length: int = option(128, "Most tokens of a text; longer texts are cut.", group="Data", low=4, high=10**6)
+    max_length: int = option(128, "Most tokens of a row; see --long.", group="Data", low=4, high=10**6)
+    long: str = option(
+        "auto",
+        "Longer texts: cut them, or read them in windows whose outputs are pooled (auto: windows if a tenth of the "
+        "training texts would lose more than a quarter).",
+        group="Data",
+        choices=LONG,
+        later=True,
+    )
+    max_windows: int = option(
+        8,
+        "Most windows of a text; of a longer one, evenly spaced parts are read.",
+        group="Data",
+        low=2,
+        high=1024,
+        later=True,
+    )
+    window_pooling: str = option(
+        "mean",
+        "How the windows of a text count: all the same, or by weights that train.",
+        group="Data",
+        choices=WINDOW_POOLINGS,
+        later=True,
+    )
     doc_stride: int = option(
         128,
         "Span: tokens between the starts of two windows of a long document; at most half a window.",
@@ -307,6 +332,8 @@ def check(config: Config) -> list[str]:
     mistakes += _separator_mistakes(config)
     if config.lr == 0:
         mistakes.append("lr is 0, so nothing would train; use a positive number.")
+    if config.long == "cut" and config.window_pooling != "mean":
+        mistakes.append(f"window_pooling is {config.window_pooling!r}, but long is 'cut'; leave one of them out.")
     return mistakes + _unused_option_mistakes(config)
 
 

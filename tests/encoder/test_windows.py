@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.tokenizer import tokenize
-from adapterbank.encoder.windows import STRIDE, tokenize_windows, window_starts
+from adapterbank.encoder.windows import STRIDE, tokenize_parts, tokenize_windows, window_starts
 from adapterbank.errors import InputError
 from families import FAMILIES
 
@@ -100,3 +100,47 @@ def test_a_question_that_alone_is_too_long_is_refused(bert: Backbone) -> None:
     with pytest.raises(InputError, match=r"longer than max_length 10.*Raise --max-length"):
         tokenize_windows(bert.tokenizer, ["why " * 50], ["the cat"], 10, 128)
     assert bert.tokenizer.truncation is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("limit", [12, 20, 33])
+def test_parts_cover_a_text_with_as_few_rows_as_possible(
+    family: str, limit: int, tiny: Callable[[str], Backbone]
+) -> None:
+    tokenizer = tiny(family).tokenizer
+    (whole,) = tokenize(tokenizer, [LONG], None, 10_000)
+    special = tokenizer.num_special_tokens_to_add(False)
+    rows, owners = tokenize_parts(tokenizer, [LONG, "the cat"], None, limit, 99)
+    mine = [row for row, owner in zip(rows, owners, strict=True) if owner == 0]
+    assert len(mine) == -(-(len(whole) - special) // (limit - special))
+    assert {len(row) for row in mine} == {limit}
+    assert set(np.concatenate([row.ids for row in mine])) == set(whole.ids)
+    assert not any(row.cut for row in rows)
+    assert owners[-1] == 1
+    assert np.array_equal(rows[-1].ids, tokenize(tokenizer, ["the cat"], None, limit)[0].ids)
+
+
+def test_of_a_text_with_too_many_windows_the_beginning_and_the_end_are_read(tiny: Callable[[str], Backbone]) -> None:
+    tokenizer = tiny("bert").tokenizer
+    (whole,) = tokenize(tokenizer, [LONG], None, 10_000)
+    rows, _ = tokenize_parts(tokenizer, [LONG], None, 12, 2)
+    assert [row.cut for row in rows] == [True, True]
+    assert np.array_equal(rows[0].ids[1:-1], whole.ids[1:11])
+    assert np.array_equal(rows[1].ids[1:-1], whole.ids[-11:-1])
+
+
+@pytest.mark.parametrize("texts", [("the cat", LONG), (LONG, "the cat"), (LONG, LONG)])
+def test_the_longer_text_of_a_pair_is_divided(texts: tuple[str, str], tiny: Callable[[str], Backbone]) -> None:
+    tokenizer = tiny("bert").tokenizer
+    (whole,) = tokenize(tokenizer, [texts[0]], [texts[1]], 10_000)
+    rows, _ = tokenize_parts(tokenizer, [texts[0]], [texts[1]], 24, 99)
+    assert all(len(row) <= 24 and set(row.types) == {0, 1} for row in rows)
+    assert [row.cut for row in rows] == [texts[0] == texts[1]] * len(rows)
+    divided = int(len(texts[1]) > len(texts[0]))
+    wanted = whole.ids[whole.types == divided]
+    assert set(np.concatenate([row.ids[row.types == divided] for row in rows])) == set(wanted)
+
+
+def test_a_limit_without_room_for_a_text_is_refused_with_windows_too(tiny: Callable[[str], Backbone]) -> None:
+    with pytest.raises(InputError, match="max_length 2 leaves no room"):
+        tokenize_parts(tiny("bert").tokenizer, ["the cat"], None, 2, 4)

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from adapterbank.inference.graphs import GraphCompiler
-from adapterbank.inference.rows import Rows
+from adapterbank.inference.rows import Rows, make_rows
 from adapterbank.methods import Options
 from adapterbank.slots.plan import Head
+from adapterbank.tasks.spec import Examples
 from adapterbank.training import loop as training
 from adapterbank.training import trainer as trainers
 from adapterbank.training.graph_step import DeviceRows
@@ -136,6 +137,19 @@ def test_every_head_trains_like_the_eager_step(head, runs, bert, new_slot, graph
     assert_like_eager(
         graph_training, bert, *(job_on(bert, new_slot, Options(size=4), seed=seed, **common) for seed in range(runs))
     )
+
+
+@pytest.mark.parametrize("weighs", [False, True])
+@pytest.mark.parametrize("runs", [1, 3])
+def test_pooled_windows_train_like_the_eager_step(weighs, runs, bert, new_slot, graph_training):
+    texts = [f"{'the big red fox was in the house ' * (1 + k % 4)}{text}" for k, text in enumerate(TEXTS * 3)]
+    examples = Examples(texts, None, [k % 3 for k in range(len(texts))])
+    pooling = "weights" if weighs else "mean"
+    rows = make_rows(bert, examples, kind="classification", max_length=14, windows=3, pooling=pooling)
+    assert rows.most_windows == 3 > 1 == np.diff(rows.starts).min()
+    common = {"head": Head("classification", 3, weighs=weighs), "train": rows, "dev": rows, "score": lambda _: 0.0}
+    jobs = [job_on(bert, new_slot, seed=seed, **common, batch=4) for seed in range(runs)]
+    assert_like_eager(graph_training, bert, *jobs)
 
 
 @pytest.mark.parametrize("epochs", [(1,), (1, 2, 2)])  # a smaller last batch, and an empty place

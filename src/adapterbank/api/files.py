@@ -197,7 +197,8 @@ class _Answers:
         pairs = ["text"] if len(self._specs[task].text) == 2 else None
         ((found,),) = self._bank.engine.predict_json([(self._loaded[task], Examples(["text"], pairs))])
         found.pop("truncated", None)
-        return found
+        resident = self._bank.engine.residents[self._loaded[task]]
+        return found | ({"windows": 1} if resident.windows > 1 else {})
 
     def layout(self, first: Sequence[StreamRow], form: str) -> OutputLayout:
         """Return the columns to write: those of the file, then those of the answers."""

@@ -50,9 +50,7 @@ def tokenize(
 ) -> list[Tokens]:
     """Turn texts or pairs into token ids; the longer text of a pair is cut first. `start` is the first row's number."""
     inputs = _inputs(texts, pairs)
-    taken = tokenizer.num_special_tokens_to_add(pairs is not None)
-    if max_length <= taken:
-        raise InputError(f"max_length {max_length} leaves no room for a text beside {taken} special tokens. Raise it.")
+    check_room(tokenizer, max_length, paired=pairs is not None)
     with _TRUNCATING:
         tokenizer.enable_truncation(max_length, strategy="longest_first")
         try:
@@ -62,6 +60,13 @@ def tokenize(
         finally:
             tokenizer.no_truncation()
     return _tokens(found)
+
+
+def check_room(tokenizer: Tokenizer, max_length: int, *, paired: bool) -> None:
+    """Refuse a limit that leaves no room for a text."""
+    taken = tokenizer.num_special_tokens_to_add(paired)
+    if max_length <= taken:
+        raise InputError(f"max_length {max_length} leaves no room for a text beside {taken} special tokens. Raise it.")
 
 
 def encode_whole(

@@ -1,4 +1,8 @@
-"""Windows: a document longer than the encoder's limit becomes overlapping rows. Knows no answers, no tensors."""
+"""Windows: a text longer than the encoder's limit becomes several rows. Knows no answers, no tensors.
+
+Where each token has an answer, windows overlap so that a token has context in one of them. Where a whole text has one
+answer, they cover it with as few rows as possible.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from adapterbank.encoder.batch import Tokens
-from adapterbank.encoder.tokenizer import encode_whole
+from adapterbank.encoder.tokenizer import check_room, encode_whole
 from adapterbank.errors import InputError
 
 STRIDE = 128
@@ -37,6 +41,29 @@ def tokenize_windows(
     return rows, owners
 
 
+def tokenize_parts(
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None,
+    max_length: int,
+    most: int,
+    start: int = 0,
+) -> tuple[list[Tokens], list[int]]:
+    """Tokenise texts or pairs in at most `most` windows each; also return the number of each row's text or pair.
+
+    The windows of a text are evenly spaced from its beginning to its end, and overlap no more than they must. Of a pair
+    the longer text is divided, and every row holds the other one, or its beginning if both are long.
+    """
+    check_room(tokenizer, max_length, paired=pairs is not None)
+    rows: list[Tokens] = []
+    owners: list[int] = []
+    for number, encoding in enumerate(encode_whole(tokenizer, texts, pairs, start), start):
+        mine = list(_parts(encoding, max_length, most))
+        rows += mine
+        owners += [number] * len(mine)
+    return rows, owners
+
+
 def window_starts(length: int, size: int, stride: int) -> range:
     """Return where windows of `size` tokens start in a text of `length`: a stride apart, and at most half a window.
 
@@ -59,3 +86,21 @@ def _cut(encoding: Encoding, max_length: int, stride: int, text: int) -> Iterato
     for start in window_starts(last - first, max(1, size), stride):
         chosen = np.concatenate([head, np.arange(first + start, min(last, first + start + size)), tail])
         yield Tokens(ids[chosen], types[chosen], offsets[chosen])
+
+
+def _parts(encoding: Encoding, max_length: int, most: int) -> Iterator[Tokens]:
+    ids, types = np.array(encoding.ids, np.int64), np.array(encoding.type_ids, np.int64)
+    if len(ids) <= max_length:
+        yield Tokens(ids, types)
+        return
+    owner = np.array([-1 if text is None else text for text in encoding.sequence_ids])
+    special, first, second = (np.flatnonzero(owner == text) for text in (-1, 0, 1))
+    divided, other = (first, second) if len(first) >= len(second) else (second, first)
+    room = max_length - len(special)
+    kept = other[: max(room // 2, room - len(divided))]
+    size = max(1, room - len(kept))
+    count = min(most, -(-len(divided) // size))
+    cut = len(kept) < len(other) or count * size < len(divided)
+    for begin in np.linspace(0, max(0, len(divided) - size), count).round().astype(int):
+        chosen = np.sort(np.concatenate([special, kept, divided[begin : begin + size]]))
+        yield Tokens(ids[chosen], types[chosen], cut=cut)

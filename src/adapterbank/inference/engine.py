@@ -22,7 +22,7 @@ from adapterbank.errors import BackboneMismatch, InputError, PackageDamaged, Unk
 from adapterbank.inference.graph_runner import GraphRunner, Wait
 from adapterbank.inference.graphs import GraphCompiler, runs_graphs
 from adapterbank.inference.predictions import Prediction, check_abstain, decide, predict, predict_json
-from adapterbank.inference.rows import Rows, make_rows
+from adapterbank.inference.rows import MEAN, WEIGHTS, Rows, make_rows
 from adapterbank.inference.runner import launch, tokens_at_once
 from adapterbank.inference.slot_cache import SlotCache, TaskHandle
 from adapterbank.kinds.kind import HeadOutputs
@@ -55,6 +55,13 @@ class Resident:
     plan: Plan
     max_length: int
     stride: int = STRIDE
+    windows: int = 0
+    """The most windows of a text; see `make_rows`."""
+
+    @property
+    def in_windows(self) -> bool:
+        """Whether a text may become several rows."""
+        return KINDS[self.task.kind].windows or self.windows > 1
 
 
 @dataclass(frozen=True)
@@ -138,10 +145,11 @@ class Engine:
         tensors: Mapping[str, np.ndarray],
         max_length: int,
         stride: int = STRIDE,
+        windows: int = 0,
         source: Callable[[], Mapping[str, np.ndarray]] | None = None,
     ) -> None:
         """Add a task, or replace the one of that name; `source` loads its tensors again after an eviction."""
-        resident = Resident(task, plan, max_length, stride)
+        resident = Resident(task, plan, max_length, stride, windows)
         with self.slots.lock:
             self.slots.put(name, plan, tensors, source, resident)
             self.residents[name] = resident
@@ -154,14 +162,15 @@ class Engine:
                 f"{package.ref} was trained on backbone {manifest.backbone['name']!r} "
                 f"({manifest.backbone['sha256'][:12]}), not on {self.backbone.name!r} ({self.backbone.sha256[:12]})."
             )
-        max_length, stride = manifest.recipe["max_length"], max(1, manifest.recipe.get("doc_stride", STRIDE))
+        recipe = manifest.recipe
+        max_length, stride = recipe["max_length"], max(1, recipe.get("doc_stride", STRIDE))
         try:
             task, plan = Task.from_json(manifest.task), Plan.from_json(manifest.method)
             expected = self._check_plan(task, plan, max_length)
         except (ValueError, InputError) as error:
             raise PackageDamaged(f"{package.ref} cannot be used ({error}); {RESTORE}.") from error
         source = partial(_read_tensors, package, expected)
-        self.put(name or package.ref, task, plan, source(), max_length, stride, source)
+        self.put(name or package.ref, task, plan, source(), max_length, stride, recipe.get("windows", 0), source)
         LOG.debug("loaded %s from %s: %s bytes", package.ref, package.path, f"{manifest.bytes:,}")
         return name or package.ref
 
@@ -235,9 +244,9 @@ class Engine:
         groups: dict[Any, dict[int, list[int]]] = {}
         for i, (handle, examples) in enumerate(requests):
             about = handle.about if handle else None
-            windows = about is not None and KINDS[about.task.kind].windows
+            windows = about is not None and about.in_windows
             alone = id(examples) if about is None or windows or keep else None
-            limits = (about.max_length, about.stride if windows else None) if about else None
+            limits = (about.max_length, about.stride, about.windows) if about else None
             groups.setdefault((limits, examples.pairs is None, alone), {}).setdefault(id(examples), []).append(i)
         rows: dict[int, Rows] = {}
         for group in groups.values():
@@ -341,8 +350,16 @@ class Engine:
         if handle is None:
             return Rows(self.backbone.tokenize(examples.texts, examples.pairs), None)
         resident, unlabelled = handle.about, replace(examples, targets=None)
-        kind, length, stride = resident.task.kind, resident.max_length, resident.stride
-        return make_rows(self.backbone, unlabelled, kind=kind, max_length=length, stride=stride, keep=keep)
+        return make_rows(
+            self.backbone,
+            unlabelled,
+            kind=resident.task.kind,
+            max_length=resident.max_length,
+            stride=resident.stride,
+            windows=resident.windows,
+            pooling=WEIGHTS if resident.plan.head.weighs else MEAN,
+            keep=keep,
+        )
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

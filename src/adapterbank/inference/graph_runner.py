@@ -298,7 +298,7 @@ def _split(
     if not used:
         return list(out)
     slot_heads = {number: slot.plan.head for number, slot in used.items()}
-    widths = {slot: head.outputs for slot, head in slot_heads.items()}
+    widths = {slot: head.width for slot, head in slot_heads.items()}
     if KINDS[next(iter(slot_heads.values())).kind].per_token:  # the same for the whole family
         parts = zip(out, sizes.tolist(), slots, strict=True)
         return [row[:size, : widths[slot]] for row, size, slot in parts]

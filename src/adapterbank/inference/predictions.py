@@ -39,7 +39,9 @@ class Prediction:
     """Span, on request: the best answers with positions, scores and probabilities."""
     probabilities: dict[str, float] | None = None
     truncated: bool | None = None
-    """True if the text was longer than the task's limit, so that its end was not read; otherwise not set."""
+    """True if the text was longer than the task's limit, so that a part was not read; otherwise not set."""
+    windows: int | None = None
+    """The number of windows in which a long text was read; not set if it was read at once."""
     explanation: dict[str, Any] | None = None
     """On request: each word's share in the answer; see `inference.explain`."""
     embedding: np.ndarray | None = field(default=None, repr=False, compare=False)
@@ -152,8 +154,16 @@ def _fields(head_outputs: HeadOutputs, best: int, abstain: float, *, rounded: bo
         likely = np.floor(likely * 1e6 + 0.5) / 1e6 if rounded else likely
         for fields, row in zip(predictions, likely.tolist(), strict=True):
             fields["probabilities"] = dict(zip(names, row, strict=True))
-    if head_outputs.rows.cut:
-        for fields, tokens in zip(predictions, head_outputs.rows.tokens, strict=True):
-            if tokens.cut:
-                fields["truncated"] = True
+    _tell_reading(predictions, head_outputs.rows)
     return predictions
+
+
+def _tell_reading(predictions: Sequence[dict[str, Any]], rows: Rows) -> None:
+    """Add to predictions whether their text was read in part, and in how many windows if there are several."""
+    if not rows.cut and len(rows) == len(predictions):
+        return
+    for fields, mine in zip(predictions, rows.by_example(len(predictions)), strict=True):
+        if len(mine) > 1:
+            fields["windows"] = len(mine)
+        if any(rows.tokens[row].cut for row in mine):
+            fields["truncated"] = True

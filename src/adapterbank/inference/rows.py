@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby, islice
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from adapterbank.draws import RandomStream
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.batch import Tokens
 from adapterbank.encoder.tokenizer import tokenize, tokenizer_hash
-from adapterbank.encoder.windows import STRIDE, tokenize_windows
+from adapterbank.encoder.windows import STRIDE, tokenize_parts, tokenize_windows
 from adapterbank.errors import DataError
 from adapterbank.kinds.kind import Kind
 from adapterbank.kinds.table import KINDS
@@ -23,6 +24,8 @@ from adapterbank.tasks.spec import Examples
 
 _AT_ONCE = 4096
 """Examples between two progress reports. The tokenizer's own objects, which are large, are kept for no more."""
+MEAN, WEIGHTS = "mean", "weights"
+"""How the outputs of a text's windows become one."""
 MIN_CACHED_ROWS = 1000
 """Tokenising fewer examples than this takes less time than finding a file."""
 
@@ -33,17 +36,40 @@ class Rows:
 
     tokens: list[Tokens] = field(repr=False)
     targets: list[Any] | None = field(repr=False)
-    """What the loss compares with: as in `Examples`, or the kind's `window_targets`."""
+    """What the loss compares with, for each unit: as in `Examples`, or the kind's `window_targets`."""
     cut: int = 0
-    """How many rows were longer than the limit and lost their end."""
+    """How many examples were longer than the limit and are read in part."""
     unreachable: int = 0
     """With windows: how many examples were left out because their answer fits no window."""
     owners: list[int] | None = field(default=None, repr=False)
     """With windows: which example each row is a window of, in rising order; None if rows are the examples."""
+    pooling: str = ""
+    """How the outputs of an example's windows become one, by their `mean` or by `weights`; empty if they do not."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.tokens)
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """The first row of each unit, and the number of rows: training takes units, each with one target.
+
+        A unit is an example with all its windows if these are pooled, and else a row.
+        """
+        if not self.pooling:
+            return np.arange(len(self.tokens) + 1)
+        owners = np.asarray(self.owners)
+        return np.concatenate([np.flatnonzero(np.diff(owners, prepend=-1)), [len(owners)]])
+
+    @property
+    def units(self) -> int:
+        """The number of units."""
+        return len(self.starts) - 1
+
+    @property
+    def most_windows(self) -> int:
+        """The most rows of a unit."""
+        return int(np.diff(self.starts).max(initial=1))
 
     def split(self, sizes: Iterable[int]) -> list[Rows]:
         """Cut rows without targets and windows, which were tokenised together, into parts of these sizes."""
@@ -60,6 +86,20 @@ class Rows:
             found[owner].append(row)
         return found
 
+    def pool(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the output of each example, `[examples, outputs]`, from those of its windows.
+
+        With weights, the last column says how much a window counts: its softmax over the windows of the text.
+        """
+        if not self.pooling:
+            return outputs
+        starts, sizes = self.starts[:-1], np.diff(self.starts)
+        values, shares = outputs, np.ones((len(outputs), 1), outputs.dtype)
+        if self.pooling == WEIGHTS:
+            values, scores = outputs[:, :-1], outputs[:, -1:]
+            shares = np.exp(scores - np.repeat(np.maximum.reduceat(scores, starts), sizes, axis=0))
+        return np.asarray(np.add.reduceat(values * shares, starts) / np.add.reduceat(shares, starts))
+
 
 def make_rows(
     backbone: Backbone,
@@ -68,19 +108,24 @@ def make_rows(
     kind: str,
     max_length: int,
     stride: int = STRIDE,
+    windows: int = 0,
+    pooling: str = MEAN,
     keep: bool = False,
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> Rows:
-    """Tokenise examples; for a kind with windows an example becomes a row for each window of its document.
+    """Tokenise examples; with windows an example becomes a row for each window of its text.
 
-    With `keep` the tokens are read from the cache if they are there, and written to it if not. `watch` is called with
-    the number of examples done and of all examples.
+    `windows` is the most of a text; 0 is the kind's own default: no windows, or any number of overlapping ones for a
+    kind with an answer in each. With `keep` the tokens are read from the cache if they are there, and written to it if
+    not. `watch` is called with the number of examples done and of all examples.
     """
     row = KINDS[kind]
-    tokens, owners = _tokens(backbone, examples, max_length, stride if row.windows else None, keep, watch)
-    cut = sum(one.cut for one in tokens)
-    if owners is None or examples.targets is None:
-        return Rows(tokens, examples.targets, cut, owners=owners)
+    form = _Overlapping(max_length, stride, windows) if row.windows else _Form(max_length, windows)
+    tokens, owners = _tokens(backbone, examples, form, keep, watch)
+    pooled = pooling if owners is not None and not row.windows else ""
+    cut = len({k if owners is None else owners[k] for k, one in enumerate(tokens) if one.cut})
+    if owners is None or examples.targets is None or pooled:
+        return Rows(tokens, examples.targets, cut, owners=owners, pooling=pooled)
     targets = _window_targets(row, tokens, owners, examples.targets)
     kept = sorted(targets)
     if not kept:
@@ -106,44 +151,81 @@ def _window_targets(
 # --- tokens, new or cached ------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Form:
+    """How texts become rows: cut at a limit, or in windows that cover them."""
+
+    max_length: int
+    windows: int = 0
+    """The most windows of a text; 0 if texts are cut."""
+
+    has_offsets: ClassVar[bool] = False
+
+    @property
+    def divides(self) -> bool:
+        """Whether a text may become several rows."""
+        return self.windows > 1
+
+    def rows(self, backbone: Backbone, examples: Examples, start: int) -> tuple[list[Tokens], list[int]]:
+        """Return the rows of examples, and with windows the example of each."""
+        given = (backbone.tokenizer, examples.texts, examples.pairs, self.max_length)
+        return tokenize_parts(*given, self.windows, start) if self.divides else (tokenize(*given, start=start), [])
+
+
+@dataclass(frozen=True)
+class _Overlapping:
+    """How documents become overlapping windows, whose tokens know their characters."""
+
+    max_length: int
+    stride: int
+    windows: int = 0
+    """1 if only the first window of a document is read; 0 for all."""
+
+    has_offsets: ClassVar[bool] = True
+    divides: ClassVar[bool] = True
+
+    def rows(self, backbone: Backbone, examples: Examples, start: int) -> tuple[list[Tokens], list[int]]:
+        """Return the windows of examples, and the example of each."""
+        tokens, owners = tokenize_windows(
+            backbone.tokenizer, examples.texts, examples.pairs, self.max_length, self.stride, start
+        )
+        if self.windows != 1:
+            return tokens, owners
+        first = np.flatnonzero(np.diff(owners, prepend=-1))
+        counts = np.diff([*first, len(owners)])
+        return [replace(tokens[k], cut=bool(n > 1)) for k, n in zip(first, counts, strict=True)], sorted(set(owners))
+
+
 def _tokens(
-    backbone: Backbone,
-    examples: Examples,
-    max_length: int,
-    stride: int | None,
-    keep: bool,
-    watch: Callable[[int, int], None],
+    backbone: Backbone, examples: Examples, form: _Form | _Overlapping, keep: bool, watch: Callable[[int, int], None]
 ) -> tuple[list[Tokens], list[int] | None]:
     keep = keep and len(examples) >= MIN_CACHED_ROWS
-    key = _key(backbone, examples, max_length, stride) if keep else ""
+    key = _key(backbone, examples, form) if keep else ""
     known = cache.get(key) if keep else None
-    if known and _is_valid(known, backbone, len(examples), max_length, stride is not None):
+    if known and _is_valid(known, backbone, len(examples), form):
         watch(len(examples), len(examples))
-        return _from_arrays(known, stride is not None)
+        return _from_arrays(known, form)
     tokens: list[Tokens] = []
     owners: list[int] = []
     for start in range(0, len(examples), _AT_ONCE):
-        part = slice(start, start + _AT_ONCE)
-        texts, pairs = examples.texts[part], None if examples.pairs is None else examples.pairs[part]
-        if stride is None:
-            tokens += tokenize(backbone.tokenizer, texts, pairs, max_length, start=start)
-        else:
-            found, mine = tokenize_windows(backbone.tokenizer, texts, pairs, max_length, stride, start)
-            tokens += found
-            owners += mine
+        small = len(examples) <= _AT_ONCE
+        part = examples if small else examples.select(range(start, min(start + _AT_ONCE, len(examples))))
+        found, mine = form.rows(backbone, part, start)
+        tokens += found
+        owners += mine
         watch(min(start + _AT_ONCE, len(examples)), len(examples))
     if keep:
         cache.put(key, _to_arrays(tokens, owners))
-    return tokens, owners if stride is not None else None
+    return tokens, owners if form.divides else None
 
 
 CACHE_FORMAT = 1
 """Version of the cached arrays; raise it whenever the same texts give other tokens or other arrays."""
 
 
-def _key(backbone: Backbone, examples: Examples, max_length: int, stride: int | None) -> str:
-    """Return a name for the tokens of these texts: a hash of texts, tokenizer, limits and format."""
-    digest = hashlib.sha256(f"{CACHE_FORMAT} {tokenizer_hash(backbone.tokenizer)} {max_length} {stride}".encode())
+def _key(backbone: Backbone, examples: Examples, form: _Form | _Overlapping) -> str:
+    """Return a name for the tokens of these texts: a hash of texts, tokenizer, form and format."""
+    digest = hashlib.sha256(f"{CACHE_FORMAT} {tokenizer_hash(backbone.tokenizer)} {form}".encode())
     for texts in (examples.texts, examples.pairs or []):
         for text in texts:
             data = text.encode("utf-8", "surrogatepass")
@@ -168,33 +250,38 @@ _ARRAYS = {"lengths": "int32", "cut": "bool", "ids": "int32", "types": "int8", "
 """Types of the arrays of one dimension."""
 
 
-def _is_valid(known: dict[str, np.ndarray], backbone: Backbone, examples: int, max_length: int, windows: bool) -> bool:
+def _is_valid(known: dict[str, np.ndarray], backbone: Backbone, examples: int, form: _Form | _Overlapping) -> bool:
     """Return whether a cached entry could be the tokens of so many examples; its file may hold anything."""
-    wanted = {name: (dtype, 1) for name, dtype in _ARRAYS.items()} | ({"offsets": ("int32", 2)} if windows else {})
+    wanted = {name: (dtype, 1) for name, dtype in _ARRAYS.items()}
+    wanted |= {"offsets": ("int32", 2)} if form.has_offsets else {}
     if {name: (array.dtype.name, array.ndim) for name, array in known.items()} != wanted:
         return False
     lengths, ids, owners = known["lengths"], known["ids"], known["owners"]
     if len(known["cut"]) != len(lengths) or not len(ids) == len(known["types"]) == lengths.sum(dtype=np.int64):
         return False
-    ranges = [(lengths, 0, max_length), (ids, 0, backbone.config.vocabulary - 1), (known["types"], 0, 127)]
-    if windows:
+    ranges = [(lengths, 0, form.max_length), (ids, 0, backbone.config.vocabulary - 1), (known["types"], 0, 127)]
+    if form.divides:
         # Every example has one window or more, and windows are in the order of the examples.
         steps = np.diff(owners, prepend=0, append=examples - 1)
-        if len(owners) != len(lengths) or known["offsets"].shape != (len(ids), 2) or steps[0] or steps[-1]:
+        if len(owners) != len(lengths) or steps[0] or steps[-1]:
             return False
-        ranges += [(steps, 0, 1), (known["offsets"], -1, np.iinfo(np.int32).max)]
-    elif len(lengths) != examples or len(owners):
+        ranges += [(steps, 0, 1)]
+    if form.has_offsets:
+        if known["offsets"].shape != (len(ids), 2):
+            return False
+        ranges += [(known["offsets"], -1, np.iinfo(np.int32).max)]
+    if not form.divides and (len(lengths) != examples or len(owners)):
         return False
     return all(((low <= array) & (array <= high)).all() for array, low, high in ranges)
 
 
-def _from_arrays(known: dict[str, np.ndarray], windows: bool) -> tuple[list[Tokens], list[int] | None]:
+def _from_arrays(known: dict[str, np.ndarray], form: _Form | _Overlapping) -> tuple[list[Tokens], list[int] | None]:
     ends = np.cumsum(known["lengths"], dtype=np.int64)
     ids, types = known["ids"].astype(np.int64), known["types"].astype(np.int64)
-    offsets = known["offsets"].astype(np.int64) if windows else None
+    offsets = known["offsets"].astype(np.int64) if form.has_offsets else None
     bounds = zip(ends - known["lengths"], ends, known["cut"].tolist(), strict=True)
     rows = [Tokens(ids[a:b], types[a:b], None if offsets is None else offsets[a:b], cut) for a, b, cut in bounds]
-    return rows, known["owners"].tolist() if windows else None
+    return rows, known["owners"].tolist() if form.divides else None
 
 
 # --- batches ------------------------------------------------------------------------------------------------

@@ -41,10 +41,10 @@ class HeadOutputs:
 
     @cached_property
     def matrix(self) -> np.ndarray:
-        """The outputs as one array, `[rows, outputs]`; not for kinds with `per_token`."""
+        """The outputs of each example as one array, `[examples, outputs]`; not for kinds with `per_token`."""
         import numpy as np
 
-        return np.array(self.outputs)
+        return self.rows.pool(np.array(self.outputs))
 
     @cached_property
     def logits(self) -> np.ndarray:
@@ -187,6 +187,8 @@ class Kind:
     """Whether the head gives outputs for each token instead of each row."""
     outputs: Callable[[int], int] = lambda labels: labels
     """Number of labels -> number of the head's outputs."""
+    weight: Callable[[Any], float] | None = None
+    """Target of a row -> how much its loss counts beside those of other rows; None if all count the same."""
     standardize: Callable[[Sequence[Any]], tuple[float, float]] | None = None
     """Training targets -> the shift and scale of the head's output; None for kinds whose outputs are used as they
     are."""

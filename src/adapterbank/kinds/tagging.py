@@ -391,6 +391,7 @@ TAGGING = Kind(
     read_targets=_read_targets,
     per_token=True,
     window_targets=_window_targets,
+    weight=lambda target: float((target != _NO_WORD).sum()),  # so that all words of a step count the same
     targets=_targets,
     loss=_loss,
     decide=_decide,

@@ -29,7 +29,7 @@ def shapes(head: Head, hidden: int) -> dict[str, tuple[int, ...]]:
     hidden_layer: dict[str, tuple[int, ...]] = {}
     if head.hidden:
         hidden_layer = {"head.hidden.weight": (head.hidden, hidden), "head.hidden.bias": (head.hidden,)}
-    return hidden_layer | {"head.weight": (head.outputs, head.hidden or hidden), "head.bias": (head.outputs,)}
+    return hidden_layer | {"head.weight": (head.width, head.hidden or hidden), "head.bias": (head.width,)}
 
 
 def initial(head: Head, hidden: int, seed: int) -> dict[str, Tensor]:
@@ -38,6 +38,8 @@ def initial(head: Head, hidden: int, seed: int) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if name.endswith(".weight"):
             tensor += torch.from_numpy(RandomStream(seed, name).truncated_normal(tensor.shape, _SIGMA))
+    if head.weighs:
+        tensors["head.weight"][-1] = 0.0  # at first all windows count the same
     return tensors
 
 
@@ -93,3 +95,16 @@ def apply(x: Tensor, head: Head, tensors: Mapping[str, Tensor]) -> Tensor:
         x = torch.tanh(linear(x, tensors["head.hidden.weight"], tensors["head.hidden.bias"]))
     x = linear(x, tensors["head.weight"], tensors["head.bias"])
     return x * head.scale + head.shift if KINDS[head.kind].standardize else x
+
+
+def pool_windows(x: Tensor, owners: Tensor, units: int, *, weighs: bool) -> Tensor:
+    """Return the output of each text, `[..., units, outputs]`, from those of its windows, `[..., rows, outputs]`.
+
+    `owners` `[..., rows]` has the text of each row. The mean of the windows, or with `weighs` their mean by the softmax
+    of the last output; for a linear head this is the head of the pooled vectors' mean.
+    """
+    mine = owners[..., None, :] == torch.arange(units, device=x.device)[:, None]
+    scores, values = (x[..., -1], x[..., :-1]) if weighs else (torch.zeros_like(x[..., 0]), x)
+    # Not -inf: a place without rows has numbers that nobody reads, and these must be finite.
+    shares = scores[..., None, :].masked_fill(~mine, torch.finfo(x.dtype).min).softmax(-1)
+    return shares @ values

@@ -39,6 +39,13 @@ class Head:
     """Regression: the output is the raw output times `scale` plus `shift`, the training labels' spread and mean."""
     unit: bool = False
     """Whether the pooled vector is scaled to length 1, as for heads that are fitted and not trained."""
+    weighs: bool = False
+    """Whether it has one more output, last, that says how much a window counts among those of its text."""
+
+    @property
+    def width(self) -> int:
+        """The number of all outputs."""
+        return self.outputs + self.weighs
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,7 @@ class RecipeFields(TypedDict):
 
     max_length: Count
     doc_stride: NotRequired[Count]
+    windows: NotRequired[Count]
     pruned: NotRequired[Annotated[dict[str, Any], PrunedFields] | None]
 
 

@@ -125,7 +125,7 @@ def ablate(
     plan, tensors = without(held.plan, package.tensors(), layers)
     if not layers:
         raise InputError(f"{package.ref} has no adapters left to remove; name an earlier version of the task.")
-    engine.put(names[1], held.task, plan, tensors, held.max_length, held.stride)
+    engine.put(names[1], held.task, plan, tensors, held.max_length, held.stride, held.windows)
     rows = engine.rows(names[0], examples, keep=True)
     known = [found for name in names if (found := engine.slots.find(name))]
     with engine.slots.using(known) as numbers:

@@ -123,7 +123,7 @@ def _put(
     engine: Engine, held: Resident, tensors: Mapping[str, np.ndarray], removed: tuple[int, ...]
 ) -> dict[str, np.ndarray]:
     plan, rest = without(held.plan, tensors, removed)
-    engine.put(_TRIAL, held.task, plan, rest, held.max_length, held.stride)
+    engine.put(_TRIAL, held.task, plan, rest, held.max_length, held.stride, held.windows)
     return rest
 
 

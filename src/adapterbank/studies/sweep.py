@@ -38,7 +38,7 @@ KEEP = ("none", "best", "all")
 """Which packages are added to the bank: none, those that are their task's best on dev when they end, all."""
 UNIT = 64
 """The largest number of runs in a unit: their data and initial weights are in memory at once."""
-_SHARED = ("backbone", "device", "precision", "dropout", "max_length", "doc_stride", *SOURCE)
+_SHARED = ("backbone", "device", "precision", "dropout", "max_length", "doc_stride", "long", "max_windows", *SOURCE)
 """The options that all runs of a unit have in common."""
 
 Unit = tuple[Config, ...]

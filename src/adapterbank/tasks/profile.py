@@ -16,6 +16,8 @@ from adapterbank.tasks.compound import has_columns, with_label, with_texts
 from adapterbank.tasks.spec import Task
 from adapterbank.tasks.tables import Table
 
+LONG_SHARE, LOST_SHARE = 0.1, 0.25
+"""Training reads texts in windows if so many of them would lose more than so much of their tokens."""
 PERCENTILES = (5, 25, 50, 75, 95, 99, 100)
 
 
@@ -34,6 +36,11 @@ def profile(
         "shared": _shared(texts),
         "warnings": unknown_labels(task, tables),
     }
+
+
+def lose_much(lengths: Sequence[int], max_length: int) -> int:
+    """Return how many texts would lose more than a quarter of their tokens at a limit."""
+    return sum(length * (1 - LOST_SHARE) > max_length for length in lengths)
 
 
 def _resolved(task: Task, table: Table) -> Table:
@@ -72,6 +79,8 @@ def _split(
         values = numpy.percentile(lengths, PERCENTILES, method="inverted_cdf")
         found["tokens"] = {f"p{place}": int(value) for place, value in zip(PERCENTILES, values, strict=True)}
         found["longer"] = sum(length > max_length for length in lengths)
+        many = lose_much(lengths, max_length) >= LONG_SHARE * len(lengths)
+        found["windows"] = found["longer"] > 0 and (many or KINDS[task.kind].windows)
     return found | _targets(task, table)
 
 

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from adapterbank.config import Config
 from adapterbank.encoder.backbone import Backbone
+from adapterbank.encoder.tokenizer import token_counts
 from adapterbank.errors import ConfigError, DataError
 from adapterbank.inference.predictions import decide
-from adapterbank.inference.rows import Rows, make_rows
+from adapterbank.inference.rows import MEAN, WEIGHTS, Rows, make_rows
 from adapterbank.kinds import scoring
 from adapterbank.kinds.table import KINDS
 from adapterbank.methods import find_method
@@ -30,11 +31,15 @@ from adapterbank.runtime import find_device, find_dtype
 from adapterbank.slots import tensors
 from adapterbank.slots.plan import Head, Plan, make_plan, trained
 from adapterbank.storage import records
+from adapterbank.tasks.profile import LONG_SHARE, lose_much
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.training.dataset import Dataset, DatasetReader
 from adapterbank.training.job import TrainingJob
 from adapterbank.training.optimizer import AdamSettings
 from adapterbank.training.pairs import count_steps
+
+_COUNTED = 1000
+"""Of many long texts, so many are tokenised to find whether they should be read in windows."""
 
 
 class UnloadedEncoder(NamedTuple):
@@ -57,6 +62,13 @@ class ResolvedRun:
     """The config of the record: every option, the backbone's sha256 and the data's fingerprints."""
     device: torch.device
     dtype: torch.dtype
+
+    @property
+    def windows(self) -> int:
+        """The most windows of a text, as `make_rows` takes it."""
+        if KINDS[self.data.task.kind].windows:
+            return int(self.config.long == "cut")
+        return self.config.max_windows if self.config.long == "windows" else 0
 
     @cached_property
     def hash(self) -> str:
@@ -89,6 +101,7 @@ class RunBuilder:
         """Create a builder; it calls `stage` with the progress of tokenising: what, how much is done, of how much."""
         self.backbone, self._stage, self._reader = backbone, stage, reader or DatasetReader()
         self._rows: dict[tuple[Any, ...], tuple[Any, Rows]] = {}
+        self._are_long: dict[tuple[int, int], tuple[Examples, bool]] = {}
 
     def read(self, config: Config) -> Dataset:
         """Read a run's data, once for all runs that use it."""
@@ -99,6 +112,7 @@ class RunBuilder:
         if not find_method(config.method).slot:
             raise ConfigError([f"method is {config.method!r}, which trains no slot; run it on its own with train."])
         data = self.read(config)
+        config = self._with_windows(config, data)
         plan = make_run_plan(config, self.backbone, data)
         device = find_device(config.device)
         dtype = find_dtype(config.precision, device)
@@ -109,7 +123,7 @@ class RunBuilder:
         began = time.perf_counter()
         config, data = resolved.config, resolved.data
         notes = list(data.notes)
-        rows = {name: self._tokenised(config, data, name) for name in data.splits}
+        rows = {name: self._tokenised(resolved, name) for name in data.splits}
         _note_lengths(config, rows["train"], len(data.splits["train"]), notes.append)
         if data.few:
             notes.append(_few_labels_note(resolved, rows))
@@ -119,10 +133,21 @@ class RunBuilder:
         scored = {name: split for name, split in rows.items() if name != "train"}
         return PreparedRun(resolved, job, scored, notes, time.perf_counter() - began)
 
-    def _tokenised(self, config: Config, data: Dataset, split: str) -> Rows:
+    def _with_windows(self, config: Config, data: Dataset) -> Config:
+        """Return the config with `windows` for long texts, if it leaves the choice and many of them are long."""
+        examples, limit = data.splits["train"], config.max_length
+        if config.long != "auto" or KINDS[data.task.kind].windows:
+            return config
+        key = (id(examples), limit)
+        if key not in self._are_long:
+            self._are_long[key] = examples, are_long(self.backbone, examples, limit)
+        return replace(config, long="windows") if self._are_long[key][1] else config
+
+    def _tokenised(self, resolved: ResolvedRun, split: str) -> Rows:
         """Return a split's rows; only training rows have targets."""
+        config, data, weighs = resolved.config, resolved.data, resolved.plan.head.weighs
         examples = data.splits[split]
-        key = (id(examples), split == "train", config.max_length, config.doc_stride)
+        key = (id(examples), split == "train", config.max_length, config.doc_stride, resolved.windows, weighs)
         if key not in self._rows:
             rows = make_rows(
                 self.backbone,
@@ -130,6 +155,8 @@ class RunBuilder:
                 kind=data.task.kind,
                 max_length=config.max_length,
                 stride=config.doc_stride,
+                windows=resolved.windows,
+                pooling=WEIGHTS if weighs else MEAN,
                 keep=True,
                 watch=lambda done, total: self._stage(f"tokenising {split}", done, total),
             )
@@ -160,13 +187,31 @@ def make_run_plan(config: Config, backbone: Backbone, data: Dataset) -> Plan:
         head = replace(head, shift=shift, scale=scale)
     encoder = backbone.config
     plan = make_plan(config.method_options(), depth=encoder.layers, head=head, shared_layers=encoder.shared_layers)
-    return replace(plan, head=replace(head, unit=True)) if _is_fitted(config, plan, data) else plan
+    fitted = _is_fitted(config, plan, data)
+    if config.window_pooling != MEAN and fitted:
+        mistake = f"window_pooling is {config.window_pooling!r}, but a fitted head cannot weigh windows; leave it out"
+        raise ConfigError([f"{mistake}{', or use --few never' if data.few else ''}."])
+    weighs = config.window_pooling == WEIGHTS and config.long == "windows" and not kind.windows
+    return replace(plan, head=replace(head, unit=fitted, weighs=weighs))
 
 
 def _is_fitted(config: Config, plan: Plan, data: Dataset) -> bool:
     """Return whether a run's head is fitted: with few labels, and where nothing but a linear classifier trains."""
     linear = KINDS[data.task.kind].single_label and not config.head_hidden
     return data.few or (plan.only_head and linear)
+
+
+def are_long(backbone: Backbone, examples: Examples, limit: int) -> bool:
+    """Return whether so many texts would lose so much at a limit that they should be read in windows."""
+    sizes = [len(text) for text in examples.texts]
+    if examples.pairs is not None:
+        sizes = [one + len(two) for one, two in zip(sizes, examples.pairs, strict=True)]
+    rows = [row for row, size in enumerate(sizes) if size > limit]  # a token has a character or more
+    if len(rows) < LONG_SHARE * len(sizes):
+        return False
+    some = examples.select(rows[:: -(-len(rows) // _COUNTED)])
+    counts = token_counts(backbone.tokenizer, some.texts, some.pairs)
+    return lose_much(counts, limit) / len(counts) * len(rows) >= LONG_SHARE * len(sizes)
 
 
 def initial_tensors(plan: Plan, backbone: Backbone, *, sigma: float, seed: int) -> dict[str, Tensor]:
@@ -215,14 +260,27 @@ def _collapse_check(
 
 
 def _note_lengths(config: Config, rows: Rows, examples: int, note: Callable[[str], None]) -> None:
-    if rows.cut:
-        note(f"{rows.cut} of {examples} training texts are longer than max_length {config.max_length} and are cut.")
+    if rows.cut and not rows.pooling:
+        ways = "; --long windows reads them whole" if rows.owners is None else ""
+        note(
+            f"{rows.cut} of {examples} training texts are longer than max_length {config.max_length} and are cut{ways}."
+        )
     if rows.unreachable:
         note(
             f"{rows.unreachable} training rows are left out: their answer fits no window of {config.max_length} tokens."
         )
     longer = sum(len(windows) > 1 for windows in rows.by_example(examples)) if rows.owners is not None else 0
-    if longer:
+    if longer and rows.pooling:
+        note(
+            f"{longer} of {examples} training texts are longer than max_length {config.max_length} and are read in "
+            f"windows: {len(rows)} rows in all, so that training takes longer; --long cut reads only their beginning."
+        )
+        if rows.cut:
+            note(
+                f"{rows.cut} of them are longer than {config.max_windows} windows, of which parts are left out "
+                f"(--max-windows, --max-length)."
+            )
+    elif longer:
         note(
             f"{longer} of {examples} training documents are longer than {config.max_length} tokens with their "
             f"question and are cut into overlapping windows: {len(rows)} rows in all."
@@ -234,12 +292,12 @@ def _class_weights(config: Config, task: Task, rows: Rows) -> tuple[float, ...] 
     if config.class_weights == "none":
         return None
     counts = Counter(rows.targets or [])
-    return tuple(len(rows) / (len(task.labels) * counts[i]) if counts[i] else 0.0 for i in range(len(task.labels)))
+    return tuple(rows.units / (len(task.labels) * counts[i]) if counts[i] else 0.0 for i in range(len(task.labels)))
 
 
 def _few_labels_note(resolved: ResolvedRun, rows: Mapping[str, Rows]) -> str:
     """Return what the recipe for few labels does, in place of the usual one."""
-    count, what = len(rows["train"]), "the head is fitted by logistic regression"
+    count, what = rows["train"].units, "the head is fitted by logistic regression"
     if not resolved.plan.only_head:
         steps = count_steps(count, resolved.config.batch)
         what = f"{steps} steps train on pairs of rows, then {what}"

@@ -114,7 +114,8 @@ def has_few_labels(config: Config, data: Dataset) -> bool:
         raise ConfigError([f"few is 'always', but {problems[0]}, for which there is no such recipe; leave it out."])
     if problems or config.few == "never":
         return False
-    if not wanted and (config.patience or config.epochs != METHODS[config.method].defaults["epochs"].value):
+    own = config.patience or config.window_pooling != "mean"
+    if not wanted and (own or config.epochs != METHODS[config.method].defaults["epochs"].value):
         return False  # the user has a recipe of his own
     rows = data.splits["train"]
     share = min(1.0, config.limit / len(rows)) if config.limit else 1.0

@@ -6,6 +6,7 @@ Knows no schedule and no epochs; the training loop chooses the rows. The alterna
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from adapterbank.training.optimizer import StackedAdam
 from adapterbank.training.step_input import StepContext, StepInput
 
 MicroBatch = list[tuple[int, np.ndarray]]
-"""A micro-batch: indices of inputs, and for each the indices of rows within its batch."""
+"""A micro-batch: indices of inputs, and for each the places of units within its step."""
 
 
 class EagerStep:
@@ -58,8 +59,8 @@ class EagerStep:
         leaves = adam.leaves()
         for part in self._parts(inputs):
             losses = self._losses(stacks, inputs, part)
-            shares = np.concatenate([inputs[k].weights[places] for k, places in part])
-            sizes = [len(places) for _, places in part]
+            shares = np.concatenate([inputs[k].weights[units] for k, units in part])
+            sizes = [len(units) for _, units in part]
             scaled = (torch.cat(losses) * torch.from_numpy(shares.astype(np.float32)).to(totals.device)).split(sizes)
             each = torch.stack([part_losses.sum() for part_losses in scaled])
             adam.add_gradients(torch.autograd.grad(each.sum(), leaves, allow_unused=True))
@@ -67,11 +68,15 @@ class EagerStep:
         return totals
 
     def _losses(self, stacks: Stacks, inputs: Sequence[StepInput], part: MicroBatch) -> list[Tensor]:
-        """Run one part; return the loss of each row, for each input in the part."""
-        rows = [(inputs[k], place) for k, places in part for place in places]
+        """Run one part; return the loss of each unit, for each input in the part."""
+        places_of = [inputs[k].places(units) for k, units in part]
+        rows = [(inputs[k], place) for (k, _), places in zip(part, places_of, strict=True) for place in places]
         batch = pack([run.rows.tokens[run.batch[place]] for run, place in rows], stacks.device)
         route = Route(stacks, segments([(run.slot, run.length(place)) for run, place in rows]))
-        keys = [row_keys(inputs[k].seed, inputs[k].step, torch.from_numpy(places)) for k, places in part]
+        keys = [
+            row_keys(inputs[k].seed, inputs[k].step, torch.from_numpy(places))
+            for (k, _), places in zip(part, places_of, strict=True)
+        ]
         drop = Dropout(
             torch.cat(keys).to(batch.rows.device),
             batch.rows,
@@ -83,12 +88,16 @@ class EagerStep:
             self._context.config, route, batch, drop, self._context.first, self._prefix(inputs, part, batch)
         )
         losses, at = [], 0
-        for (k, places), out in zip(part, heads.outputs(hidden, batch, route, drop), strict=True):
+        by_input = heads.outputs(hidden, batch, route, drop)
+        for (k, units), places, out in zip(part, places_of, by_input, strict=True):
             run, span = inputs[k], slice(at, at + len(places))
             at = span.stop
             head, kind = run.plan.head, KINDS[run.plan.head.kind]
             x = pad_sequence(out.split(batch.lengths[span]), batch_first=True) if kind.per_token else out
-            targets = self._on_device(run, stacks.device)[run.batch[places]]
+            if run.rows.pooling:
+                owners = torch.from_numpy(np.searchsorted(units, run.owners[places])).to(x.device)
+                x = heads.pool_windows(x, owners, len(units), weighs=head.weighs)
+            targets = self._on_device(run, stacks.device)[run.units[units]]
             losses.append(kind.loss(x, targets, head, batch.counts[span]))
         return losses
 
@@ -106,47 +115,49 @@ class EagerStep:
         if not first:
             return None
         if len({id(inputs[k].rows) for k, _ in part}) == 1:
-            rows = [int(row) for k, places in part for row in inputs[k].batch[places]]
+            rows = [int(row) for k, units in part for row in inputs[k].batch[inputs[k].places(units)]]
             return prefixes.get(inputs[part[0][0]].rows.tokens, first).rows(rows, batch)
         outputs = []
-        for k, places in part:
+        for k, units in part:
             tokens = inputs[k].rows.tokens
-            rows = [int(row) for row in inputs[k].batch[places]]
+            rows = [int(row) for row in inputs[k].batch[inputs[k].places(units)]]
             run_batch = pack([tokens[row] for row in rows], batch.ids.device)
             outputs.append(prefixes.get(tokens, first).rows(rows, run_batch))
         return torch.cat(outputs)
 
     def _parts(self, inputs: Sequence[StepInput]) -> Iterator[MicroBatch]:
-        """Split the step's rows into parts of at most `limit` padded tokens."""
+        """Split the step's units into parts of at most `limit` padded tokens; the rows of a unit stay together."""
         part: list[tuple[int, list[int]]] = []
         count = longest = 0
         for k, run in enumerate(inputs):
-            for place in range(len(run.batch)):
-                length = run.length(place)
-                full = part and (count + 1) * max(longest, length) > self._limit
+            for unit, (start, stop) in enumerate(pairwise(run.starts.tolist())):
+                rows, length = stop - start, max(map(run.length, range(start, stop)))
+                full = part and (count + rows) * max(longest, length) > self._limit
                 last = part[-1][0] if part else k
                 if full or (last != k and (run.plan.alone or inputs[last].plan.alone)):
-                    yield [(j, np.array(places)) for j, places in part]
+                    yield [(j, np.array(units)) for j, units in part]
                     part, count, longest = [], 0, 0
                 if not part or part[-1][0] != k:
                     part.append((k, []))
-                part[-1][1].append(place)
-                count, longest = count + 1, max(longest, length)
+                part[-1][1].append(unit)
+                count, longest = count + rows, max(longest, length)
         if part:
-            yield [(j, np.array(places)) for j, places in part]
+            yield [(j, np.array(units)) for j, units in part]
 
     def _halve(self, error: RuntimeError, inputs: Sequence[StepInput]) -> None:
         """Halve the parts after running out of memory; raise any other error, and if one row is too large."""
         signs = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
         if not (isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)):
             raise error
-        longest = max(run.longest for run in inputs)
-        largest = longest * sum(len(run.batch) for run in inputs)
-        if min(self._limit, largest) <= longest:
+        longest, windows = max(run.longest for run in inputs), max(int(np.diff(run.starts).max()) for run in inputs)
+        largest, smallest = longest * sum(len(run.batch) for run in inputs), longest * windows
+        if min(self._limit, largest) <= smallest:
+            what = f"one row of {longest} tokens fits" if windows == 1 else f"the {windows} windows of one text fit"
+            also = "" if windows == 1 else " or --max-windows"
             raise TrainingError(
-                f"Not even one row of {longest} tokens fits into memory; lower --max-length or use a smaller backbone."
+                f"Not even {what} into memory; lower --max-length{also} or use a smaller backbone."
             ) from error
-        self._limit = max(longest, min(self._limit, largest) // 2)
+        self._limit = max(smallest, min(self._limit, largest) // 2)
 
 
 def token_limit(config: EncoderConfig, device: torch.device) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -37,19 +38,19 @@ def train_fitted(
 
     try:
         if job.dev is rows or job.plan.only_head:
-            vectors = slot.vectors(rows.tokens)
+            vectors = _of_texts(slot, rows)
         if job.dev is rows:
             state.held_out = _held_out(vectors, job)
         if not job.plan.only_head:
             state.step = _train_pairs(slot, job, told)
-            vectors = slot.vectors(rows.tokens)
+            vectors = _of_texts(slot, rows)
         _fit(slot, vectors, job, state)
     except TrainingError as error:
         state.failure = str(error)
         return state
     for epoch in state.history:
         epoch |= {"loss": losses[-1], "seconds": (time.perf_counter() - began) / len(state.history)}
-    state.about = {"fitted": {"steps": state.step, "strength": state.about["strength"], "rows": len(rows)}}
+    state.about = {"fitted": {"steps": state.step, "strength": state.about["strength"], "rows": rows.units}}
     steps = max(1, state.step)
     watch(Progress(number, 1, 1, steps, steps, losses[-1], 0.0, state.best_score))
     return state
@@ -59,18 +60,26 @@ def _classes(rows: Rows) -> list[int]:
     return list(rows.targets or [])
 
 
+def _of_texts(slot: SlotEncoder, rows: Rows) -> np.ndarray:
+    """Return the vector of each text, the mean of its windows'."""
+    return rows.pool(slot.vectors(rows.tokens))
+
+
 def _held_out(vectors: np.ndarray, job: TrainingJob) -> list[np.ndarray]:
-    """Return the outputs for each row of a head on the encoder as it is, fitted to other rows."""
+    """Return the outputs for each row of a head on the encoder as it is, fitted to other texts."""
     rows, balanced = job.train, job.class_weights is not None
-    outputs, keys = job.plan.head.outputs, [(row.ids.tobytes(), row.types.tobytes()) for row in rows.tokens]
-    return list(logistic.held_out(vectors, _classes(rows), outputs, seed=job.seed, balanced=balanced, keys=keys))
+    tokens = [(row.ids.tobytes(), row.types.tobytes()) for row in rows.tokens]
+    outputs, keys = job.plan.head.outputs, [tuple(tokens[a:b]) for a, b in pairwise(rows.starts)]
+    found = logistic.held_out(vectors, _classes(rows), outputs, seed=job.seed, balanced=balanced, keys=keys)
+    return list(np.repeat(found, np.diff(rows.starts), axis=0))
 
 
 def _train_pairs(slot: SlotEncoder, job: TrainingJob, told: Callable[[int, int, float], None]) -> int:
     return train_pairs(
         slot,
         job.train.tokens,
-        _classes(job.train),
+        np.repeat(_classes(job.train), np.diff(job.train.starts)).tolist(),
+        texts=np.repeat(np.arange(job.train.units), np.diff(job.train.starts)),
         rate=job.rate,
         batch=job.batch,
         warmup=job.warmup,

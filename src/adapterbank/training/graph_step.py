@@ -35,8 +35,11 @@ class DeviceRows:
 
     tokens: TokenStore
     targets: Tensor
-    first: Mapping[int, int]
-    """Index of the first row of each set of rows, by `id`."""
+    first: Mapping[int, tuple[int, int]]
+    """Index of the first row and of the first unit of each set of rows, by `id`."""
+    pooling: str
+    """How the outputs of a unit's windows become one, the same for all sets."""
+    most_windows: int
 
     @classmethod
     def of(cls, sets: Sequence[Rows], head: Head, device: torch.device) -> DeviceRows:
@@ -44,13 +47,17 @@ class DeviceRows:
         once = {id(rows): rows for rows in sets}
         tokens = [row for rows in once.values() for row in rows.tokens]
         targets = KINDS[head.kind].targets([target for rows in once.values() for target in rows.targets or []], head)
-        starts = np.cumsum([0, *(len(rows) for rows in once.values())])
-        first = dict(zip(once, (int(start) for start in starts), strict=False))
-        return cls(TokenStore.of(tokens, device), targets.to(device), first)
+        starts = np.cumsum([(0, 0), *((len(rows), rows.units) for rows in once.values())], axis=0)
+        first = dict(zip(once, ((int(row), int(unit)) for row, unit in starts), strict=False))
+        most = max(rows.most_windows if rows.pooling else 1 for rows in sets)
+        return cls(TokenStore.of(tokens, device), targets.to(device), first, sets[0].pooling, most)
 
 
 class GraphStep:
-    """The steps of several runs at once, `batch` rows each, as programs: one for each length rows are filled up to."""
+    """The steps of several runs at once, `batch` units each, as programs: one for each length rows are filled up to.
+
+    Where windows are pooled, also one for each number of rows, a multiple of `batch`.
+    """
 
     def __init__(
         self,
@@ -71,13 +78,14 @@ class GraphStep:
         self._leaves = adam.leaves()
         self.places = max(len(block.owners) for block in stacks.blocks)
         device = stacks.device
-        self._whole = torch.zeros(self.places * (batch + 2), dtype=torch.int64, device=device)
+        numbers = self.places * (batch * (1 + 2 * data.most_windows) + 2)
+        self._whole = torch.zeros(numbers, dtype=torch.int64, device=device)
         self._real = torch.zeros(self.places * batch + (self.places + 1) * 7, device=device)
         self._losses = torch.zeros(self.places, device=device)
         self._fused = fused_attention(context.config, device)
         # Without the kernel, attention's softmax and its dropout are compiled too.
         self._layer_fns = compiled_layer_fns(partial(programs.compiled, looped_reductions=self._fused is None))
-        self._steps: dict[int, Callable[[], None]] = {}
+        self._steps: dict[tuple[int, int], Callable[[], None]] = {}
         adam.update = programs.compiled(
             adam.update, lambda *rows: [(row, i) for row in rows[:4] for i in (0, 1)] + [(rows[4], 0)]
         )
@@ -85,24 +93,36 @@ class GraphStep:
     def step(self, inputs: Sequence[StepInput], table: np.ndarray) -> Tensor:
         """Take one step for some runs; return the loss of each place, on the device."""
         longest = padded_length(max(run.longest for run in inputs), self._context.config.max_length)
-        count = self.places * self._batch
-        # Places without a run repeat a row that fits into this step's length, with weight 0.
-        rows = np.full(count, inputs[0].batch[0] + self._data.first[id(inputs[0].rows)])
-        weights, clocks = np.zeros(count, np.float32), np.zeros((self.places, 2), np.int64)
-        for run in inputs:
-            place = self.place(run.slot)
-            own = slice(place * self._batch, place * self._batch + len(run.batch))
-            rows[own], weights[own] = run.batch + self._data.first[id(run.rows)], run.weights
-            clocks[place] = run.seed & 0x7FFFFFFF, run.step & 0x7FFFFFFF
-        self._send(self._whole, np.concatenate([rows, clocks.ravel()]))
-        if longest not in self._steps:
+        width = self._batch * -(-max(len(run.batch) for run in inputs) // self._batch)
+        numbers, weights = self._numbers(inputs, width)
+        self._send(self._whole[: len(numbers)], numbers)
+        if (longest, width) not in self._steps:
             still = table.copy()
             still[:, 0] = still[:, 1] = 0.0  # no weight changes during warm-up and capture
             self._send(self._real, np.concatenate([weights, still.ravel()]))
-            self._steps[longest] = self._programs.capture(lambda: self._body(longest))
+            self._steps[longest, width] = self._programs.capture(lambda: self._body(longest, width))
         self._send(self._real, np.concatenate([weights, table.ravel()]))
-        self._steps[longest]()
+        self._steps[longest, width]()
         return self._losses.clone()
+
+    def _numbers(self, inputs: Sequence[StepInput], width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the row numbers, units, owners and clocks of a step of `width` rows a place, and the units' weights.
+
+        Places without a row repeat one that fits into this step's length; those without a unit have weight 0.
+        """
+        first_row, first_unit = self._data.first[id(inputs[0].rows)]
+        rows = np.full((self.places, width), inputs[0].batch[0] + first_row)
+        units = np.full((self.places, self._batch), inputs[0].units[0] + first_unit)
+        owners = np.full((self.places, width), self._batch)  # no unit
+        weights, clocks = np.zeros((self.places, self._batch), np.float32), np.zeros((self.places, 2), np.int64)
+        for run in inputs:
+            place, (first_row, first_unit) = self.place(run.slot), self._data.first[id(run.rows)]
+            rows[place, : len(run.batch)] = run.batch + first_row
+            units[place, : len(run.units)] = run.units + first_unit
+            owners[place, : len(run.batch)] = run.owners
+            weights[place, : len(run.units)] = run.weights
+            clocks[place] = run.seed & 0x7FFFFFFF, run.step & 0x7FFFFFFF
+        return np.concatenate([one.ravel() for one in (clocks, units, rows, owners)]), weights.ravel()
 
     def place(self, slot: int) -> int:
         """Return a slot's row in the blocks, which is also the index of its loss."""
@@ -113,13 +133,14 @@ class GraphStep:
         host = torch.from_numpy(numbers.astype(np.float32) if into.is_floating_point() else numbers)
         into.copy_(host.pin_memory() if into.is_cuda else host, non_blocking=True)
 
-    def _body(self, longest: int) -> None:
+    def _body(self, longest: int, width: int) -> None:
         """Run one step on the tensors that `step` has filled."""
-        count, rates = self.places * self._batch, self._context.rates
-        rows, clocks = self._whole[:count], self._whole[count:].view(self.places, 2)
-        weights, table = self._real[:count], self._real[count:].view(self.places + 1, 7)
+        places, count, rates = self.places, self.places * self._batch, self._context.rates
+        sizes = (2 * places, count, places * width, places * width)
+        clocks, units, rows, owners = self._whole[: sum(sizes)].split(sizes)
+        weights, table = self._real[:count], self._real[count:].view(places + 1, 7)
         batch, where = self._data.tokens.batch(rows, longest, self._fused)
-        keys = step_keys(clocks, torch.arange(self._batch, device=rows.device))
+        keys = step_keys(clocks.view(places, 2), torch.arange(width, device=rows.device))
         drop = Dropout(keys, batch.rows, batch.positions, rate=rates[0], attention_rate=rates[1])
         prefix = None
         if self._prefix is not None and self._prefix.store is not None:
@@ -128,11 +149,15 @@ class GraphStep:
         hidden = forward(self._context.config, route, batch, drop, self._context.first, prefix, self._layer_fns)
         head = self._plan.head
         x = heads.reads(hidden, batch, head, route.linear, drop)
-        x = heads.apply(x.view(self.places, -1, x.shape[-1]).squeeze(0), head, route.own)
+        x = heads.apply(x.view(places, -1, x.shape[-1]).squeeze(0), head, route.own)
+        if self._data.pooling:
+            x = heads.pool_windows(
+                x.view(places, width, -1), owners.view(places, width), self._batch, weighs=head.weighs
+            )
         kind = KINDS[head.kind]
-        x = x.view(count, longest, -1) if kind.per_token else x.view(count, -1)
-        losses = kind.loss(x, self._data.targets[rows], head, batch.counts)
-        by_place = torch.where(weights > 0, losses * weights, 0.0).view(self.places, -1).sum(1)
+        x = x.view(count, longest, -1) if kind.per_token else x.reshape(count, -1)
+        losses = kind.loss(x, self._data.targets[units], head, batch.counts)
+        by_place = torch.where(weights > 0, losses * weights, 0.0).view(places, -1).sum(1)
         self._adam.zero_grad()
         self._adam.add_gradients(torch.autograd.grad(by_place.sum(), self._leaves, allow_unused=True))
         self._adam.apply(table)

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from adapterbank.inference.rows import Rows, epoch_order
+from adapterbank.kinds.table import KINDS
 from adapterbank.slots.plan import Plan
 from adapterbank.training.optimizer import AdamSettings, Schedule
 from adapterbank.training.step_input import StepInput
@@ -96,8 +97,10 @@ class ActiveRun:
     def __init__(self, number: int, job: TrainingJob, state: RunState) -> None:
         self.number, self.job, self.state = number, job, state
         self.slot = -1  # until it is admitted
-        self.lengths = [len(row) for row in job.train.tokens]
-        self.per_epoch = -(-len(job.train) // job.batch)
+        sizes = np.array([len(row) for row in job.train.tokens])
+        self.longest = int(sizes.max(initial=0))
+        self.lengths: list[int] = np.add.reduceat(sizes, job.train.starts[:-1]).tolist()
+        self.per_epoch = -(-job.train.units // job.batch)
         self.losses: list[float] = []
         self.began = time.perf_counter()
         self.order: list[np.ndarray] = []
@@ -120,20 +123,24 @@ class ActiveRun:
         return bool(self.state.failure) or stopped or self.state.epoch >= self.job.epochs
 
     def next_batch(self) -> np.ndarray:
-        """Return the indices of the rows of the next step."""
+        """Return the indices of the units of the next step."""
         if not self.order:
             self.order = epoch_order(self.lengths, self.job.batch, seed=self.job.seed, epoch=self.state.epoch)
             self.losses, self.began = [], time.perf_counter()
         return self.order[self.state.step % self.per_epoch]
 
     def weigh(self, batch: np.ndarray) -> np.ndarray:
-        """Return the weight of each row of a batch in its loss; they sum to 1."""
-        job = self.job
-        if job.class_weights is None:
+        """Return the weight of each unit of a batch in its loss; they sum to 1."""
+        job, weight = self.job, KINDS[self.job.plan.head.kind].weight
+        if job.class_weights is None and weight is None:
             return np.full(len(batch), 1 / len(batch))
-        assert job.train.targets is not None
-        weights = np.array([job.class_weights[job.train.targets[row]] for row in batch])
-        return np.asarray(weights / weights.sum())
+        targets = [(job.train.targets or [])[unit] for unit in batch]
+        if job.class_weights is None:
+            assert weight is not None
+            weights = np.array([weight(target) for target in targets])
+        else:
+            weights = np.array([job.class_weights[target] for target in targets])
+        return np.asarray(weights / weights.sum()) if weights.any() else np.full(len(batch), 1 / len(batch))
 
     def step_input(self, batch: np.ndarray) -> StepInput:
         """Return the step input for a batch of this run."""
@@ -142,7 +149,7 @@ class ActiveRun:
 
     def progress(self, score: float | None = None) -> Progress:
         """Return the run's progress, with the epoch's score if an epoch has just ended."""
-        seen = min(len(self.losses) * self.job.batch, len(self.job.train))
+        seen = min(len(self.losses) * self.job.batch, self.job.train.units)
         speed = seen / max(1e-9, time.perf_counter() - self.began)
         loss = float(np.mean(self.losses[-50:]))
         steps = self.per_epoch * self.job.epochs

@@ -100,6 +100,6 @@ def group_jobs(
         first = first_trained_layer(job.initial, config.layers)
         key: tuple[Any, ...] = (first, job.plan.alone)
         if runs_graphs(device):
-            key += (step_form(job.plan), job.batch, id(job.train) if first else 0)
+            key += (step_form(job.plan), job.batch, job.train.pooling, id(job.train) if first else 0)
         groups.setdefault(key, []).append(i)
     return groups

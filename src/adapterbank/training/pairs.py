@@ -100,20 +100,24 @@ def train_pairs(
     tokens: Sequence[Tokens],
     classes: Sequence[int],
     *,
+    texts: np.ndarray,
     rate: float,
     batch: int,
     warmup: float,
     seed: int,
     watch: Callable[[int, int, float], None],
 ) -> int:
-    """Train a slot on pairs of its rows; return the number of steps. `watch` gets steps done, all steps, the loss."""
-    steps, targets = count_steps(len(tokens), batch), np.asarray(classes)
+    """Train a slot on pairs of its rows; return the number of steps. `watch` gets steps done, all steps, the loss.
+
+    `texts` has the text of each row: windows of one text are no pair.
+    """
+    steps, targets = count_steps(len(set(texts.tolist())), batch), np.asarray(classes)
     loss_of = pair_loss if len(set(classes)) <= _together(batch) else contrastive_loss
     schedule, limit = Schedule(rate, steps, warmup), token_limit(slot.encoder.config, slot.stacks.device)
     for step, rows in zip(range(steps), batches(classes, batch, seed), strict=False):
         slot.adam.zero_grad()
         keys = row_keys(seed, step, torch.arange(len(rows)))
-        loss = _gradients(slot, [tokens[row] for row in rows], keys, rows, targets[rows], limit, loss_of)
+        loss = _gradients(slot, [tokens[row] for row in rows], keys, texts[rows], targets[rows], limit, loss_of)
         if not np.isfinite(loss):
             raise TrainingError(
                 f"At step {step + 1} the loss became {loss}. The learning rate {rate:g} is probably too high: "

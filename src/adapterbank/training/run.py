@@ -292,7 +292,7 @@ def _finish(
     began, resolved = time.perf_counter(), prepared.resolved
     config, data, task = resolved.config, resolved.data, resolved.data.task
     best = {name: tensor.numpy() for name, tensor in state.tensors["best"].items()}
-    engine.put(config.task, task, resolved.plan, best, config.max_length, config.doc_stride)
+    engine.put(config.task, task, resolved.plan, best, config.max_length, config.doc_stride, resolved.windows)
     outputs = {
         name: HeadOutputs(task, data.splits[name], rows, engine.outputs(rows.tokens, [config.task] * len(rows)))
         for name, rows in prepared.rows.items()
@@ -330,7 +330,7 @@ def _finish(
         "history": state.history,
         "created": manifest.created,
         "seconds": prepared.seconds + training + time.perf_counter() - began,
-        "examples_per_second": len(prepared.job.train) * len(state.history) / max(training, 1e-9),
+        "examples_per_second": prepared.job.train.units * len(state.history) / max(training, 1e-9),
         "stamp": stamp(resolved.device, resolved.dtype),
         **state.about,
         **({"restarts": state.restarts} if state.restarts else {}),
@@ -371,7 +371,8 @@ def _draft(
         task=task.to_json(),
         method=resolved.plan.to_json(),
         backbone=backbone.reference,
-        recipe={name: getattr(config, name) for name in recipe if not (prepared.job.fitted and name in _OF_EPOCHS)},
+        recipe={name: getattr(config, name) for name in recipe if not (prepared.job.fitted and name in _OF_EPOCHS)}
+        | ({"windows": resolved.windows} if resolved.windows else {}),
         seed=config.seed,
         data=data.about(),
         metrics={name: {k: v for k, v in s.items() if isinstance(v, int | float)} for name, s in scores.items()},

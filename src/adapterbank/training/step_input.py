@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -38,12 +39,36 @@ class StepInput:
     plan: Plan
     rows: Rows
     """All rows that the run trains on."""
-    batch: np.ndarray
-    """The indices of the rows of this step."""
+    units: np.ndarray
+    """The indices of the units of this step, each with one target: rows, or texts whose windows are pooled."""
     weights: np.ndarray
-    """The weight of each row's loss; they sum to 1."""
+    """The weight of each unit's loss; they sum to 1."""
     seed: int
     step: int
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """The place in `batch` of the first row of each unit, and the number of places."""
+        starts = self.rows.starts
+        return np.concatenate([[0], np.cumsum(starts[self.units + 1] - starts[self.units])])
+
+    @cached_property
+    def batch(self) -> np.ndarray:
+        """The indices of the rows of this step, those of each unit together."""
+        if not self.rows.pooling:
+            return self.units
+        return np.concatenate([np.arange(*self.rows.starts[[unit, unit + 1]]) for unit in self.units])
+
+    @cached_property
+    def owners(self) -> np.ndarray:
+        """The place in `units` of each row."""
+        return np.repeat(np.arange(len(self.units)), np.diff(self.starts))
+
+    def places(self, units: np.ndarray) -> np.ndarray:
+        """Return the places in `batch` of the rows of some units, given by their places."""
+        if not self.rows.pooling:
+            return units
+        return np.concatenate([np.arange(*self.starts[[unit, unit + 1]]) for unit in units])
 
     def length(self, place: int) -> int:
         """Return the number of tokens of a row of the batch."""

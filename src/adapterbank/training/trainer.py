@@ -65,7 +65,9 @@ class Trainer:
             return
         steps = sum(run.per_epoch * run.job.epochs - run.state.step for run in waiting)
         longest = self.context.config.max_length
-        largest = max(run.job.batch * padded_length(max(run.lengths), longest) for run in waiting)
+        largest = max(
+            run.job.batch * run.job.train.most_windows * padded_length(run.longest, longest) for run in waiting
+        )
         if steps < STEPS_WORTH_A_GRAPH * self.places or largest > self.limit:
             return
         self.places = min(self.places, self.limit // largest, LARGEST)

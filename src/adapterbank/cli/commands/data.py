@@ -146,7 +146,12 @@ def _print(found: dict[str, Any]) -> None:
         rows.append([name, *counts, *tokens, f"{one.get('longer', 0):,}"])
     places = ["5 %", "25 %", "50 %", "75 %", "95 %", "99 %", "longest"]
     print_table(["split", "rows", "empty", "repeated", *places, f"over {limit}"], rows)
-    print_text(f"tokens counted by {found['backbone']}\n")
+    print_text(f"tokens counted by {found['backbone']}")
+    train = found["splits"].get("train", {})
+    if train.get("longer"):
+        what = "read in windows" if train["windows"] else "cut (--long windows reads them whole)"
+        print_text(f"texts over {limit} tokens are {what}")
+    print_text("")
     _print_labels(found)
     for one in found["shared"]:
         print_text(f"{one['of']} rows that also occur in {one['in']}: {one['rows']:,}")

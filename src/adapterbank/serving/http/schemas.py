@@ -98,6 +98,7 @@ class Predicted(_Extensible):
     null_odds: float | None = None
     best: list[dict[str, Any]] | None = None
     truncated: bool | None = None
+    windows: int | None = None
     explanation: dict[str, Any] | None = None
 
 

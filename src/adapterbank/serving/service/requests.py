@@ -15,7 +15,6 @@ from adapterbank.errors import AdapterbankError, BankError, InputError, PackageD
 from adapterbank.inference.engine import Engine, Prepared
 from adapterbank.inference.explain import Explainer, check_explainable, explained_json
 from adapterbank.inference.predictions import check_abstain
-from adapterbank.kinds.table import KINDS
 from adapterbank.serving.heartbeat import BOUND
 from adapterbank.serving.service.protocol import FAILED, REQUEST, Ask, Refusal
 from adapterbank.serving.service.registry import ServedTask
@@ -144,7 +143,7 @@ def check_ask(pending: PendingRequest) -> None:
 def estimate_tokens(pending: PendingRequest) -> int:
     """Estimate the tokens of a request without tokenising it."""
     about = pending.served.handle.about
-    longest = 1 << 30 if KINDS[about.task.kind].windows else about.max_length
+    longest = 1 << 30 if about.in_windows else about.max_length
     lengths = [len(text) for text in pending.ask.texts]
     if pending.ask.pairs is not None:
         lengths = [a + len(b) for a, b in zip(lengths, pending.ask.pairs, strict=True)]
