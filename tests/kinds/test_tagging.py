@@ -307,7 +307,11 @@ def test_it_is_served_with_texts_and_with_words(bank, bert):
         rows = [{"task": "things", "text": words}, {"task": "kinds", "text": " ".join(words)}]
         both = client.post("/v1/predict", json={"rows": rows}).json()["predictions"]
         assert [list(one)[2] for one in both] == ["entities", "words"]
-        assert client.post("/v1/tasks/things/predict", json={"texts": [["a", 1]]}).status_code == 422
+        for texts in ([["a", 1]], [["a", ["b"]]], [3]):
+            refused = client.post("/v1/tasks/things/predict", json={"texts": texts}).json()["error"]["message"]
+            assert refused == "texts.0: Input should be a valid string, or for tagging the list of a text's words."
+        (bracketed,) = client.post("/v1/tasks/things/predict", json={"texts": ["['the', 'fox']"]}).json()["predictions"]
+        assert "tags" not in bracketed
 
 
 def test_a_text_given_as_words_is_a_text_to_other_kinds(bank):

@@ -71,10 +71,8 @@ def value_type(values: Sequence[Any]) -> str:
         return "integer"
     if known and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in known):
         return "number"
-    if known and all(
-        isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value) for value in known
-    ):
-        return "words"
+    if any(known) and all(isinstance(value, (list, tuple)) for value in known):
+        return "words" if all(isinstance(one, str) for value in known for one in value) else "text"
     return "text"
 
 
