@@ -168,16 +168,37 @@ def test_ones_own_study_comes_first_and_the_papers_tables_only_with_its_tasks(tm
     folder = write(tmp_path / "own", *own)
     text = report.page(load([folder]), figures.draw_all(load([folder])), [str(folder)])
     headings = re.findall(r'<h2 id="([^"]+)"', text)
-    assert headings == ["study", "curves-and-size", "figures", "reproduce", "every-run"]
+    assert headings == ["study", "own-figures", "figures", "reproduce", "every-run"]
     assert "Table 1" not in text
     assert "Table 2" not in text
     folder = write(tmp_path / "both", *own, *RICH)
     text = report.page(load([folder]), figures.draw_all(load([folder])), [str(folder)])
     headings = re.findall(r'<h2 id="([^"]+)"', text)
-    assert headings == ["study", "curves-and-size", "tables", "figures", "reproduce", "every-run"]
+    assert headings == ["study", "own-figures", "tables", "figures", "reproduce", "every-run"]
     tables_of = re.findall(r'<table id="([^"]+)"', text)
     assert tables_of[:4] == ["scores", "settings", "shared", "cost"]
     assert tables_of.index("cost") < tables_of.index("table1") < tables_of.index("table2")
+
+
+def test_reliability_and_coverage_belong_to_ones_own_study(tmp_path):
+    found = {"dev": measured(8)}
+    folder = write(tmp_path, *(record("tickets", seed=seed, calibration=found) for seed in (0, 1)))
+    text = report.page(load([folder]), figures.draw_all(load([folder])), [str(folder)])
+    assert 'id="reliability"' in text
+    assert 'id="coverage"' in text
+    assert "The paper's" not in text
+
+
+def test_the_sentence_about_few_seeds_and_the_legend_do_not_overlap(tmp_path):
+    found = {"dev": measured(8)}
+    folder = write(
+        tmp_path, *(record("tickets-of-customers-by-urgency", seed=seed, calibration=found) for seed in (0, 1))
+    )
+    for drawing in figures.draw_all(load([folder])):
+        if drawing.figure and drawing.figure.legends and drawing.figure.get_suptitle():
+            drawing.figure.canvas.draw()
+            note = drawing.figure._suptitle.get_window_extent()
+            assert not any(one.get_window_extent().overlaps(note) for one in drawing.figure.legends), drawing.name
 
 
 def test_the_contents_list_every_table_and_figure(folder):

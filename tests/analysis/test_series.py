@@ -132,6 +132,12 @@ def test_between_sizes_with_equally_many_learning_rates_the_usual_one_is_drawn(t
     assert {line["option"] for line in series.rates(load([write(tmp_path, *made)]))} == {64}
 
 
+def test_a_fitted_head_has_no_curves(study):
+    fitted = record("tickets", "feature") | {"fitted": {"steps": 0, "strength": 10.0, "rows": 48}}
+    assert series.curves(study(fitted)) == []
+    assert {line["method"] for line in series.curves(study(fitted, record("tickets", lr=1e-3)))} == {"adapter"}
+
+
 def test_reliability_adds_up_the_rows_of_all_seeds_and_prefers_test(study):
     made = [
         record("mine", seed=0, test=0.5, calibration={"dev": measured(1), "test": measured(9)}),

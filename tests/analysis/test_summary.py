@@ -32,6 +32,20 @@ def test_scores_of_several_seeds_have_students_interval(tmp_path):
     assert not any("chance" in note for note in summary.scores(study).notes)
 
 
+@pytest.mark.parametrize(
+    ("metric", "dev", "shown"),
+    [
+        ("accuracy", (0.8, 0.9), "85.0 [21.5, 100.0]"),
+        ("accuracy", (0.1, 0.2), "15.0 [0.0, 78.5]"),
+        ("matthews", (0.1, 0.2), "15.0 [-48.5, 78.5]"),
+        ("spearman", (-0.8, -0.6), "-70.0 [-100.0, 57.1]"),
+    ],
+)
+def test_an_interval_does_not_leave_the_range_of_its_metric(tmp_path, metric, dev, shown):
+    study = study_of(tmp_path, *(record("tickets", dev=one, metric=metric, seed=k) for k, one in enumerate(dev)))
+    assert by_column(summary.scores(study))[0]["dev"] == shown
+
+
 def test_a_single_run_has_wilsons_interval_if_its_metric_is_a_share_of_rows(tmp_path):
     study = study_of(tmp_path, record("tickets", dev=0.8), record("mood", dev=0.8, metric="f1"))
     mood, tickets = by_column(summary.scores(study))

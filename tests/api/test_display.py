@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from html.parser import HTMLParser
 
 import numpy as np
@@ -107,7 +108,8 @@ def test_a_bank_with_a_damaged_task_shows_the_others_and_says_why(bank, tmp_path
 def test_an_evaluation_shows_scores_and_the_confusion_matrix_and_is_a_dict(bank):
     found = bank.evaluate("s", bank.rows)
     text = shown(found)
-    assert f"{found['accuracy']:.4f}" in text
+    low, high = found["intervals"]["accuracy"]
+    assert re.search(rf"accuracy +{found['accuracy']:.4f} +95 %: {low:.4f} to {high:.4f}", text)
     assert "confusion matrix" in text
     assert found == dict(found)
     assert pickle.loads(pickle.dumps(found)) == found

@@ -122,6 +122,8 @@ def test_all_mistakes_are_reported_together_with_their_blocks():
         ({"task": "mr", "size": []}, "size is an empty list, so there is nothing to run"),
         ({"task": "mr", "seeds": []}, "seed is an empty list, so there is nothing to run"),
         ({"task": "mr", "seed": 3, "seeds": 2}, "seed is 3 and seeds is 2; give one of them"),
+        ({"task": ["mr", "my task"], "train": "t.csv"}, "'my task' cannot be a task name; use 1 to 100 of"),
+        ({"task": "mine@2", "train": "t.csv"}, "'mine@2' cannot be a task name"),
         ({"task": "glue/colla"}, "Did you mean 'glue/cola'"),
         ({"task": "mr", "seeds": 10**9}, "seeds is 1000000000; it must be a number of seeds .at most 100,000"),
         ({"task": "mr", "size": [8] * 1000, "seeds": 1000}, "its lists make 1,000,000 runs"),

@@ -67,6 +67,14 @@ def test_named_columns_take_precedence_over_usual_names() -> None:
     assert find_columns(here, "label", label="text") == Columns(("label",), "text")
 
 
+def test_numbers_are_names_where_a_frame_numbers_its_columns_from_0() -> None:
+    here = table("0", "1", "2")
+    assert find_columns(here, "0", label="2") == Columns(("0",), "2")
+    with pytest.raises(InputError, match=r"no column '3'. Choose with --label from: 0, 1, 2"):
+        find_columns(here, "1", label="3")
+    assert find_columns(table("text", "2019", "2020"), "1", label="3") == Columns(("text",), "2020")
+
+
 def test_a_label_may_be_missing_if_it_is_not_needed() -> None:
     assert find_columns(table("text", "id", "date"), need_label=False) == Columns(("text",), None)
     assert find_columns(table("anything"), need_label=False) == Columns(("anything",), None)

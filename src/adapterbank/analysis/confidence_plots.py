@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from adapterbank.analysis.plotting import LOOKS, floats, make_panels, ordered, split
+from adapterbank.analysis.plotting import LOOKS, floats, make_panels, ordered, split, with_legend
 from adapterbank.analysis.series import Data
 from adapterbank.analysis.titles import task_title
 
@@ -37,5 +37,4 @@ def draw_coverage(data: Data, most: int) -> Figure:
         percent = [[100 * value for value in values] for values in (x, y)]
         axis.plot(*percent, color=colour, marker=marker, label=f"{task_title(task)}, {lines[0]['split']}")
     axis.set(xlabel="rows that are answered (%), the most certain", ylabel="right answers (%)")
-    figure.legend(loc="outside right upper", frameon=False)
-    return figure
+    return with_legend(figure, [axis])

@@ -368,6 +368,7 @@ _FIGURES = (
         "runs of a task with probabilities, by this release",
         "Points: answers of a range of probabilities, larger for more rows. On the dotted line, as many are right as "
         "the probability says; below it, answers are too certain. All seeds of {rule}; test if it was scored.",
+        own=True,
     ),
     _FigureKind(
         "coverage",
@@ -377,6 +378,7 @@ _FIGURES = (
         "runs of a task with probabilities, by this release",
         "The share of right answers among the most certain rows, as predict --abstain would leave them. Of multi-label "
         "tasks, all labels of a row must be right. The mean over seeds of {rule}; test if it was scored.",
+        own=True,
     ),
     _FigureKind(
         "totals",

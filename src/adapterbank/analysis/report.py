@@ -80,7 +80,7 @@ def page(study: RunTable, drawings: Sequence[Drawing], folders: Sequence[str]) -
     own, papers = ([one for one in drawings if one.own is mine] for mine in (True, False))
     parts = [
         _Part("study", "This study", _by_backbone(study, summary.own_tables)),
-        _Part("curves-and-size", "Curves and size", [_figure(one) for one in own if one.figure]),
+        _Part("own-figures", "Curves, confidence and size", [_figure(one) for one in own if one.figure]),
         _Part("tables", "The paper's tables", _by_backbone(study, tables.with_ours)),
         _Part("figures", "The paper's figures", [_figure(one) for one in papers if one.figure]),
     ]

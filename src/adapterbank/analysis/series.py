@@ -80,9 +80,12 @@ def sizes(study: RunTable, *, spans: bool = False) -> Data:
 
 
 def curves(study: RunTable) -> Data:
-    """Return loss and dev score by epoch, of the best setting of each method on each task; means over its seeds."""
+    """Return loss and dev score by epoch, of the best setting of each method on each task; means over its seeds.
+
+    A run whose head was fitted has no epochs.
+    """
     found: Data = []
-    for task, rows in by_task(row for row in study.rows if row.plain).items():
+    for task, rows in by_task(row for row in study.rows if row.plain and not row.record.get("fitted")).items():
         for method in dict.fromkeys(row.method for row in rows):
             best = study.best(row for row in rows if row.method == method)
             histories = [row.record.get("history") or [] for row in best]

@@ -18,6 +18,8 @@ _DASH = "–"
 _LEVEL = 0.95
 _SHARES = ("accuracy", "subset_accuracy", "exact_match")
 """Metrics that are the share of rows that are right, so that their rows alone give an interval."""
+_SIGNED = ("matthews", "pearson", "spearman", "pearson_spearman")
+"""Metrics that may be below 0."""
 _PLACES = ("task", "train", "dev", "test", "data_root", "text", "text_pair", "label", "labels", "kind", "metric")
 _NOT_SETTINGS = {*_PLACES, "method", "backbone", "seed", "device"}
 """Options that have columns of their own, or that say where a run took place."""
@@ -67,7 +69,9 @@ def with_interval(rows: Sequence[RunRow], split: str) -> str:
     if not values:
         return _DASH
     found = mean(values)
+    lowest = -1 if rows[0].metric in _SIGNED else 0
     bounds = _student(found.mean, found.sem, found.seeds) if found.sem is not None else _wilson(rows[0], split)
+    bounds = bounds and (max(lowest, bounds[0]), min(1, bounds[1]))
     return f"{100 * found.mean:.1f}" + (f" [{100 * bounds[0]:.1f}, {100 * bounds[1]:.1f}]" if bounds else "")
 
 

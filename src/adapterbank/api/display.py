@@ -142,10 +142,17 @@ def evaluation(report: Mapping[str, Any], kind: str, labels: Sequence[str]) -> l
     """Return what is shown of a task's scores on labelled rows."""
     rows = f" on {format_count(report['rows'], 'row')}" if "rows" in report else ""
     numbers = {name: value for name, value in report.items() if isinstance(value, float)}
-    own = report["metric"]
-    scores = [[name, f"{value:.4f}"] for name, value in sorted(numbers.items(), key=lambda item: item[0] != own)]
+    own, intervals = report["metric"], report.get("intervals", {})
+    scores = [
+        [name, f"{value:.4f}", _interval(intervals.get(name))]
+        for name, value in sorted(numbers.items(), key=lambda item: item[0] != own)
+    ]
     notes = [ReportTable("", (), [["note", note] for note in report["notes"]])] if report.get("notes") else []
     return [ReportTable(f"{report['task']}{rows}", (), scores), *KINDS[kind].tables(report, labels), *notes]
+
+
+def _interval(bounds: Sequence[float] | None) -> str:
+    return f"95 %: {bounds[0]:.4f} to {bounds[1]:.4f}" if bounds else ""
 
 
 def _joined(parts: Iterable[str], between: str = ", ") -> str:

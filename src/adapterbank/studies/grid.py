@@ -28,8 +28,9 @@ from adapterbank.config import Config, unused_options
 from adapterbank.errors import ConfigError, InputError
 from adapterbank.kinds.values import short
 from adapterbank.methods import METHODS
+from adapterbank.storage.package import check_name
 from adapterbank.studies.selection import find_rule
-from adapterbank.tasks.catalog import CATALOG
+from adapterbank.tasks.catalog import CATALOG, bank_name
 from adapterbank.tasks.yaml_files import read_yaml
 from adapterbank.training.dataset import canonical, defaults
 
@@ -217,6 +218,11 @@ def _block(name: str, values: dict[str, Any], overrides: Mapping[str, Any], base
         near = difflib.get_close_matches(task, CATALOG, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         mistakes[f"{task!r} is not a task of the catalog, so it needs 'train': a file of training data.{hint}"] = None
+    for task in dict.fromkeys(run.task for run in runs if run.task):
+        try:
+            check_name(bank_name(task))
+        except InputError as error:
+            mistakes[str(error)] = None
     groups = len({tuple(getattr(run, name) for name in select.per) for run in runs}) if select else 0
     if select and (further := groups * len(select.seeds)) > MAX_RUNS:
         mistakes[f"select adds up to {further:,} runs, and may add {MAX_RUNS:,}; name fewer seeds."] = None

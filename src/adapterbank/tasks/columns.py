@@ -135,7 +135,8 @@ def _resolved(table: Table, name: str, option: str) -> str:
 def _one_column(table: Table, name: str, option: str) -> str:
     if name in table.columns:
         return name
-    if not (name.isascii() and name.isdecimal() and 1 <= int(name[:9]) <= len(table.columns)):
+    from_0 = [*table.columns] == [str(place) for place in range(len(table.columns))]  # names that pandas gives
+    if from_0 or not (name.isascii() and name.isdecimal() and 1 <= int(name[:9]) <= len(table.columns)):
         raise unknown_column(table, name, option)
     usual = {*TEXTS, *LABELS, *(part for pair in PAIRS for part in pair)}
     if table.assumed_header and not any(column.strip().lower() in usual for column in table.columns):

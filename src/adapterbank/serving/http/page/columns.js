@@ -1,7 +1,10 @@
 // The columns of a data file, read in the browser from its first bytes. Knows no server.
 
-const FIRST = 256 * 1024;
+import { beginning } from "./decoding.js";
+
 const ROWS = 3;
+const LOOKED_AT = 20; // rows in which a separator must fit
+const SEPARATORS = [",", ";", "\t", "|"];
 const PAIRS = [["sentence1", "sentence2"], ["premise", "hypothesis"], ["question1", "question2"], ["question", "sentence"],
   ["question", "context"], ["question", "passage"], ["query", "document"], ["query", "passage"], ["text_a", "text_b"], ["text1", "text2"], ["text", "text_pair"]];
 const TEXTS = ["text", "sentence", "content", "review", "tweet", "message", "body", "document", "utterance", "comment",
@@ -33,6 +36,17 @@ export function delimited(text, delimiter, limit) {
   }
   if (rows.length < limit && (cell || row.length)) rows.push([...row, cell.replace(/\r$/, "")]);
   return rows;
+}
+
+// The separator of the fields: as stated, as Excel's first line says, or the one that fits the first rows.
+function separated(text, usual, stated) {
+  const excel = /^"?sep=(.)"?\r?\n/.exec(text), rest = excel ? text.slice(excel[0].length) : text;
+  if (stated || excel) return [stated || excel[1], rest];
+  const fits = SEPARATORS.filter((mark) => {
+    const [first = [], ...rows] = delimited(rest, mark, LOOKED_AT);
+    return first.length > 1 && rows.every((row) => row.length === first.length);
+  });
+  return [fits.length && !fits.includes(usual) ? fits[0] : usual, rest];
 }
 
 function objects(text, limit) {
@@ -68,17 +82,20 @@ function conllu(text, limit) {
   return { columns: found.length ? Object.keys(CONLLU) : [], rows: spread(found, Object.values(CONLLU)) };
 }
 
-export async function columnsOf(file) {
+export async function columnsOf(file, { separator = "", header = true } = {}) {
   const format = formatOf(file.name);
   if (!["csv", "tsv", "jsonl", "conllu", ...CONLL].includes(format)) return { columns: [], rows: [] };
-  const text = (await file.slice(0, FIRST).text()).replace(/^\ufeff/, "");
+  const text = await beginning(file);
   if (CONLL.includes(format)) return conll(text, ROWS);
   if (format === "conllu") return conllu(text, ROWS);
   if (format === "jsonl") {
     const found = objects(text, ROWS), columns = [...new Set(found.flatMap(Object.keys))];
     return { columns, rows: found.map((one) => columns.map((name) => (typeof one[name] === "string" ? one[name] : JSON.stringify(one[name]) ?? ""))) };
   }
-  const [columns = [], ...rows] = delimited(text, format === "tsv" ? "\t" : ",", ROWS + 1);
+  const [mark, rest] = separated(text, format === "tsv" ? "\t" : ",", separator);
+  const [columns = [], ...rows] = delimited(rest, mark, ROWS + 1);
+  if (!header) return { columns: columns.map((_, k) => String(k + 1)), rows: [columns, ...rows].slice(0, ROWS) };
+  while (columns.at(-1) === "") columns.pop(); // spreadsheets add columns without a name
   return { columns, rows };
 }
 

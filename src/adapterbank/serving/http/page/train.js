@@ -5,13 +5,15 @@ import { chart } from "./charts.js";
 import { Refused, ask, at, follow } from "./server.js";
 import { tasks } from "./tasks.js";
 import { columnsOf, formatOf, guess } from "./columns.js";
+import { unpacked } from "./decoding.js";
 
 let leave = null; // stops following the run that is shown
 let read = 0;
 let report = null; // shows an error
 let charts = {}; // of the run that is shown
 let defaults = null; // the options that the server states, by name
-const FIELDS = { size: "train-size", epochs: "train-epochs", max_length: "train-length", lr: "train-lr", batch: "train-batch", class_weights: "train-weights", seed: "train-seed" };
+const FIELDS = { size: "train-size", epochs: "train-epochs", max_length: "train-length", lr: "train-lr", batch: "train-batch", class_weights: "train-weights", seed: "train-seed",
+  text: "train-texts", label: "train-labels", label_separator: "train-label-separator", separator: "train-separator", header: "train-header", drop_unlabelled: "train-drop" };
 
 const OVER = ["done", "failed", "cancelled"];
 const option = (value, text = value) => make("option", { value }, text);
@@ -24,9 +26,9 @@ async function offerDefaults() {
   for (const [name, id] of Object.entries(FIELDS)) {
     const field = find(id), { schema = {}, description = "" } = defaults[name] || {};
     field.title = description;
-    if (schema.enum) field.replaceChildren(...schema.enum.map((choice) => option(choice === schema.default ? "" : choice, choice)));
+    if (schema.enum && !field.options?.length) field.replaceChildren(...schema.enum.map((choice) => option(choice === schema.default ? "" : choice, choice)));
     else {
-      field.placeholder = empty(schema.default) ? "" : `${schema.default} (default)`;
+      if (field.type === "number") field.placeholder = empty(schema.default) ? "" : `${schema.default} (default)`;
       if (!empty(schema.minimum)) field.min = schema.minimum;
       if (!empty(schema.maximum)) field.max = schema.maximum;
     }
@@ -34,11 +36,12 @@ async function offerDefaults() {
 }
 
 async function chooseFile() {
-  const file = find("train-file").files[0], mine = (read += 1);
+  const packed = find("train-file").files[0], mine = (read += 1);
   find("train-columns").hidden = true;
   hint();
-  if (!file) return;
-  const { columns, rows } = await columnsOf(file);
+  if (!packed) return;
+  const file = await unpacked(packed), stated = find("train-separator").value;
+  const { columns, rows } = await columnsOf(file, { separator: stated === "tab" ? "\t" : stated, header: find("train-header").value !== "false" });
   if (mine !== read || !columns.length) return;
   const { text, pair, label } = guess(columns);
   find("train-text").replaceChildren(...columns.map((name) => option(name)));
@@ -66,8 +69,9 @@ function hint() {
 
 async function upload(event) {
   event.preventDefault();
-  const file = find("train-file").files[0], name = find("train-name").value, button = find("train-go");
-  const others = [["dev", find("train-dev").files[0]], ["test", find("train-test").files[0]]].filter(([, one]) => one);
+  const name = find("train-name").value, button = find("train-go");
+  const [file, dev, test] = await Promise.all(["train-file", "train-dev", "train-test"].map((id) => unpacked(find(id).files[0])));
+  const others = [["dev", dev], ["test", test]].filter(([, one]) => one);
   const query = new URLSearchParams({ format: formatOf(file.name) });
   for (const [split, other] of others) {
     if (formatOf(other.name) !== formatOf(file.name)) throw new Refused(`The ${split} file is ${formatOf(other.name)}, but the training file is ${formatOf(file.name)}; choose files of one format.`, "", 0);
@@ -77,7 +81,7 @@ async function upload(event) {
   if (!find("train-columns").hidden) {
     query.set("text", find("train-text").value);
     query.set("label", find("train-label").value);
-    if (find("train-pair").value) query.set("text_pair", find("train-pair").value);
+    if (find("train-pair").value && !find("train-texts").value) query.set("text_pair", find("train-pair").value);
   }
   for (const [name, field] of Object.entries(FIELDS)) {
     if (find(field).value) query.set(name, find(field).value);
@@ -218,7 +222,7 @@ export function stop() {
 
 export function start(show) {
   report = show;
-  find("train-file").addEventListener("change", () => chooseFile().catch(report));
+  for (const id of ["train-file", "train-separator", "train-header"]) find(id).addEventListener("change", () => chooseFile().catch(report));
   for (const id of ["train-name", "train-dev", "train-test"]) find(id).addEventListener("input", hint);
   find("train-form").addEventListener("submit", (event) => upload(event).catch(report));
 }
