@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from adapterbank.errors import SlowerWarning
 from adapterbank.inference import engine as engines
 from adapterbank.inference import graph_runner
 from adapterbank.inference.engine import Engine
+from adapterbank.inference.rows import Rows
 from adapterbank.methods import Options
 from adapterbank.slots.plan import Head, make_plan
 from adapterbank.tasks.spec import Task
@@ -160,6 +162,22 @@ def test_a_captured_run_takes_the_steps_of_an_eager_one(name, backbones, new_slo
     assert_same_losses(found, expected, 1e-4)
 
 
+@pytest.mark.parametrize("name", ["kernel", "composed"])
+def test_a_captured_run_of_tagging_takes_the_steps_of_an_eager_one(name, backbones, new_slot, learn, replays):
+    job = job_on(backbones[name], new_slot, head=Head("tagging", 3), epochs=3)
+    job = replace(job, train=tagged_rows(job.train.tokens), dev=tagged_rows(job.dev.tokens), score=lambda outputs: 0.0)
+    _, expected = learn(backbones[name], job, worth=NEVER)
+    _, found = learn(backbones[name], job)
+    assert len(replays) == len(found)
+    assert_same_losses(found, expected, 1e-4)
+
+
+def tagged_rows(tokens):
+    """Return rows whose every other token has a tag; the last row has none."""
+    targets = [np.where(np.arange(len(row)) % 2, (row.ids + k) % 3, -100) for k, row in enumerate(tokens)]
+    return Rows(tokens, [*targets[:-1], np.full(len(tokens[-1]), -100)])
+
+
 @pytest.mark.parametrize("method", ["layernorm", "lora", "ia3", "bitfit", "feature", "top", "full"])
 def test_every_method_is_captured(method, backbones, new_slot, learn, replays):
     head = Head("classification", 2, "pooler" if method in ("top", "full") else "mean")
@@ -226,8 +244,12 @@ KINDS = [
     Head("multilabel", 9),
     Head("regression", 1, shift=3.0, scale=2.5),
     Head("span", 2),
+    Head("tagging", 5),
 ]
-METRICS = {"classification": "accuracy", "multilabel": "micro_f1", "regression": "spearman", "span": "span_f1"}
+METRICS = {
+    **{"classification": "accuracy", "multilabel": "micro_f1", "regression": "spearman", "span": "span_f1"},
+    "tagging": "tag_f1",
+}
 FORMS = [
     *({"size": size} for size in (3, 64)),
     {"size": 8, "depth": 2, "inner_norm": True, "placement": "parallel", "combine": "multiply"},
@@ -249,7 +271,7 @@ def tasks_on(backbone, new_slot, forms=FORMS):
         if form not in forms:
             continue
         plan = make_plan(Options(**form), depth=backbone.config.layers, head=head)
-        labels = tuple("abcdefghi"[: head.outputs]) if head.kind in ("classification", "multilabel") else ()
+        labels = tuple("abcdefghi"[: head.outputs]) if head.kind in ("classification", "multilabel", "tagging") else ()
         columns = ("text", "other") if head.kind == "span" else ("text",)
         task = Task(f"t{seed}", head.kind, columns, "label", labels, METRICS[head.kind])
         tensors = {name: t.numpy() for name, t in new_slot(backbone, plan, seed=seed, sigma=0.1).items()}

@@ -133,15 +133,16 @@ def test_slots_of_any_size_kind_and_number_of_labels_share_a_batch(method, reads
 
 @pytest.mark.parametrize("hidden", [0, 5])
 @pytest.mark.parametrize("method", METHODS)
-def test_spans_share_a_batch_and_each_row_has_one_output_per_token(method, hidden, bench):
-    slots = [bench.put(Head("span", 2, hidden=hidden), **METHODS[method], size=size) for size in SIZES]
+def test_spans_and_tags_share_a_batch_and_each_row_has_its_outputs_per_token(method, hidden, bench):
+    heads = [Head("span", 2, hidden=hidden), Head("tagging", 5, hidden=hidden), Head("span", 2, hidden=hidden)]
+    slots = [bench.put(head, **METHODS[method], size=size) for head, size in zip(heads, SIZES, strict=True)]
     bench.check(rows_of(32, seed=4), [slots[i % 4 % 3] for i in range(32)])  # places of eight rows
     tokens = rows_of(7, seed=3)
     chosen = [slots[i % 3] for i in range(7)]
     bench.check(tokens, chosen)
     with torch.inference_mode():
         found = bench.runner.launch(tokens, chosen)()
-    assert [out.shape for out in found] == [(len(row), 2) for row in tokens]
+    assert [out.shape for out in found] == [(len(row), (2, 5, 2)[i % 3]) for i, row in enumerate(tokens)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -297,6 +298,7 @@ OFFERED = [
     *((kind, {"size": size}) for kind, size in itertools.product(KINDS[:4], SIZES)),
     ({"kind": "span", "outputs": 2}, {"size": 3}),
     ({"kind": "span", "outputs": 2}, {"size": 64}),
+    ({"kind": "tagging", "outputs": 5}, {"size": 64}),
     (KINDS[0], {"size": 8, "depth": 2, "inner_norm": True}),
     (KINDS[2], {"size": 3, "placement": "parallel", "combine": "multiply"}),
     (KINDS[0], {"method": "layernorm"}),
@@ -443,7 +445,7 @@ def test_an_engine_with_graphs_predicts_as_one_without(bert, new_slot, monkeypat
     engine = Engine(bert, device="cpu", precision="fp32")
     names = []
     for k, (kind, options) in enumerate(OFFERED):
-        if kind["kind"] != "span":
+        if kind["kind"] not in ("span", "tagging"):
             plan = make_plan(Options(**options), depth=3, head=Head(**kind))
             labels = tuple("abcdefghijk"[: kind["outputs"]]) if kind["kind"] != "regression" else ()
             metric = {"classification": "accuracy", "multilabel": "micro_f1", "regression": "spearman"}[kind["kind"]]

@@ -1,11 +1,15 @@
-"""A task of each kind, for tests that need nothing of it but its kind, its labels and its metric."""
+"""A task of each kind, for tests that need nothing of it but its kind, its labels and its metric; and tasks of rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from adapterbank.kinds.table import KINDS
-from adapterbank.tasks.spec import Task
+from adapterbank.tasks.columns import find_columns, infer_task
+from adapterbank.tasks.examples import read_examples
+from adapterbank.tasks.spec import Examples, Task
+from adapterbank.tasks.tables import table_from
 
 
 def kind_of(metric: str) -> str:
@@ -18,3 +22,16 @@ def task_of(kind: str, labels: Sequence[str] = (), metric: str = "") -> Task:
     row = KINDS[kind]
     columns = ("question", "context")[: row.text_counts[0]]
     return Task("t", kind, columns, "label", tuple(labels) if row.fewest_labels else (), metric or row.metrics[0])
+
+
+def read_rows(rows: Any, **options: Any) -> Any:
+    """Return the task and the examples that rows state."""
+    table = table_from(rows)
+    columns = find_columns(table, options.pop("text", None), None, options.pop("label", None), options.get("kind"))
+    task = infer_task(table, columns, name="t", **options)
+    return task, *read_examples(table, task)
+
+
+def tags_of(examples: Examples, row: int = 0) -> list[str]:
+    """Return the tags of a row of tagging."""
+    return [tag for _, _, _, tag in (examples.targets or [])[row]]

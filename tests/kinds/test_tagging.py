@@ -9,19 +9,18 @@ import numpy as np
 import pytest
 import torch
 
+from adapterbank.api.display import manifest_facts
 from adapterbank.api.opened import open_bank
 from adapterbank.encoder.batch import Tokens
-from adapterbank.errors import DataError
 from adapterbank.kinds.kind import HeadOutputs
 from adapterbank.kinds.schemes import best_path
 from adapterbank.kinds.table import KINDS
 from adapterbank.kinds.tagging import first_tokens
-from adapterbank.kinds.words import Words
+from adapterbank.kinds.words import Words, joined
 from adapterbank.slots.plan import Head
-from adapterbank.tasks.columns import find_columns, infer_task
-from adapterbank.tasks.examples import read_examples
-from adapterbank.tasks.tables import Table, table_from
-from small_data import FAST, NOUNS, shell
+from adapterbank.tasks.tables import read_table
+from kinds.tasks_of import read_rows as read
+from small_data import FAST, NOUNS, answers, reviews, scores, shell, tags
 
 TAGS = ("O", "B-animal", "I-animal", "B-place", "I-place")
 ROWS = [
@@ -29,135 +28,6 @@ ROWS = [
     for noun in NOUNS
     for word in ("red", "big", "lazy")
 ]
-
-
-def read(rows, **options):
-    """Return the task and the examples that rows state."""
-    table = table_from(rows)
-    columns = find_columns(table, options.pop("text", None), None, options.pop("label", None), options.get("kind"))
-    task = infer_task(table, columns, name="t", **options)
-    return task, *read_examples(table, task)
-
-
-def tags_of(examples, row=0):
-    return [tag for _, _, _, tag in examples.targets[row]]
-
-
-# --- data -----------------------------------------------------------------------------------------------------
-
-
-def test_words_and_tags_are_recognized_and_state_the_labels():
-    task, examples, report = read(
-        [{"tokens": ["EU", "and", "New", "York"], "ner_tags": ["B-org", "O", "B-loc", "I-loc"]}]
-    )
-    assert (task.kind, task.metric) == ("tagging", "tag_f1")
-    assert task.labels == ("O", "B-org", "I-org", "B-loc", "I-loc")
-    assert examples.targets[0] == ((0, 2, 1, "B-org"), (3, 6, 0, "O"), (7, 10, 3, "B-loc"), (11, 15, 4, "I-loc"))
-    assert not report.notes
-
-
-@pytest.mark.parametrize(
-    ("tags", "told"),
-    [
-        (["I-loc", "I-loc", "O", "I-loc", "B-loc"], "are IOB1"),
-        (["B-loc", "E-loc", "O", "S-loc", "S-loc"], "are BIOES"),
-        (["B-loc", "L-loc", "O", "U-loc", "U-loc"], "are BILOU"),
-    ],
-)
-def test_other_schemes_become_iob2_and_are_told(tags, told):
-    _, examples, report = read([{"tokens": list("abcde"), "tags": tags}])
-    assert tags_of(examples) == ["B-loc", "I-loc", "O", "B-loc", "B-loc"]
-    assert told in report.notes[0]
-
-
-def test_lists_that_were_written_as_text_are_words_and_tags():
-    row = {"tokens": "['EU', 'rose', '1.0']", "tags": "['B-org', 'O', 'O']"}
-    task, examples, _ = read([row])
-    assert (task.kind, examples.texts) == ("tagging", ["EU rose 1.0"])
-    assert tags_of(examples) == ["B-org", "O", "O"]
-
-
-def test_broken_sequences_are_counted_and_told():
-    good = {"tokens": ["a", "b"], "tags": ["B-x", "I-x"]}
-    _, examples, report = read([good, good | {"tokens": ["c", "d"]}, {"tokens": ["e", "f"], "tags": ["O", "I-x"]}])
-    assert tags_of(examples, 2) == ["O", "B-x"]
-    assert "1 of 3 rows have tags that IOB2 does not allow" in report.notes[0]
-
-
-def test_plain_tags_stay_as_they_are():
-    task, examples, _ = read([{"tokens": ["dogs", "bark"], "tags": ["NOUN", "VERB"]}])
-    assert task.labels == ("NOUN", "VERB")
-    assert tags_of(examples) == ["NOUN", "VERB"]
-
-
-def test_numbers_need_their_names():
-    rows = [{"tokens": ["dogs", "bark"], "ner_tags": [1, 0]}]
-    with pytest.raises(DataError, match=r"are numbers \(0, 1\); name them in their order with --labels"):
-        read(rows)
-    _, examples, report = read(rows, labels=["O", "B-x", "I-x"])
-    assert tags_of(examples) == ["B-x", "O"]
-    assert "are read as indices" in report.notes[0]
-
-
-@pytest.mark.parametrize(
-    "spans",
-    [
-        [{"start": 6, "end": 14, "label": "loc"}],
-        [[6, 14, "loc"]],
-        [{"start_offset": 6, "end_offset": 14, "type": "loc"}],
-    ],
-)
-def test_texts_with_spans_of_characters(spans):
-    task, examples, report = read([{"text": "I saw New York.", "label": spans}, {"text": "no place", "label": []}])
-    assert task.labels == ("O", "B-loc", "I-loc")
-    assert tags_of(examples) == ["O", "O", "B-loc", "I-loc", "O"]
-    assert tags_of(examples, 1) == ["O", "O"]
-    assert not report.notes
-
-
-def test_spans_that_do_not_fit_words_are_moved_or_left_out_and_told():
-    spans = [[2, 4, "loc"], [0, 6, "loc"], [6, 7, "loc"]]
-    _, examples, report = read([{"text": "Berlin is big", "spans": spans}])
-    assert tags_of(examples) == ["B-loc", "O", "O"]
-    assert report.notes == ["data: entities that overlap another or contain no word, and are left out: 2."]
-    _, _, report = read([{"text": "Berlin is big", "spans": [[2, 4, "loc"]]}])
-    assert report.notes == ["data: entities whose borders are moved to those of their words: 1."]
-
-
-@pytest.mark.parametrize("labels", [None, ["O", "B-x", "I-x"]])
-@pytest.mark.parametrize("span", [[5, 2, "x"], ["1", "2", ""], [-1, 2, "x"], {"start": 0, "end": 2}, [0, 1], 7, None])
-def test_a_span_that_is_none_is_refused_with_its_row(span, labels):
-    with pytest.raises(DataError, match=r"row 2: .* is not a start, a later end and a label in column 'spans'; corr"):
-        read([{"text": "a b", "spans": [[0, 1, "x"]]}, {"text": "a b", "spans": [span]}], labels=labels)
-
-
-def test_a_span_that_ends_after_the_text_is_refused():
-    with pytest.raises(
-        DataError, match=r"\[2, 4, 'x'\] ends after the text, which has 3 characters, in column 'spans'"
-    ):
-        read([{"text": "a b", "spans": [[2, 4, "x"]]}])
-
-
-def test_another_number_of_tags_than_words_is_refused():
-    with pytest.raises(DataError, match="row 1: 'tokens' has 2 words, and 'tags' has 1 tag; give a tag for each word"):
-        read([{"tokens": ["a", "b"], "tags": ["X"]}, {"tokens": ["a"], "tags": ["Y"]}])
-
-
-def test_a_word_without_a_tag_is_refused():
-    with pytest.raises(DataError, match="row 2: word 2 has no tag in 'tags'; write one, such as O"):
-        read([{"tokens": ["a"], "tags": ["B-x"]}, {"tokens": ["a", "b"], "tags": ["O", None]}])
-
-
-def test_tags_that_are_numbers_and_names_at_once_are_names():
-    _, examples, report = read([{"tokens": ["a", "b"], "tags": ["1", "2"]}], labels=["1", "2"])
-    assert tags_of(examples) == ["1", "2"]
-    assert not report.notes
-
-
-def test_a_tag_that_training_did_not_have_is_refused():
-    task, _, _ = read([{"tokens": ["a", "b"], "tags": ["X", "Y"]}])
-    with pytest.raises(DataError, match="the tag 'Z' is not one of the task's"):
-        read_examples(Table({"tokens": [["a"]], "tags": [["Z"]]}), task)
 
 
 # --- words, windows and sequences -----------------------------------------------------------------------------
@@ -284,19 +154,114 @@ def test_rows_share_a_batch_with_other_tasks(bank):
         assert one == {**two, "probability": pytest.approx(two["probability"], abs=1e-4)}
 
 
+def test_rows_share_a_batch_with_every_other_kind(bank):
+    bank.train("sentiment", reviews(), reviews(), **FAST)
+    bank.train("score", scores(), scores(), kind="regression", **FAST)
+    bank.train("colours", tags(), tags(), kind="multilabel", **FAST)
+    bank.train("what", answers(), answers(), **FAST)
+    tasks = ["sentiment", "things", "what", "score", "kinds", "colours", "things"]
+    texts = ["the red fox was good"] * 7
+    texts[-1] = ["the", "big", "dog", "ran"] * 30  # several windows
+    seconds = [None, None, texts[0], None, None, None, None]
+    together = bank.predict(tasks, texts, seconds)
+    for name, text, pair, found in zip(tasks, texts, seconds, together, strict=True):
+        (alone,) = bank.predict(name, [text], None if pair is None else [pair])
+        assert rounded(found.to_json()) == rounded(alone.to_json())
+
+
+def rounded(value):
+    """Return JSON whose numbers have three digits."""
+    if isinstance(value, dict):
+        return {name: rounded(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [rounded(one) for one in value]
+    return pytest.approx(value, abs=1e-4) if isinstance(value, float) else value
+
+
+def test_windows_of_any_length_give_each_word_one_tag(bank):
+    """The tiny encoder has 64 positions: texts around one, two and three windows, given as words and as text."""
+    for count in (1, 30, 31, 61, 62, 63, 64, 93, 94, 125):
+        words = (["the", "red", "fox", "was", "good"] * 30)[:count]
+        (listed,) = bank.predict("kinds", [words])
+        (plain,) = bank.predict("kinds", [" ".join(words)])
+        assert [one["text"] for one in listed.words] == words
+        assert plain.words == listed.words
+        right = sum(one["label"] == ("Y" if one["text"] in ("red", "fox") else "X") for one in listed.words)
+        assert right > 0.8 * count
+
+
+def test_targets_of_windows_cover_every_word_and_agree(bert):
+    from adapterbank.inference.rows import make_rows
+
+    _, examples, _ = read([{"tokens": ["the", "foxes", "ran"] * 50, "tags": ["X", "Y", "X"] * 50}])
+    rows = make_rows(bert, examples, kind="tagging", max_length=24)
+    assert len(rows) > 3
+    seen: dict[int, set[int]] = {}
+    for row, target in zip(rows.tokens, rows.targets, strict=True):
+        for place in np.flatnonzero(target >= 0):
+            seen.setdefault(int(row.offsets[place, 0]), set()).add(int(target[place]))
+    assert seen == {start: {index} for start, _, index, _ in examples.targets[0]}
+
+
 def test_files_in_and_out(bank, tmp_path):
-    (tmp_path / "in.conll").write_text("the\tO\nred\tO\nfox\tO\n\nthe\tO\nbig\tO\ndog\tO\n")
-    report = bank.predict_file("things", tmp_path / "in.conll", tmp_path / "out.jsonl")
+    """The file's own tags stay, and lists of words are lists in every format that comes back."""
+    (tmp_path / "in.conll").write_text("the\tO\nred\tO\n|\tO\n\nthe\tO\nbig\tO\ndog\tB-animal\n")
+    notes = []
+    report = bank.predict_file("things", tmp_path / "in.conll", tmp_path / "out.jsonl", note=notes.append)
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert (report.rows, report.failed) == (2, 0)
-    assert [row["entities"][0]["text"] for row in rows] == ["red fox", "big dog"]
-    bank.predict_file("things", tmp_path / "in.conll", tmp_path / "out.csv")
-    assert '""label"": ""thing""' in (tmp_path / "out.csv").read_text()
+    assert [note for note in notes if "those are things.entities and so on" in note]
+    assert [row["tags"] for row in rows] == [["O", "O", "O"], ["O", "O", "B-animal"]]
+    assert rows[1]["things.tags"] == ["O", "B-thing", "I-thing"]
+    assert rows[1]["things.entities"][0]["text"] == "big dog"
+    for name in ("out.csv", "out.parquet"):
+        bank.predict_file("things", tmp_path / "in.conll", tmp_path / name)
+        table = read_table(tmp_path / name)
+        for column, values in {"tokens": ["the", "red", "|"], "things.tags": rows[0]["things.tags"]}.items():
+            assert joined(table.columns[column][0]) == " ".join(values)
+        _, examples, _ = read([{key: table.columns[key][row] for key in ("tokens", "tags")} for row in (0, 1)])
+        assert examples.texts == ["the red |", "the big dog"]
 
 
-def test_it_is_audited_ablated_and_pruned(bank):
+def test_a_file_of_texts_has_no_column_of_tags(bank, tmp_path):
+    (tmp_path / "in.csv").write_text("text\nthe red fox\n[the red fox]\n")
+    bank.predict_file("things", tmp_path / "in.csv", tmp_path / "out.csv", text="text")
+    table = read_table(tmp_path / "out.csv")
+    assert list(table.columns) == ["text", "entities", "truncated", "error"]
+    answers = [json.loads(cell)[0] for cell in table.columns["entities"]]
+    texts = table.columns["text"]
+    assert [text[one["start"] : one["end"]] for text, one in zip(texts, answers, strict=True)] == [
+        one["text"] for one in answers
+    ]
+
+
+def test_it_is_audited_ablated_and_shown(bank):
     assert all(one.ok for one in bank.audit())
     assert bank.ablate("things", ROWS)["metric"] == "tag_f1"
+    facts = manifest_facts(bank.show("things"))
+    assert facts["task"] == "things@1, tagging, reads tokens"
+    assert facts["labels"] == "O, B-thing, I-thing"
+    assert [part.split()[0] for part in facts["dev scores"].split(", ")] == [
+        *("tag_f1", "tag_accuracy", "precision", "recall"),
+    ]
+
+
+def test_it_is_pruned(bank):
+    found, result = bank.prune("things", ROWS, tolerance=100)
+    assert (found["metric"], found["removed"]) == ("tag_f1", [0, 1, 2])
+    assert result.record["package"] == "things@2"
+    bank.rollback("things")
+    assert all(one.ok for one in bank.audit())
+
+
+def test_it_is_swept(bert, tmp_path):
+    lines = ["\n".join(f"{w} {t}" for w, t in zip(row["tokens"], row["tags"], strict=True)) for row in ROWS]
+    (tmp_path / "rows.conll").write_text("\n\n".join(lines))
+    file = str(tmp_path / "rows.conll")
+    study = {"task": "things", "train": file, "dev": file, **FAST, "size": [2, 4], "select": {"per": ["task"]}}
+    outcome = open_bank(tmp_path / "bank", bert, device="cpu").sweep(study, keep="best")
+    assert (outcome.progress.done, outcome.progress.failed) == (2, 0)
+    assert open_bank(tmp_path / "bank", bert, device="cpu").predict("things", ["the red fox"])[0].entities is not None
 
 
 def test_the_shell_trains_scores_and_predicts(tmp_path, checkpoint, monkeypatch):
@@ -342,7 +307,11 @@ def test_it_is_served_with_texts_and_with_words(bank, bert):
         rows = [{"task": "things", "text": words}, {"task": "kinds", "text": " ".join(words)}]
         both = client.post("/v1/predict", json={"rows": rows}).json()["predictions"]
         assert [list(one)[2] for one in both] == ["entities", "words"]
-        assert client.post("/v1/tasks/things/predict", json={"texts": [["a", 1]]}).status_code == 422
+        for texts in ([["a", 1]], [["a", ["b"]]], [3]):
+            refused = client.post("/v1/tasks/things/predict", json={"texts": texts}).json()["error"]["message"]
+            assert refused == "texts.0: Input should be a valid string, or for tagging the list of a text's words."
+        (bracketed,) = client.post("/v1/tasks/things/predict", json={"texts": ["['the', 'fox']"]}).json()["predictions"]
+        assert "tags" not in bracketed
 
 
 def test_a_text_given_as_words_is_a_text_to_other_kinds(bank):

@@ -18,6 +18,7 @@ from typing import Any
 import uvicorn
 
 from adapterbank.inference.explain import Explainer, explained_json
+from adapterbank.kinds.words import word_spans
 from adapterbank.serving.http.app import create_app
 from adapterbank.serving.http.middleware import error_body
 from adapterbank.serving.jobs.queue import JobQueue
@@ -167,7 +168,8 @@ def report(step: int) -> dict[str, Any]:
 def task(name: str, kind: str = "classification", **fields: Any) -> dict[str, Any]:
     """Make a row of the task list."""
     labels = {"classification": ["negative", "positive"], "multilabel": ["red", "big"]}.get(kind, [])
-    metric = {"classification": "accuracy", "multilabel": "micro_f1", "regression": "pearson", "span": "f1"}[kind]
+    metrics = {"classification": "accuracy", "multilabel": "micro_f1", "regression": "pearson", "span": "f1"}
+    metric = {**metrics, "tagging": "tag_f1"}[kind]
     params = {"trained": 605_954, "encoder": ENCODER, "total": ENCODER + 605_954, "percent": 2.67}
     return {
         **{"name": name, "version": 1, "kind": kind, "labels": labels, "metric": metric, "score": 0.8},
@@ -206,12 +208,26 @@ def prediction(row: dict[str, Any], text: str, pair: str | None) -> dict[str, An
         return {"value": len(text) / 10}
     if row["kind"] == "span":
         return {"answer": (pair or "")[:5], "start": 0, "end": 5}
+    if row["kind"] == "tagging":
+        return tagged(row["labels"], text)
     first = 0.6 + (len(row["name"]) + len(text)) % 40 / 100
     rest = (1 - first) / (len(row["labels"]) - 1)
     probabilities = dict(zip(row["labels"], [first, *[rest] * 99], strict=False))
     if row["kind"] == "multilabel":
         return {"labels": [row["labels"][0]], "probabilities": probabilities}
     return {"label": row["labels"][0], "probabilities": probabilities}
+
+
+def tagged(labels: list[str], text: str) -> dict[str, Any]:
+    """Tag words that begin with a capital as entities of each type in turn, or every word with each tag in turn."""
+    types = list(dict.fromkeys(label[2:] for label in labels if label[:2] == "B-"))
+    spans = [span for span in word_spans(text) if text[span[0]].isupper() or not types]
+    found = [
+        {"text": text[a:b], "label": (types or labels)[i % len(types or labels)], "start": a, "end": b,
+         "probability": 0.9 - i / 50}
+        for i, (a, b) in enumerate(spans)
+    ]  # fmt: skip
+    return {"entities" if types else "words": found}
 
 
 def make_app(service: SampleService, faults: Faults, **options: Any) -> Any:

@@ -25,7 +25,7 @@ from adapterbank.storage.bank import Bank
 from chromium import MISSING, find_chromium
 from serving.sample_server import served
 from serving.training import FAST, new_bank
-from small_data import answers, pairs, reviews, write
+from small_data import NOUNS, answers, pairs, reviews, write
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = find_chromium()
@@ -87,6 +87,23 @@ def test_the_client_trains_a_task_and_uses_it(serve, csv, tmp_path, bank, bert):
         with pytest.raises(ServiceError) as caught:
             client.predict("sentiment", texts)
         assert caught.value.code == "unknown_task"
+
+
+def test_the_client_trains_tagging_from_conll_and_tags_texts_and_words(serve, tmp_path, bank, bert):
+    words = ["the", "red", "fox", "was", "good"]
+    lines = [[f"{word}\t{'B-thing' if word == noun else 'O'}" for word in ["the", noun, "ran"]] for noun in NOUNS * 4]
+    file = tmp_path / "train.conll"
+    file.write_text("\n\t\n".join("\n".join(one) for one in lines))
+    with serve() as url, adapterbank.Client(url, timeout=600) as client:
+        run = client.wait(client.train("things", file, dev=file, **{**FAST, "epochs": 8}))
+        assert run.metrics["dev"]["tag_f1"] > 0.5
+        assert run.metrics["dev"]["rows"] == len(lines)
+        plain, listed = client.predict("things", [" ".join(words), words])
+        expected = adapterbank.open_bank(bank, bert, device="cpu").predict("things", [words])[0]
+        assert plain.entities == listed.entities
+        assert list(listed.tags) == expected.tags
+        assert [one["text"] for one in listed.entities] == [one["text"] for one in expected.entities]
+        assert list(vars(client.predict("things", ["[red fox]"])[0])["other"]) == ["entities"]
 
 
 def test_the_client_reports_the_servers_messages(serve, csv, bank):

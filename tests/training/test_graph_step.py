@@ -109,6 +109,7 @@ TARGETS = {
     "multilabel": [(), (0,), (1, 2), (0, 1, 2), (2,), (1,)],
     "regression": [1.0, 5.0, 2.5, 3.0, 4.0, 0.0],
     "span": [(1, 1), (1, 2), (2, 3), (1, 3), (2, 2), (3, 3)],
+    "tagging": [np.array([-100, row % 3, -100, 2]) for row in range(5)] + [np.full(4, -100)],
 }
 HEADS = {
     "first token": Head("classification", 3, "first"),
@@ -121,6 +122,8 @@ HEADS = {
     "regression, hidden layer": Head("regression", 1, "first", shift=2.5, scale=1.6, hidden=7),
     "span": Head("span", 2),
     "span, hidden layer": Head("span", 2, hidden=7),
+    "tagging": Head("tagging", 3),
+    "tagging, hidden layer": Head("tagging", 3, hidden=7),
 }
 
 

@@ -22,11 +22,12 @@ from adapterbank.inference.predictions import check_abstain
 from adapterbank.inference.task_rows import by_task, in_order, table_rows
 from adapterbank.kinds.table import KINDS
 from adapterbank.kinds.values import is_missing, listed, short
-from adapterbank.kinds.words import joined
+from adapterbank.kinds.words import Words, joined
 from adapterbank.tasks.columns import require_column
 from adapterbank.tasks.examples import located, read_examples
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.tasks.streams import RowStream, as_table, chunks, format_of, open_stream
+from adapterbank.tasks.tables import Table
 from adapterbank.tasks.text_rows import StreamRow
 from adapterbank.tasks.writers import ENCODERS, Compressed, OutputColumn, OutputLayout, RowEncoder, value_type
 
@@ -182,20 +183,22 @@ class _Answers:
             specs = {}
         self._specs = {name: located(sample, spec, options.text, options.text_pair) for name, spec in specs.items()}
         self._loaded = {name: bank._load_task(name) for name in specs}
-        samples = {name: self._sample(name) for name in self._specs}
+        samples = {name: self._sample(name, sample) for name in self._specs}
         taken = self._known if options.keep_columns else ()
         self._columns = AnswerColumns(samples, taken, table=table)
         self.note = ""
         if clash := sorted(self._columns.names & set(taken)):
             raise DataError(f"{stream.source} has a column {clash[0]!r}, as the answers have; rename it.")
         if self._columns.prefixed and len(specs) == 1:
-            name = next(iter(specs))
-            self.note = f"The file has columns that are named like the answers; those are {name}.label and so on."
+            name = min(self._columns.names)
+            self.note = f"The file has columns that are named like the answers; those are {name} and so on."
 
-    def _sample(self, task: str) -> dict[str, Any]:
-        """Return an answer of the task, which shows its fields."""
-        pairs = ["text"] if len(self._specs[task].text) == 2 else None
-        ((found,),) = self._bank.engine.predict_json([(self._loaded[task], Examples(["text"], pairs))])
+    def _sample(self, task: str, rows: Table) -> dict[str, Any]:
+        """Return an answer of the task, which shows its fields; a text of words if such texts are in the rows."""
+        names = self._specs[task].text
+        words = any(isinstance(joined(value), Words) for value in rows.columns.get(names[0], ()))
+        given = Examples([Words.of(["text"]) if words else "text"], ["text"] if len(names) == 2 else None)
+        ((found,),) = self._bank.engine.predict_json([(self._loaded[task], given)])
         found.pop("truncated", None)
         resident = self._bank.engine.residents[self._loaded[task]]
         return found | ({"windows": 1} if resident.windows > 1 else {})

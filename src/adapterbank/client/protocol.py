@@ -161,7 +161,7 @@ class Calls:
     def predict(
         self,
         task: str,
-        texts: Sequence[str],
+        texts: Sequence[str | Sequence[str]],
         pairs: Sequence[str] | None = None,
         best: int = 0,
         abstain: float = 0.0,
@@ -169,6 +169,7 @@ class Calls:
     ) -> Call[list[TaskReply]]:
         """Predict texts, or texts and their pairs, with one task (`name` or `name@version`).
 
+        For tagging, a text may be the list of its words.
         With `abstain`, `label` and `labels` are None where the answer is less probable than that. With `explain`, each
         reply has an `explanation`: each word's share in the answer.
         """

@@ -36,7 +36,14 @@ class TaskReply:
     explanation: dict[str, Any] | None = None
     """On request: each word's share in the answer."""
     other: dict[str, Any] | None = None
-    """Fields of a kind that are none of these."""
+    """Fields of a kind that are none of these, such as the entities of tagging; they are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a field of `other`; Python asks only for names that are not found otherwise."""
+        other = vars(self).get("other") or {}
+        if name not in other:
+            raise AttributeError(f"a prediction has no {name!r}")
+        return other[name]
 
 
 @dataclass(frozen=True)

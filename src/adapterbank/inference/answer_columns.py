@@ -7,7 +7,7 @@ from typing import Any
 
 from adapterbank.tasks.writers import OutputColumn, value_type
 
-_HOLDS = {"label": "text", "labels": "texts", "value": "number", "start": "integer", "end": "integer"}
+_HOLDS = {"label": "text", "labels": "texts", "tags": "words", "value": "number", "start": "integer", "end": "integer"}
 """What fields hold whose value may be None."""
 ERROR, TRUNCATED = "error", "truncated"
 

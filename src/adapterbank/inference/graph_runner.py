@@ -298,9 +298,10 @@ def _split(
     if not used:
         return list(out)
     slot_heads = {number: slot.plan.head for number, slot in used.items()}
-    if KINDS[next(iter(slot_heads.values())).kind].per_token:  # the same for the whole family
-        return [row[:size] for row, size in zip(out, sizes.tolist(), strict=True)]
     widths = {slot: head.width for slot, head in slot_heads.items()}
+    if KINDS[next(iter(slot_heads.values())).kind].per_token:  # the same for the whole family
+        parts = zip(out, sizes.tolist(), slots, strict=True)
+        return [row[:size, : widths[slot]] for row, size, slot in parts]
     outputs = [row[: widths[slot]] for row, slot in zip(out, slots, strict=True)]
     if scaled := {slot for slot, head in slot_heads.items() if KINDS[head.kind].standardize}:
         for i, slot in enumerate(slots):

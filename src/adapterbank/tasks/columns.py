@@ -187,7 +187,8 @@ def infer_task(
     chosen = chosen or next(row for row in reversed(KINDS.values()) if row.recognizes(columns, values))
     if label_separator is not None and not chosen.several_labels:
         raise InputError(f"A task of {chosen.name} has one label in a cell; leave out --label-separator.")
-    if chosen.fewest_labels and label_separator is None and (kind is None or chosen.several_labels):
+    is_label = chosen.fewest_labels and not chosen.words  # a tag may be of any characters
+    if is_label and label_separator is None and (kind is None or chosen.several_labels):
         one = "--label-separator none" if chosen.several_labels else f"--kind {chosen.name} if it is one"
         check_cells(table, columns.label, values, f"use {one}")
     names = chosen.infer_labels(table, columns.label, rows) if labels is None else tuple(map(label_name, labels))

@@ -30,7 +30,10 @@ class OutputColumn:
 
     name: str
     holds: str = "text"
-    """text, number, integer, flag or texts (a list of them); only Parquet asks."""
+    """text, number, integer, flag, texts (a list of them, such as labels), or words (a list of any texts).
+
+    Only Parquet asks, and CSV for words: any of them may hold what stands between labels.
+    """
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ def value_type(values: Sequence[Any]) -> str:
         return "integer"
     if known and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in known):
         return "number"
+    if any(known) and all(isinstance(value, (list, tuple)) for value in known):
+        return "words" if all(isinstance(one, str) for value in known for one in value) else "text"
     return "text"
 
 
@@ -87,11 +92,12 @@ class JsonRows:
 
 
 class SeparatedValues:
-    """A header and a record for each row. Lists of labels are joined, other lists and objects are JSON."""
+    """A header and a record for each row. Lists of labels are joined; lists of words and objects are JSON."""
 
     def __init__(self, layout: OutputLayout, *, quoted: bool = True) -> None:
         """Without `quoted`, tabs and line breaks in texts become blanks, because nothing else can stand for them."""
         self._names, self._quoted = [column.name for column in layout.columns], quoted
+        self._words = {column.name for column in layout.columns if column.holds == "words"}
         self._lines: list[str] = []
         style: Any = {} if quoted else {"quoting": csv.QUOTE_NONE, "quotechar": None}
         delimiter = layout.delimiter if quoted else "\t"
@@ -101,7 +107,7 @@ class SeparatedValues:
 
     def encode(self, rows: Sequence[Mapping[str, Any]]) -> bytes:
         """See `RowEncoder`."""
-        self._writer.writerows([self._cell(row.get(name)) for name in self._names] for row in rows)
+        self._writer.writerows([self._cell(row.get(name), name) for name in self._names] for row in rows)
         lines, self._lines = self._lines, []
         return "".join(lines).encode("utf-8", "replace")
 
@@ -113,8 +119,9 @@ class SeparatedValues:
         """See `RowEncoder`."""
         return self.encode([])
 
-    def _cell(self, value: Any) -> str:
-        text = _cell_text(value)
+    def _cell(self, value: Any, column: str = "") -> str:
+        is_words = column in self._words and isinstance(value, (list, tuple))
+        text = json_text(value) if is_words else _cell_text(value)
         return text if self._quoted else _BREAKS.sub(" ", text)
 
 
@@ -133,7 +140,7 @@ class ParquetRows:
 
         types = {
             **{"text": pyarrow.string(), "number": pyarrow.float64(), "integer": pyarrow.int64()},
-            **{"flag": pyarrow.bool_(), "texts": pyarrow.list_(pyarrow.string())},
+            **{"flag": pyarrow.bool_(), **dict.fromkeys(("texts", "words"), pyarrow.list_(pyarrow.string()))},
         }
         given = {} if layout.schema is None else {field.name: field for field in layout.schema}
         self._columns = {column.name: column.holds for column in layout.columns if column.name not in given}

@@ -346,7 +346,9 @@ def _request_schema() -> dict[str, Any]:
         for name in OTHERS
     ]
     file = {"schema": {"type": "string", "format": "binary", "minLength": 1}}
-    body = {"required": True, "content": dict.fromkeys(TYPES, file)}
+    # The body is a file of bytes, which OpenAPI cannot say of JSON: there, any value is one.
+    content: dict[str, Any] = {kind: {"schema": {}} if kind == "application/json" else file for kind in TYPES}
+    body = {"required": True, "content": content}
     return {"parameters": [*options, format, *sizes], "requestBody": body}
 
 

@@ -5,22 +5,24 @@ The models validate requests. Responses are not validated; their models only des
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, PlainValidator
+from pydantic_core import PydanticCustomError
 
 from adapterbank.kinds.words import Words
 from adapterbank.serving.service.protocol import CODES, Limits
 
 
-def _as_text(value: str | list[str]) -> str:
-    return Words.of(value) if isinstance(value, list) else value
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(word, str) for word in value):
+        return Words.of(value)
+    raise PydanticCustomError("text", "Input should be a valid string, or for tagging the list of a text's words")
 
 
-if TYPE_CHECKING:
-    _Text = str
-else:
-    _Text = Annotated[str | list[str], AfterValidator(_as_text)]
+_Text = Annotated[str, PlainValidator(_text)]
 """A text, or the words of one, which become a text."""
 _Texts = Annotated[list[_Text] | None, FailFast()]
 """Stops at the first error: listing a million of them would delay other requests."""
@@ -42,7 +44,7 @@ class PredictRequest(_Strict):
     """Texts for one task."""
 
     texts: _Texts = None
-    pairs: _Texts = None
+    pairs: Annotated[list[str] | None, FailFast()] = None
     text: _Text | None = None
     pair: str | None = None
     best: _Whole = 0
