@@ -19,10 +19,11 @@ from adapterbank.errors import SlowerWarning
 from adapterbank.inference import engine as engines
 from adapterbank.inference import graph_runner
 from adapterbank.inference.engine import Engine
+from adapterbank.inference.rows import Windows, make_rows
 from adapterbank.inference.rows import Rows
 from adapterbank.methods import Options
 from adapterbank.slots.plan import Head, make_plan
-from adapterbank.tasks.spec import Task
+from adapterbank.tasks.spec import Examples, Task
 from adapterbank.training import loop as training
 from adapterbank.training import trainer as trainers
 from families import save_random
@@ -176,6 +177,21 @@ def tagged_rows(tokens):
     """Return rows whose every other token has a tag; the last row has none."""
     targets = [np.where(np.arange(len(row)) % 2, (row.ids + k) % 3, -100) for k, row in enumerate(tokens)]
     return Rows(tokens, [*targets[:-1], np.full(len(tokens[-1]), -100)])
+
+
+@pytest.mark.parametrize("weighs", [False, True])
+def test_captured_runs_with_pooled_windows_take_the_steps_of_eager_ones(weighs, backbones, new_slot, learn, replays):
+    texts = [f"{'the big red fox was in the house ' * (1 + k % 4)}{text}" for k, text in enumerate(TEXTS)]
+    examples = Examples(texts, None, [k % 3 for k in range(len(texts))])
+    windows = Windows(3, "weights" if weighs else "mean")
+    rows = make_rows(backbones["kernel"], examples, kind="classification", max_length=14, windows=windows)
+    common = {"head": Head("classification", 3, weighs=weighs), "train": rows, "dev": rows, "score": lambda _: 0.0}
+    jobs = [job_on(backbones["kernel"], new_slot, seed=seed, **common) for seed in range(2)]
+    _, expected = learn(backbones["kernel"], *jobs, worth=NEVER)
+    assert not replays
+    states, found = learn(backbones["kernel"], *jobs)
+    assert len(replays) == max(state.step for state in states)
+    assert_same_losses(found, expected, 1e-4)
 
 
 @pytest.mark.parametrize("method", ["layernorm", "lora", "ia3", "bitfit", "feature", "top", "full"])
