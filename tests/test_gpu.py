@@ -19,8 +19,7 @@ from adapterbank.errors import SlowerWarning
 from adapterbank.inference import engine as engines
 from adapterbank.inference import graph_runner
 from adapterbank.inference.engine import Engine
-from adapterbank.inference.rows import Windows, make_rows
-from adapterbank.inference.rows import Rows
+from adapterbank.inference.rows import Rows, Windows, make_rows
 from adapterbank.methods import Options
 from adapterbank.slots.plan import Head, make_plan
 from adapterbank.tasks.spec import Examples, Task

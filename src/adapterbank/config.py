@@ -29,7 +29,7 @@ PRECISIONS = ("auto", "fp32", "bf16")
 CLASS_WEIGHTS = ("none", "balanced")
 FEW = ("auto", "always", "never")
 LONG = ("auto", "cut", "windows")
-WINDOW_POOLINGS = ("mean", "weights")
+WINDOW_POOLINGS = ("auto", "mean", "weights")
 DEFAULTS = ("new", "better")
 _OF_SLOTS = (
     *("pooling", "head_hidden", "lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction"),
@@ -134,8 +134,9 @@ class Config:
         later=True,
     )
     window_pooling: str = option(
-        "mean",
-        "How the windows of a text count: all the same, or by weights that train.",
+        "auto",
+        "How the windows of a text count: all the same, or by weights that train (auto: weights, unless the head is "
+        "fitted).",
         group="Data",
         choices=WINDOW_POOLINGS,
         later=True,
@@ -330,7 +331,7 @@ def check(config: Config) -> list[str]:
     mistakes += _separator_mistakes(config)
     if config.lr == 0:
         mistakes.append("lr is 0, so nothing would train; use a positive number.")
-    if config.long == "cut" and config.window_pooling != "mean":
+    if config.long == "cut" and config.window_pooling != "auto":
         mistakes.append(f"window_pooling is {config.window_pooling!r}, but long is 'cut'; leave one of them out.")
     return mistakes + _unused_option_mistakes(config)
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from adapterbank.api.opened import open_bank
+from adapterbank.config import Config
+from adapterbank.inference.rows import Rows
 from adapterbank.kinds.table import KINDS
+from adapterbank.slots.plan import Head
+from adapterbank.tasks.spec import Examples
 from adapterbank.training import builder, run_state
 from adapterbank.training import trainer as trainers
 from adapterbank.training.trainer import MOST_RESTARTS
@@ -74,6 +79,28 @@ def test_a_run_is_not_judged_before_it_has_taken_a_hundred_steps(bert, new_slot,
     monkeypatch.setattr(trainers, "FEWEST_STEPS", 10)  # three epochs of four steps
     kept = kept_after(bert, job_on(bert, new_slot, epochs=4, collapsed=stuck(1)))[1]
     assert [state.epoch for state in kept] == [1, 2, 1, 2, 3, 4]
+
+
+def test_a_run_of_tags_is_judged_after_a_third_of_its_epochs(bert, new_slot):
+    rows = Rows(bert.tokenize(["the cat sat", "a dog ran on"] * 6), [np.array([-100, 1, 0, -100, -100])] * 12)
+    common = {"head": Head("tagging", 2), "train": rows, "dev": rows, "score": lambda _: 0.0}
+    kept = kept_after(bert, job_on(bert, new_slot, epochs=15, collapsed=stuck(1), **common))[1]
+    assert [state.epoch for state in kept] == [1, 2, 3, 4, *range(1, 16)]
+
+
+def test_a_run_whose_loss_still_falls_has_not_collapsed(one_answer):
+    check = one_answer
+    assert check([0.7] * 20)
+    assert not check([0.7] * 10 + [0.6] * 10)
+
+
+@pytest.fixture
+def one_answer():
+    """Return the check of a run that gives one answer to four rows of two classes, as a function of its losses."""
+    task, targets = task_of("classification", ["a", "b"]), [0, 1, 0, 1]
+    rows = Rows([None] * 4, targets)
+    check = builder._collapse_check(Config(), task, rows, rows, Examples(["x"] * 4, None, targets))
+    return lambda losses: check([np.array([1.0, 0.0])] * 4, losses)
 
 
 def test_the_user_and_the_record_are_told(tmp_path, bert, monkeypatch):

@@ -191,10 +191,10 @@ def make_run_plan(config: Config, backbone: Backbone, data: Dataset) -> Plan:
     encoder = backbone.config
     plan = make_plan(config.method_options(), depth=encoder.layers, head=head, shared_layers=encoder.shared_layers)
     fitted = _is_fitted(config, plan, data)
-    if config.window_pooling != MEAN and fitted:
+    if config.window_pooling == WEIGHTS and fitted:
         mistake = f"window_pooling is {config.window_pooling!r}, but a fitted head cannot weigh windows; leave it out"
         raise ConfigError([f"{mistake}{', or use --few never' if data.few else ''}."])
-    weighs = config.window_pooling == WEIGHTS and config.long == "windows" and not kind.windows
+    weighs = config.window_pooling != MEAN and config.long == "windows" and not kind.windows and not fitted
     return replace(plan, head=replace(head, unit=fitted, weighs=weighs))
 
 

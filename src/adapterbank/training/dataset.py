@@ -114,7 +114,7 @@ def has_few_labels(config: Config, data: Dataset) -> bool:
         raise ConfigError([f"few is 'always', but {problems[0]}, for which there is no such recipe; leave it out."])
     if problems or config.few == "never":
         return False
-    own = config.patience or config.window_pooling != "mean"
+    own = config.patience or config.window_pooling == "weights"
     if not wanted and (own or config.epochs != METHODS[config.method].defaults["epochs"].value):
         return False  # the user has a recipe of his own
     rows = data.splits["train"]

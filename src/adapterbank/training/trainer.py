@@ -16,6 +16,7 @@ from adapterbank.encoder.prefix_cache import Prefix, PrefixCache
 from adapterbank.inference.graphs import GraphCompiler, runs_graphs
 from adapterbank.inference.rows import Rows
 from adapterbank.inference.runner import outputs
+from adapterbank.kinds.table import KINDS
 from adapterbank.slots.stack import LARGEST, Stacks
 from adapterbank.training.eager_step import EagerStep, token_limit
 from adapterbank.training.graph_step import DeviceRows, GraphStep
@@ -27,6 +28,8 @@ STEPS_WORTH_A_GRAPH = 500
 """Steps per run above which a graph is worth its compilation."""
 COLLAPSED_AFTER, FEWEST_STEPS = 2, 100
 """Epochs, and steps if these are more, after which a run that gives one answer to everything begins again."""
+TOKENS_COLLAPSED_AFTER = 3
+"""Where tokens are answered, a run is judged after one of so many parts of its epochs."""
 MOST_RESTARTS = 2
 READ_EVERY = 0.2
 """The most seconds between two reads of a graph's losses."""
@@ -201,8 +204,13 @@ class Trainer:
         return score
 
     def _gives_up(self, run: ActiveRun) -> bool:
-        """Return whether a run that has collapsed by now may begin again; in a few steps, none has learned much."""
+        """Return whether a run that has collapsed by now may begin again; in a few steps, none has learned much.
+
+        Where tokens are answered, most answers are the same, and a run may give nothing else for some epochs.
+        """
         judged = max(COLLAPSED_AFTER, -(-FEWEST_STEPS // run.per_epoch))
+        if KINDS[run.job.plan.head.kind].per_token:
+            judged = max(judged, -(-run.job.epochs // TOKENS_COLLAPSED_AFTER))
         return run.state.epoch == judged < run.job.epochs and len(run.state.restarts) < MOST_RESTARTS
 
     def _restart(self, run: ActiveRun) -> None:
