@@ -205,7 +205,7 @@ def ablation() -> dict[str, Any]:
 def prediction(row: dict[str, Any], text: str, pair: str | None) -> dict[str, Any]:
     """Predict by the text's length, so that a test can tell predictions apart."""
     if row["kind"] == "regression":
-        return {"value": len(text) / 10}
+        return {"value": len(text) / 10} | ({"windows": 8, "truncated": True} if len(text) > 1000 else {})
     if row["kind"] == "span":
         return {"answer": (pair or "")[:5], "start": 0, "end": 5}
     if row["kind"] == "tagging":

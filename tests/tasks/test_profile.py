@@ -29,7 +29,7 @@ def test_every_split_is_counted() -> None:
     assert list(train["labels"]) == ["pos", "neg"]  # the most frequent first
     assert found["splits"]["dev"]["longer"] == 1
     assert found["splits"]["test"] == {
-        **{"rows": 2, "empty": 0, "repeated": 0, "longer": 0, "labelled": False},
+        **{"rows": 2, "empty": 0, "repeated": 0, "longer": 0, "windows": False, "labelled": False},
         "tokens": {f"p{place}": 1 for place in PERCENTILES},
     }
     assert found["shared"] == [{"of": "dev", "in": "train", "rows": 1}, {"of": "test", "in": "dev", "rows": 1}]

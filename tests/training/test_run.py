@@ -415,3 +415,14 @@ def test_a_dev_label_that_is_not_in_the_training_data_is_refused(bank):
     with pytest.raises(DataError, match=r"dev, row 25: the label 'odd' is not one of the task's 2 labels"):
         bank.train("s", ROWS, [*ROWS, ("the cat", "odd")], **FAST)
     assert not bank.path.exists()
+
+
+@pytest.mark.parametrize(("count", "chosen"), [(9, False), (10, True)])
+def test_fewer_than_ten_dev_rows_choose_no_epoch(bank, count, chosen):
+    dev = [(text, {"positive": "negative", "negative": "positive"}[label]) for text, label in ROWS[:count]]
+    result = bank.train("s", ROWS, dev, **{**FAST, "epochs": 6, "few": "never"})  # it gets worse by learning
+    scores = [epoch["score"] for epoch in result.record["history"]]
+    best = 1 + scores.index(max(scores))
+    assert result.record["best_epoch"] == (best if chosen else 6)
+    assert best < 6
+    assert any("too few to choose an epoch" in note for note in result.notes) == (not chosen)

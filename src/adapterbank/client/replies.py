@@ -32,7 +32,7 @@ class TaskReply:
     truncated: bool | None = None
     """True if the text was longer than the task's limit, so that a part was not read; otherwise not set."""
     windows: int | None = None
-    """The number of windows in which a long text was read; not set if it was read at once."""
+    """The number of windows whose outputs were pooled; not set if the text was read at once."""
     explanation: dict[str, Any] | None = None
     """On request: each word's share in the answer."""
     other: dict[str, Any] | None = None

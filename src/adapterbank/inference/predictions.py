@@ -41,7 +41,7 @@ class Prediction:
     truncated: bool | None = None
     """True if the text was longer than the task's limit, so that a part was not read; otherwise not set."""
     windows: int | None = None
-    """The number of windows in which a long text was read; not set if it was read at once."""
+    """The number of windows whose outputs were pooled; not set if the text was read at once."""
     explanation: dict[str, Any] | None = None
     """On request: each word's share in the answer; see `inference.explain`."""
     embedding: np.ndarray | None = field(default=None, repr=False, compare=False)
@@ -160,10 +160,10 @@ def _fields(head_outputs: HeadOutputs, best: int, abstain: float, *, rounded: bo
 
 def _tell_reading(predictions: Sequence[dict[str, Any]], rows: Rows) -> None:
     """Add to predictions whether their text was read in part, and in how many windows if there are several."""
-    if not rows.cut and rows.owners is None:
+    if not rows.cut and not rows.pooling:
         return
     for fields, mine in zip(predictions, rows.by_example(len(predictions)), strict=True):
-        if len(mine) > 1:
+        if len(mine) > 1 and rows.pooling:
             fields["windows"] = len(mine)
         if any(rows.tokens[row].cut for row in mine):
             fields["truncated"] = True

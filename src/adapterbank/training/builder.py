@@ -42,6 +42,8 @@ _COUNTED = 1000
 """Of many long texts, so many are tokenised to find whether they should be read in windows."""
 
 
+FEWEST_DEV_ROWS = 10
+"""Dev rows below which no epoch is chosen on them."""
 STILL_FALLING = 0.95
 """A run learns if the losses of an epoch's second half are below this share of those of its first half."""
 
@@ -135,6 +137,8 @@ class RunBuilder:
             raise DataError(f"The training rows have only one class of {data.task.name!r}; add rows of another one.")
         job = _make_job(resolved, self.backbone, rows["train"], rows.get("dev", rows["train"]))
         scored = {name: split for name, split in rows.items() if name != "train"}
+        if not job.fitted and not job.chooses:
+            notes.append(f"{len(data.splits['dev'])} dev rows are too few to choose an epoch; the last one is kept.")
         return PreparedRun(resolved, job, scored, notes, time.perf_counter() - began)
 
     def _with_windows(self, config: Config, data: Dataset) -> Config:
@@ -243,6 +247,7 @@ def _make_job(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) 
         patience=config.patience,
         class_weights=_class_weights(config, task, rows),
         collapsed=_collapse_check(config, task, rows, dev, dev_examples),
+        chooses=len(dev_examples) >= FEWEST_DEV_ROWS,
         fitted=_is_fitted(config, resolved.plan, resolved.data),
     )
 

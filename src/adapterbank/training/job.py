@@ -41,6 +41,8 @@ class TrainingJob:
     """Weight of each class in the loss."""
     collapsed: Callable[[list[np.ndarray], Sequence[float]], bool] = lambda outputs, losses: False
     """(head outputs of the dev rows, losses of the epoch's steps) -> whether the run learns nothing but the prior."""
+    chooses: bool = True
+    """Whether the dev rows are enough to choose the best epoch; otherwise the last one is kept."""
     fitted: bool = False
     """Whether the head is fitted to all rows at the end, by `fitted`, instead of trained by the loop."""
 

@@ -189,7 +189,7 @@ class Trainer:
             state.failure = _diverged(run, what, run.state.step)
             return None
         score = job.score(dev_outputs)
-        better = not state.best_epoch or score > state.best_score
+        better = not job.chooses or not state.best_epoch or score > state.best_score
         state.epoch += 1
         seconds = time.perf_counter() - run.began
         state.history.append({"loss": float(np.mean(run.losses)), "score": score, "seconds": seconds})

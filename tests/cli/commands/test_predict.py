@@ -260,7 +260,7 @@ def test_the_best_answers_are_listed_with_their_positions_in_the_text(catalog_ba
     context = answers(1)[0]["context"] + " and the fox sat on a mat" * 8
     words = ["--text", "what was it", "--text-pair", context, "--device", "cpu"]
     (found,) = shell("predict", "--bank", catalog_bank, "--task", "squad/v2", "--best", "3", *words).answers
-    assert set(found) == {"answer", "start", "end", "null_odds", "best", "windows"}
+    assert set(found) == {"answer", "start", "end", "null_odds", "best"}
     assert len(found["best"]) == 3
     for one in found["best"]:
         assert context[one["start"] : one["end"]] == one["text"]

@@ -75,6 +75,7 @@ def test_fields_have_the_defaults_and_limits_of_the_shell_and_only_what_is_chose
         expect(field).to_have_attribute("title", option.metadata["help"])
         expect(field).to_have_value("")
     expect(page.get_by_label("Class weights").locator("option")).to_have_text(["none", "balanced"])
+    expect(page.get_by_label("Long texts").locator("option")).to_have_text(["auto", "cut", "windows"])
     page.get_by_label("Class weights").select_option("balanced")
     page.get_by_role("button", name="Train", exact=True).click()
     expect(page.locator("#run-title .badge")).to_have_text("done")

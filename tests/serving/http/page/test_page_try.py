@@ -19,6 +19,17 @@ def test_a_text_is_tried_on_one_task(page, faults):
     assert posted(faults) == [{"text": "A warm film."}]
 
 
+def test_an_answer_tells_how_a_long_text_was_read(page, url):
+    page.goto(f"{url}/#try/task-10")
+    expect(page.locator("#try-task")).to_have_value("task-10")
+    page.get_by_label("Text", exact=True).fill("word " * 300)
+    page.get_by_role("button", name="Predict").click()
+    expect(page.locator("#try-result .quiet").first).to_contain_text(
+        "read in 8 windows, a part of the text was not read"
+    )
+    expect(page.locator(".prediction")).to_have_text("150")
+
+
 def test_the_words_of_a_text_are_coloured_by_their_share(page, url, faults):
     page.goto(f"{url}/#try/task-10")  # answers with a tenth of the length
     expect(page.locator("#try-task")).to_have_value("task-10")

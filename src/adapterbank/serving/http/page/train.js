@@ -12,7 +12,7 @@ let read = 0;
 let report = null; // shows an error
 let charts = {}; // of the run that is shown
 let defaults = null; // the options that the server states, by name
-const FIELDS = { size: "train-size", epochs: "train-epochs", max_length: "train-length", lr: "train-lr", batch: "train-batch", class_weights: "train-weights", seed: "train-seed",
+const FIELDS = { size: "train-size", epochs: "train-epochs", max_length: "train-length", lr: "train-lr", batch: "train-batch", class_weights: "train-weights", long: "train-long", seed: "train-seed",
   text: "train-texts", label: "train-labels", label_separator: "train-label-separator", separator: "train-separator", header: "train-header", drop_unlabelled: "train-drop" };
 
 const OVER = ["done", "failed", "cancelled"];

@@ -63,9 +63,12 @@ const shown = (found) => {
   if (!empty(found.answer)) return found.answer || "no answer";
   const parts = found.entities || found.words;
   if (parts) return parts.length ? listed(parts) : found.words ? "no word" : "no entity";
-  const rest = Object.entries(found).filter(([name]) => !["task", "version", "probabilities", "explanation"].includes(name));
+  const rest = Object.entries(found).filter(([name]) => !["task", "version", "probabilities", "explanation", "windows", "truncated"].includes(name));
   return rest.length ? rest.map(([name, value]) => `${name}: ${JSON.stringify(value)}`).join(", ") : "–";
 };
+
+// How much of a long text was read.
+const reading = ({ windows, truncated }) => (windows ? `, read in ${windows} windows` : "") + (truncated ? ", a part of the text was not read" : "");
 
 function confidence(found) {
   const p = found.probabilities;
@@ -86,7 +89,7 @@ async function askOne(task, text, pair) {
   const found = await ask(`${at(task.name)}/predict`, { method: "POST", body });
   const one = found.predictions[0];
   return make("div", { class: "card" }, make("p", { class: "prediction" }, shown(one)),
-    make("p", { class: "quiet" }, `${found.task}, version ${found.version}`), inContext(one, pair), tagged(one, text, task.labels), one.probabilities ? odds(one.probabilities) : null,
+    make("p", { class: "quiet" }, `${found.task}, version ${found.version}${reading(one)}`), inContext(one, pair), tagged(one, text, task.labels), one.probabilities ? odds(one.probabilities) : null,
     one.explanation ? shares(one.explanation, { text, pair }) : null);
 }
 
