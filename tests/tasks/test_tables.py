@@ -112,7 +112,7 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
     (
         "short.tsv",
         "text\tlabel\na\t1\nb\n",
-        "line 3: 1 fields, but the header has 2; a text must not contain a tab",
+        "line 3: 1 field, but the header has 2; a text must not contain a tab",
     ),
     ("open.csv", 'text,label\na,1\n"b,1\nc,1\n', "line 3: unexpected end of data; close every quote"),
     ("odd.csv", 'text,label\n"a" b,1\n', "line 2: .*; close every quote"),

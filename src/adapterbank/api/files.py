@@ -23,6 +23,7 @@ from adapterbank.inference.task_rows import by_task, in_order, table_rows
 from adapterbank.kinds.table import KINDS
 from adapterbank.kinds.values import is_missing, listed, short
 from adapterbank.kinds.words import Words, joined
+from adapterbank.storage.files import check_output
 from adapterbank.tasks.columns import require_column
 from adapterbank.tasks.examples import located, read_examples
 from adapterbank.tasks.spec import Examples, Task
@@ -85,6 +86,7 @@ def predict_file(
 ) -> FileReport:
     """Answer the rows of a file, chunk by chunk; `report` counts them while they are written."""
     form = output_format(output, options.output_form)
+    check_output(source, output)
     if options.task_column is not None and form != "jsonl":
         raise InputError(f"Rows of different tasks have different columns, which {form} cannot have; write jsonl.")
     if options.explain and form != "jsonl":

@@ -328,3 +328,10 @@ def locked(path: Path) -> Iterator[None]:
         # Closing is not enough: a process forked meanwhile shares the open file description.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
+
+
+def check_output(source: Any, output: Any) -> None:
+    """Refuse to write over the file that is read; what are not names are no files."""
+    names = [one for one in (source, output) if isinstance(one, (str, os.PathLike))]
+    if len(names) == 2 and all(map(os.path.exists, names)) and os.path.samefile(*names):
+        raise InputError(f"{os.fspath(output)} is the file that is read; write the answers to another one.")

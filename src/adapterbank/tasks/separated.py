@@ -68,7 +68,8 @@ def _fitted(fields: list[str], header: list[str], dialect: Dialect, where: str) 
         mark = _SHOWN.get(dialect.separator, repr(dialect.separator))
         advice = f"quote a text that contains {mark}" if dialect.quoted else f"a text must not contain {mark}"
         raise DataError(
-            f"{where}: {len(fields)} fields, but the header has {len(header)}; {advice}, or state the separator "
+            f"{where}: {len(fields)} field{'s' * (len(fields) != 1)}, but the header has {len(header)}; {advice}, or "
+            f"state the separator "
             f"with --separator."
         )
     return fields

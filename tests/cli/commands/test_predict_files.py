@@ -163,6 +163,8 @@ def test_a_bad_row_is_named_and_the_others_are_answered(here, form, ending):
     for line, reason in zip(told, reasons, strict=True):
         assert reason in line
     assert f"{len(lines)} of " in found.err
+    rows = int(found.err.split(f"{len(lines)} of ")[1].split()[0].replace(",", ""))
+    assert f"Wrote {rows - len(lines):,} prediction" in found.err
     if ending == "csv":
         rows = list(csv.DictReader(io.StringIO((here / "out.csv").read_text())))
     else:
@@ -241,6 +243,7 @@ def test_ctrl_c_leaves_whole_rows_and_says_so(here):
         (["--text", "a", "--text-column", "b"], "name columns of a FILE"),
         (["empty.csv"], "has columns (id, text) but no rows"),
         (["in.csv", "-o", "no/out.csv"], "no/out.csv cannot be used"),
+        (["in.csv", "-o", "in.csv"], "in.csv is the file that is read; write the answers to another one"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_sentence(here, words, reason):

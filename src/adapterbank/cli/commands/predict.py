@@ -183,8 +183,9 @@ def _predict_file(opened: OpenBank, tasks: list[str], source: str, target: Any, 
 def _end(report: FileReport, tasks: list[str], target: Any) -> None:
     """Print what was written; exit with 1 if a row has no prediction."""
     if isinstance(target, str):
-        noun = "prediction" if len(tasks) < 2 else "row"
-        print_message(f"Wrote {format_count(report.rows, noun)} to {target}")
+        answered = report.rows - report.failed
+        what = format_count(answered, "prediction") if len(tasks) < 2 else format_count(report.rows, "row")
+        print_message(f"Wrote {what} to {target}")
     if report.failed:
         count = f"{report.failed} of {format_count(report.rows, 'row')}"
         print_message(f"adapterbank: there is no prediction for {count}; the output has the reasons.")
