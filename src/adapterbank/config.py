@@ -143,7 +143,7 @@ class Config:
     )
     doc_stride: int = option(
         128,
-        "Span: tokens between the starts of two windows of a long document; at most half a window.",
+        "Span, tagging: tokens between the starts of two windows of a long document; at most half a window.",
         group="Data",
         low=1,
         high=10**6,
@@ -204,7 +204,7 @@ class Config:
     lr: float | None = option(None, "Peak learning rate.", group="Recipe", low=0, high=10)
     epochs: int | None = option(
         None,
-        "Passes over the training data; the epoch with the best dev score is kept.",
+        "Passes over the training data; the epoch with the best dev score is kept (with ten dev rows or more).",
         group="Recipe",
         low=1,
         high=100000,

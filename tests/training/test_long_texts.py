@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import csv
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+from adapterbank.api.files import FileOptions, predict_texts
 from adapterbank.api.opened import open_bank
-from adapterbank.errors import ConfigError
+from adapterbank.errors import ConfigError, PackageDamaged
 from adapterbank.inference.rows import WEIGHTS, Rows, Windows, make_rows
 from adapterbank.slots.heads import pool_windows
+from adapterbank.tasks.profile import lose_much
 from adapterbank.tasks.spec import Examples
-from small_data import FAST, NOUNS, reviews
+from adapterbank.training.builder import are_long
+from small_data import FAST, NOUNS, reviews, write
 
 SHORT = {**FAST, "max_length": 12, "epochs": 12}
 FILLER = "the big red cat sat on the lazy mat and "
@@ -154,11 +161,12 @@ def test_parts_of_a_step_keep_texts_whole_and_give_the_same_gradients(bank, monk
 def test_windows_are_the_default_where_many_texts_would_lose_much(bank):
     rows = long_rows()
     result = bank.train("w", rows, rows, **SHORT | {"epochs": 1}, few="never")
-    assert result.record["config"]["long"] == "windows"
+    assert (result.record.get("windows"), result.package.manifest.recipe["windows"]) == (8, 8)
+    assert "long" not in result.record["config"]  # it is what was asked for, so that a study finds its runs
     assert any("read in windows" in note and "--long cut" in note for note in result.notes)
     rarely = reviews(60) + long_rows(24)[2:6:3]
     result = bank.train("r", rarely, rarely, **SHORT | {"epochs": 1}, few="never")
-    assert "long" not in result.record["config"]
+    assert "windows" not in result.record
     assert any("--long windows" in note for note in result.notes)
 
 
@@ -196,3 +204,62 @@ def test_a_document_task_may_be_cut(bank):
     bank.train("t", rows, rows, **SHORT | {"epochs": 1})
     (one,) = bank.predict("t", [rows[0]["tokens"]])
     assert one.truncated is None
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_tasks_that_read_the_same_texts_and_pool_them_differently_share_no_rows(bank, kind, tmp_path):
+    rows = [(text, label if kind == "classification" else 0.5 + len(text)) for text, label in long_rows()]
+    for pooling in ("mean", "weights"):
+        bank.train(pooling, rows, rows, **SHORT, few="never", long="windows", window_pooling=pooling)
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text, _ in rows[:4]))
+    for order in (["mean", "weights"], ["weights", "mean"]):
+        bank.predict_file(order, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+        found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+        for name in order:
+            for row, alone in zip(found, bank.predict(name, [text for text, _ in rows[:4]]), strict=True):
+                field = "value" if kind == "regression" else "label"
+                wanted = getattr(alone, field)
+                assert row[f"{name}.{field}"] == (pytest.approx(wanted, rel=1e-5) if kind == "regression" else wanted)
+
+
+def test_the_spread_of_the_labels_does_not_change_how_windows_are_weighed(bank):
+    texts = [text for text, _ in long_rows()]
+    options = {**SHORT, "kind": "regression", "long": "windows", "window_pooling": "weights"}
+    losses = []
+    for spread in (1.0, 1e4):
+        rows = [(text, spread * (0.5 + k % 4)) for k, text in enumerate(texts)]
+        losses.append([one["loss"] for one in bank.train("w", rows, rows, **options).record["history"]])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_a_study_finds_its_runs_where_the_choice_is_left_to_it(bank, tmp_path):
+    write(tmp_path / "rows.csv", long_rows())
+    study = {"task": "w", "train": str(tmp_path / "rows.csv"), "few": "never", "lr": [0.01, 0.02], "seeds": 1}
+    study |= {**{name: value for name, value in SHORT.items() if name != "lr"}, "epochs": 1}
+    study["select"] = {"per": ["task"], "by": "mean", "seeds": 2}
+    first = bank.sweep(study)
+    assert first.progress.done == 3
+    assert bank.sweep(study).progress.left == 0
+    assert len(list((bank.path / "records").glob("*.json"))) == 3
+
+
+def test_a_table_of_texts_has_a_column_of_windows_whatever_the_first_text(bank, tmp_path):
+    rows = long_rows()
+    bank.train("w", rows, rows, **SHORT, few="never", long="windows")
+    predict_texts(bank, ["w"], ["the cat", rows[2][0]], None, tmp_path / "out.csv", FileOptions())
+    lines = (tmp_path / "out.csv").read_text().splitlines()
+    assert [row["windows"] for row in csv.DictReader(lines)] == ["", "5"]
+
+
+def test_a_forged_head_that_weighs_windows_it_does_not_read_is_refused(bank):
+    package = bank.train("w", long_rows(), long_rows(), **SHORT, few="never", long="windows").package
+    recipe = {name: value for name, value in package.manifest.recipe.items() if name != "windows"}
+    forged = replace(package, manifest=replace(package.manifest, recipe=recipe))
+    with pytest.raises(PackageDamaged, match="its head weighs windows that it does not read"):
+        bank.engine.load(forged)
+
+
+def test_texts_of_many_bytes_a_character_are_long_too(bert):
+    texts = ["\N{GRINNING FACE}" * 20] * 20
+    counted = [len(row) for row in bert.tokenize(texts)]
+    assert are_long(bert, Examples(texts), 10) == (lose_much(counted, 10) == 20)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from adapterbank.api.handle import BankHandle
 from adapterbank.errors import BankError, DataError, InputError, PackageDamaged, UnknownName
-from adapterbank.inference.answer_columns import ERROR, AnswerColumns
+from adapterbank.inference.answer_columns import ERROR, AnswerColumns, sample_of
 from adapterbank.inference.explain import check_explainable, explained
 from adapterbank.inference.predictions import check_abstain
 from adapterbank.inference.task_rows import by_task, in_order, table_rows
@@ -136,7 +136,10 @@ def predict_texts(
     form = output_format(output, options.output_form)
     given: dict[str, Any] = {"best": options.best, "abstain": options.abstain, "explain": options.explain}
     found = [[one.to_json() for one in bank.predict(task, texts, pairs, **given)] for task in tasks]
-    columns = AnswerColumns(dict(zip(tasks, (one[0] for one in found), strict=True)), (), table=form != "jsonl")
+    samples = {
+        task: sample_of(bank.engine, bank._load_task(task), one[0]) for task, one in zip(tasks, found, strict=True)
+    }
+    columns = AnswerColumns(samples, (), table=form != "jsonl")
     with open_output(output, ENCODERS[form](OutputLayout(columns.columns()))) as write:
         write([columns.of(tasks, answers) for answers in zip(*found, strict=True)])
     return FileReport(len(texts))
@@ -201,9 +204,7 @@ class _Answers:
         words = any(isinstance(joined(value), Words) for value in rows.columns.get(names[0], ()))
         given = Examples([Words.of(["text"]) if words else "text"], ["text"] if len(names) == 2 else None)
         ((found,),) = self._bank.engine.predict_json([(self._loaded[task], given)])
-        found.pop("truncated", None)
-        resident = self._bank.engine.residents[self._loaded[task]]
-        return found | ({"windows": 1} if resident.windows > 1 else {})
+        return sample_of(self._bank.engine, self._loaded[task], found)
 
     def layout(self, first: Sequence[StreamRow], form: str) -> OutputLayout:
         """Return the columns to write: those of the file, then those of the answers."""

@@ -1,11 +1,14 @@
-"""The names and values of answers in a file, beside the columns that it has already. Knows no formats and no engine."""
+"""The names and values of answers in a file, beside the columns that it has already. Knows no formats."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adapterbank.tasks.writers import OutputColumn, value_type
+
+if TYPE_CHECKING:
+    from adapterbank.inference.engine import Engine
 
 _HOLDS = {"label": "text", "labels": "texts", "tags": "words", "value": "number", "start": "integer", "end": "integer"}
 """What fields hold whose value may be None."""
@@ -23,6 +26,12 @@ def flat(answer: Mapping[str, Any]) -> dict[str, Any]:
         del found["probabilities"]
         found["probability"] = likely.get(found["label"], max(likely.values()))
     return found
+
+
+def sample_of(engine: Engine, task: str, answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an answer with the fields that other answers of its task may have."""
+    more = {"windows": 1} if engine.residents[task].windows > 1 else {}
+    return {name: value for name, value in answer.items() if name != TRUNCATED} | more
 
 
 class AnswerColumns:

@@ -22,6 +22,7 @@ from adapterbank.errors import BackboneMismatch, InputError, PackageDamaged, Unk
 from adapterbank.inference.graph_runner import GraphRunner, Wait
 from adapterbank.inference.graphs import GraphCompiler, runs_graphs
 from adapterbank.inference.predictions import Prediction, check_abstain, decide, predict, predict_json
+from adapterbank.inference.resident import Resident
 from adapterbank.inference.rows import MEAN, WEIGHTS, Rows, Windows, make_rows
 from adapterbank.inference.runner import launch, tokens_at_once
 from adapterbank.inference.slot_cache import SlotCache, TaskHandle
@@ -45,23 +46,6 @@ _NUMBER_BYTES = 8
 """The most bytes of one number of a tensor: float64."""
 _TENSOR_HEADER = 1024
 """The most bytes that a weights file spends on a tensor besides its numbers."""
-
-
-@dataclass(frozen=True)
-class Resident:
-    """A task of the engine."""
-
-    task: Task
-    plan: Plan
-    max_length: int
-    stride: int = STRIDE
-    windows: int = 0
-    """The most windows of a text; see `make_rows`."""
-
-    @property
-    def in_windows(self) -> bool:
-        """Whether a text may become several rows."""
-        return KINDS[self.task.kind].windows or self.windows > 1
 
 
 @dataclass(frozen=True)
@@ -166,19 +150,22 @@ class Engine:
         max_length, stride = recipe["max_length"], max(1, recipe.get("doc_stride", STRIDE))
         try:
             task, plan = Task.from_json(manifest.task), Plan.from_json(manifest.method)
-            expected = self._check_plan(task, plan, max_length)
+            windows = recipe.get("windows", 0)
+            expected = self._check_plan(task, plan, max_length, windows)
         except (ValueError, InputError) as error:
             raise PackageDamaged(f"{package.ref} cannot be used ({error}); {RESTORE}.") from error
         source = partial(_read_tensors, package, expected)
-        self.put(name or package.ref, task, plan, source(), max_length, stride, recipe.get("windows", 0), source)
+        self.put(name or package.ref, task, plan, source(), max_length, stride, windows, source)
         LOG.debug("loaded %s from %s: %s bytes", package.ref, package.path, f"{manifest.bytes:,}")
         return name or package.ref
 
-    def _check_plan(self, task: Task, plan: Plan, max_length: int) -> dict[str, tuple[int, ...]]:
+    def _check_plan(self, task: Task, plan: Plan, max_length: int, windows: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of a plan's tensors; refuse a plan that the pass cannot run, which no checksum excludes."""
         config, kind = self.backbone.config, KINDS[task.kind]
         if (plan.head.kind, plan.head.outputs) != (task.kind, kind.outputs(len(task.labels))):
             raise ValueError(f"its head has {plan.head.outputs} outputs of kind {plan.head.kind!r}")
+        if plan.head.weighs and (kind.windows or windows < 2):
+            raise ValueError("its head weighs windows that it does not read")
         if not 0 < max_length <= config.max_length:
             raise ValueError(f"max_length is {max_length}")
         if any(layer >= config.layers for addition in plan.additions for layer in addition.layers):
@@ -246,7 +233,7 @@ class Engine:
             about = handle.about if handle else None
             windows = about is not None and about.in_windows
             alone = id(examples) if about is None or windows or keep else None
-            limits = (about.max_length, about.stride, about.windows) if about else None
+            limits = about.reading if about else None
             groups.setdefault((limits, examples.pairs is None, alone), {}).setdefault(id(examples), []).append(i)
         rows: dict[int, Rows] = {}
         for group in groups.values():

@@ -306,5 +306,7 @@ def _split(
     if scaled := {slot for slot, head in slot_heads.items() if KINDS[head.kind].standardize}:
         for i, slot in enumerate(slots):
             if slot in scaled:
-                outputs[i] = outputs[i] * np.float32(slot_heads[slot].scale) + np.float32(slot_heads[slot].shift)
+                head, numbers = slot_heads[slot], outputs[i][: slot_heads[slot].outputs]
+                numbers = numbers * np.float32(head.scale) + np.float32(head.shift)
+                outputs[i] = np.concatenate([numbers, outputs[i][head.outputs :]])
     return outputs

@@ -94,7 +94,11 @@ def apply(x: Tensor, head: Head, tensors: Mapping[str, Tensor]) -> Tensor:
     if head.hidden:
         x = torch.tanh(linear(x, tensors["head.hidden.weight"], tensors["head.hidden.bias"]))
     x = linear(x, tensors["head.weight"], tensors["head.bias"])
-    return x * head.scale + head.shift if KINDS[head.kind].standardize else x
+    if not KINDS[head.kind].standardize:
+        return x
+    if not head.weighs:
+        return x * head.scale + head.shift
+    return torch.cat([x[..., : head.outputs] * head.scale + head.shift, x[..., head.outputs :]], -1)
 
 
 def pool_windows(x: Tensor, owners: Tensor, units: int, *, weighs: bool) -> Tensor:

@@ -16,7 +16,8 @@ import numpy as np
 from adapterbank.config import TOLERANCE, check_tolerance
 from adapterbank.errors import InputError
 from adapterbank.inference.audit import fingerprint
-from adapterbank.inference.engine import Engine, Resident
+from adapterbank.inference.engine import Engine
+from adapterbank.inference.resident import Resident
 from adapterbank.kinds import scoring
 from adapterbank.methods import stored_fields
 from adapterbank.runtime import stamp

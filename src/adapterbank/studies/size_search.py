@@ -169,11 +169,11 @@ def _rung(
     common = builder.prepare(resolved).job
     jobs: list[TrainingJob] = []
     for size, rate in candidates:  # on the same rows, tokenised once
-        plan = make_run_plan(replace(config, size=size), builder.backbone, resolved.data)
+        plan = make_run_plan(replace(config, size=size), builder.backbone, resolved.data, resolved.windows)
         first = initial_tensors(plan, builder.backbone, sigma=config.sigma, seed=config.seed)
         jobs.append(replace(common, plan=plan, initial=first, rate=rate))
     steps = [0] * len(jobs)
-    total = sum(job.epochs * -(-len(job.train) // job.batch) for job in jobs)
+    total = sum(job.epochs * -(-job.train.units // job.batch) for job in jobs)
 
     def count(progress: Progress) -> None:
         steps[progress.run] = progress.step

@@ -45,7 +45,7 @@ _COUNTED = 1000
 FEWEST_DEV_ROWS = 10
 """Dev rows below which no epoch is chosen on them."""
 STILL_FALLING = 0.95
-"""A run learns if the losses of an epoch's second half are below this share of those of its first half."""
+"""A run learns if an epoch's loss is below this share of that of the epoch before, which has the same rows."""
 
 
 class UnloadedEncoder(NamedTuple):
@@ -68,13 +68,8 @@ class ResolvedRun:
     """The config of the record: every option, the backbone's sha256 and the data's fingerprints."""
     device: torch.device
     dtype: torch.dtype
-
-    @property
-    def windows(self) -> int:
-        """The most windows of a text, as `make_rows` takes it."""
-        if KINDS[self.data.task.kind].windows:
-            return int(self.config.long == "cut")
-        return self.config.max_windows if self.config.long == "windows" else 0
+    windows: int
+    """The most windows of a text, as `make_rows` takes it."""
 
     @cached_property
     def hash(self) -> str:
@@ -118,11 +113,11 @@ class RunBuilder:
         if not find_method(config.method).slot:
             raise ConfigError([f"method is {config.method!r}, which trains no slot; run it on its own with train."])
         data = self.read(config)
-        config = self._with_windows(config, data)
-        plan = make_run_plan(config, self.backbone, data)
+        windows = self._windows(config, data)
+        plan = make_run_plan(config, self.backbone, data, windows)
         device = find_device(config.device)
         dtype = find_dtype(config.precision, device)
-        return ResolvedRun(config, data, plan, identity(config, self.backbone, data.about()), device, dtype)
+        return ResolvedRun(config, data, plan, identity(config, self.backbone, data.about()), device, dtype, windows)
 
     def prepare(self, resolved: ResolvedRun) -> PreparedRun:
         """Tokenise the data and build the training loop's job."""
@@ -138,18 +133,22 @@ class RunBuilder:
         job = _make_job(resolved, self.backbone, rows["train"], rows.get("dev", rows["train"]))
         scored = {name: split for name, split in rows.items() if name != "train"}
         if not job.fitted and not job.chooses:
-            notes.append(f"{len(data.splits['dev'])} dev rows are too few to choose an epoch; the last one is kept.")
+            notes.append(
+                f"{len(data.splits['dev'])} dev rows are too few to choose an epoch; the last one is kept"
+                f"{', and patience has no effect' if config.patience else ''}."
+            )
         return PreparedRun(resolved, job, scored, notes, time.perf_counter() - began)
 
-    def _with_windows(self, config: Config, data: Dataset) -> Config:
-        """Return the config with `windows` for long texts, if it leaves the choice and many of them are long."""
+    def _windows(self, config: Config, data: Dataset) -> int:
+        """Return the most windows of a text: those of the config if it asks for windows, or if many texts are long."""
         examples, limit = data.splits["train"], config.max_length
-        if config.long != "auto" or KINDS[data.task.kind].windows:
-            return config
+        if KINDS[data.task.kind].windows:
+            return int(config.long == "cut")
         key = (id(examples), limit)
-        if key not in self._are_long:
+        if config.long == "auto" and key not in self._are_long:
             self._are_long[key] = examples, are_long(self.backbone, examples, limit)
-        return replace(config, long="windows") if self._are_long[key][1] else config
+        reads = config.long == "windows" or (config.long == "auto" and self._are_long[key][1])
+        return config.max_windows if reads else 0
 
     def _tokenised(self, resolved: ResolvedRun, split: str) -> Rows:
         """Return a split's rows; only training rows have targets."""
@@ -176,7 +175,7 @@ def identity(config: Config, backbone: Backbone | UnloadedEncoder, about: Mappin
     return {**config.to_json(), "backbone_sha256": backbone.sha256, "data": about}
 
 
-def make_run_plan(config: Config, backbone: Backbone, data: Dataset) -> Plan:
+def make_run_plan(config: Config, backbone: Backbone, data: Dataset, windows: int = 0) -> Plan:
     """Return the plan of a run's slot, after checking the config against the backbone and the task."""
     assert config.pooling is not None
     if config.pooling == "pooler" and not backbone.has_pooler:
@@ -198,7 +197,7 @@ def make_run_plan(config: Config, backbone: Backbone, data: Dataset) -> Plan:
     if config.window_pooling == WEIGHTS and fitted:
         mistake = f"window_pooling is {config.window_pooling!r}, but a fitted head cannot weigh windows; leave it out"
         raise ConfigError([f"{mistake}{', or use --few never' if data.few else ''}."])
-    weighs = config.window_pooling != MEAN and config.long == "windows" and not kind.windows and not fitted
+    weighs = config.window_pooling != MEAN and windows > 1 and not kind.windows and not fitted
     return replace(plan, head=replace(head, unit=fitted, weighs=weighs))
 
 
@@ -210,10 +209,11 @@ def _is_fitted(config: Config, plan: Plan, data: Dataset) -> bool:
 
 def are_long(backbone: Backbone, examples: Examples, limit: int) -> bool:
     """Return whether so many texts would lose so much at a limit that they should be read in windows."""
-    sizes = [len(text) for text in examples.texts]
+    sizes = [len(text.encode("utf-8", "surrogatepass")) for text in examples.texts]
     if examples.pairs is not None:
-        sizes = [one + len(two) for one, two in zip(sizes, examples.pairs, strict=True)]
-    rows = [row for row, size in enumerate(sizes) if size > limit]  # a token has a character or more
+        pairs = (len(text.encode("utf-8", "surrogatepass")) for text in examples.pairs)
+        sizes = [one + two for one, two in zip(sizes, pairs, strict=True)]
+    rows = [row for row, size in enumerate(sizes) if size > limit]  # a token has a byte or more
     if len(rows) < LONG_SHARE * len(sizes):
         return False
     some = examples.select(rows[:: -(-len(rows) // _COUNTED)])
@@ -255,7 +255,7 @@ def _make_job(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) 
 def _collapse_check(
     config: Config, task: Task, rows: Rows, dev: Rows, examples: Examples
 ) -> Callable[[list[np.ndarray], Sequence[float]], bool]:
-    """Return a function that tells from dev outputs and an epoch's losses whether a run learns nothing but the prior.
+    """Return a function that tells from dev outputs and the epochs' losses if a run learns nothing but the prior.
 
     A run whose loss still falls learns something, whatever it answers yet.
     """
@@ -264,13 +264,11 @@ def _collapse_check(
     prior = kind.prior_loss(rows.targets or [], len(task.labels)) if kind.prior_loss and not weighted else math.inf
 
     def collapsed(outputs: list[np.ndarray], losses: Sequence[float]) -> bool:
-        half = len(losses) // 2
-        late = float(np.mean(losses[half:]))
-        if half and late < STILL_FALLING * float(np.mean(losses[:half])):
+        if len(losses) > 1 and losses[-1] < STILL_FALLING * losses[-2]:
             return False
         # Most words have one tag, which is for long the answer to all of them.
         same = not kind.per_token and kind.collapsed(task, decide(task, examples, dev, outputs), examples.targets or [])
-        return late >= prior or bool(same)
+        return losses[-1] >= prior or bool(same)
 
     return collapsed
 

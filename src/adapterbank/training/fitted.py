@@ -94,7 +94,7 @@ def _fit(slot: SlotEncoder, vectors: np.ndarray, job: TrainingJob, state: RunSta
     weights = slot.stacks.take(slot.slot)
     separate = job.dev is not job.train
     dev = slot.vectors(job.dev.tokens) if separate else None
-    chooses = dev is not None and len(dev) >= FEWEST_ROWS
+    chooses = dev is not None and job.dev.units >= FEWEST_ROWS
     for strength in logistic.STRENGTHS if chooses else (logistic.usual_strength(job.plan.head.outputs),):
         weight, bias = logistic.fit(
             vectors, _classes(job.train), job.plan.head.outputs, strength=strength, balanced=balanced

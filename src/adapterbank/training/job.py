@@ -40,7 +40,7 @@ class TrainingJob:
     class_weights: tuple[float, ...] | None = None
     """Weight of each class in the loss."""
     collapsed: Callable[[list[np.ndarray], Sequence[float]], bool] = lambda outputs, losses: False
-    """(head outputs of the dev rows, losses of the epoch's steps) -> whether the run learns nothing but the prior."""
+    """(head outputs of the dev rows, mean loss of each epoch) -> whether the run learns nothing but the prior."""
     chooses: bool = True
     """Whether the dev rows are enough to choose the best epoch; otherwise the last one is kept."""
     fitted: bool = False

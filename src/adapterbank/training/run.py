@@ -333,6 +333,7 @@ def _finish(
         "examples_per_second": prepared.job.train.units * len(state.history) / max(training, 1e-9),
         "stamp": stamp(resolved.device, resolved.dtype),
         **state.about,
+        **({"windows": resolved.windows} if resolved.windows else {}),
         **({"restarts": state.restarts} if state.restarts else {}),
         "notes": list(prepared.notes),
         **({"calibration": measured} if measured else {}),

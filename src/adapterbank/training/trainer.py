@@ -199,7 +199,7 @@ class Trainer:
         state.tensors["second"] = self.stacks.take(run.slot, self.adam.second)
         if better:
             state.best_epoch, state.tensors["best"] = state.epoch, state.tensors["weights"]
-        if self._gives_up(run) and job.collapsed(dev_outputs, run.losses):
+        if self._gives_up(run) and job.collapsed(dev_outputs, [one["loss"] for one in state.history]):
             self._restart(run)
         return score
 
@@ -211,7 +211,9 @@ class Trainer:
         judged = max(COLLAPSED_AFTER, -(-FEWEST_STEPS // run.per_epoch))
         if KINDS[run.job.plan.head.kind].per_token:
             judged = max(judged, -(-run.job.epochs // TOKENS_COLLAPSED_AFTER))
-        return run.state.epoch == judged < run.job.epochs and len(run.state.restarts) < MOST_RESTARTS
+        # Again after one more epoch: a loss that falls from a peak to that of the prior still falls at first.
+        due = judged <= run.state.epoch <= judged + 1 and run.state.epoch < run.job.epochs
+        return due and len(run.state.restarts) < MOST_RESTARTS
 
     def _restart(self, run: ActiveRun) -> None:
         """Let a run begin again, with a third of its learning rate."""

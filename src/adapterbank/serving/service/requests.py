@@ -15,6 +15,7 @@ from adapterbank.errors import AdapterbankError, BankError, InputError, PackageD
 from adapterbank.inference.engine import Engine, Prepared
 from adapterbank.inference.explain import Explainer, check_explainable, explained_json
 from adapterbank.inference.predictions import check_abstain
+from adapterbank.kinds.table import KINDS
 from adapterbank.serving.heartbeat import BOUND
 from adapterbank.serving.service.protocol import FAILED, REQUEST, Ask, Refusal
 from adapterbank.serving.service.registry import ServedTask
@@ -143,7 +144,8 @@ def check_ask(pending: PendingRequest) -> None:
 def estimate_tokens(pending: PendingRequest) -> int:
     """Estimate the tokens of a request without tokenising it."""
     about = pending.served.handle.about
-    longest = 1 << 30 if about.in_windows else about.max_length
+    all_read = KINDS[about.task.kind].windows and about.windows != 1
+    longest = 1 << 30 if all_read else about.max_length * max(1, about.windows)
     lengths = [len(text) for text in pending.ask.texts]
     if pending.ask.pairs is not None:
         lengths = [a + len(b) for a, b in zip(lengths, pending.ask.pairs, strict=True)]
