@@ -136,9 +136,8 @@ def predict_texts(
     form = output_format(output, options.output_form)
     given: dict[str, Any] = {"best": options.best, "abstain": options.abstain, "explain": options.explain}
     found = [[one.to_json() for one in bank.predict(task, texts, pairs, **given)] for task in tasks]
-    samples = {
-        task: sample_of(bank.engine, bank._load_task(task), one[0]) for task, one in zip(tasks, found, strict=True)
-    }
+    residents = [bank.engine.residents[bank._load_task(task)] for task in tasks]
+    samples = {task: sample_of(own, one[0]) for task, own, one in zip(tasks, residents, found, strict=True)}
     columns = AnswerColumns(samples, (), table=form != "jsonl")
     with open_output(output, ENCODERS[form](OutputLayout(columns.columns()))) as write:
         write([columns.of(tasks, answers) for answers in zip(*found, strict=True)])
@@ -204,7 +203,7 @@ class _Answers:
         words = any(isinstance(joined(value), Words) for value in rows.columns.get(names[0], ()))
         given = Examples([Words.of(["text"]) if words else "text"], ["text"] if len(names) == 2 else None)
         ((found,),) = self._bank.engine.predict_json([(self._loaded[task], given)])
-        return sample_of(self._bank.engine, self._loaded[task], found)
+        return sample_of(self._bank.engine.residents[self._loaded[task]], found)
 
     def layout(self, first: Sequence[StreamRow], form: str) -> OutputLayout:
         """Return the columns to write: those of the file, then those of the answers."""

@@ -6,7 +6,7 @@ answer, they cover it with as few rows as possible.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -32,13 +32,8 @@ def tokenize_windows(
     Every row of a pair holds the whole first text and a window of the second. The offsets of a window's tokens are the
     characters they stand for. `start` is the number of the first text or pair.
     """
-    rows: list[Tokens] = []
-    owners: list[int] = []
-    for number, encoding in enumerate(encode_whole(tokenizer, texts, pairs, start), start):
-        mine = list(_cut(encoding, max_length, stride, 0 if pairs is None else 1))
-        rows += mine
-        owners += [number] * len(mine)
-    return rows, owners
+    encodings = encode_whole(tokenizer, texts, pairs, start)
+    return _divided(encodings, start, lambda one: _cut(one, max_length, stride, 0 if pairs is None else 1))
 
 
 def tokenize_parts(
@@ -55,10 +50,16 @@ def tokenize_parts(
     the longer text is divided, and every row holds the other one, or its beginning if both are long.
     """
     check_room(tokenizer, max_length, paired=pairs is not None)
+    return _divided(encode_whole(tokenizer, texts, pairs, start), start, lambda one: _parts(one, max_length, most))
+
+
+def _divided(
+    encodings: Sequence[Encoding], start: int, divide: Callable[[Encoding], Iterator[Tokens]]
+) -> tuple[list[Tokens], list[int]]:
     rows: list[Tokens] = []
     owners: list[int] = []
-    for number, encoding in enumerate(encode_whole(tokenizer, texts, pairs, start), start):
-        mine = list(_parts(encoding, max_length, most))
+    for number, encoding in enumerate(encodings, start):
+        mine = list(divide(encoding))
         rows += mine
         owners += [number] * len(mine)
     return rows, owners

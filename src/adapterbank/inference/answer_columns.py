@@ -1,4 +1,4 @@
-"""The names and values of answers in a file, beside the columns that it has already. Knows no formats."""
+"""The names and values of answers in a file, beside the columns that it has already. Knows no formats and no engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from adapterbank.tasks.writers import OutputColumn, value_type
 
 if TYPE_CHECKING:
-    from adapterbank.inference.engine import Engine
+    from adapterbank.inference.resident import Resident
 
 _HOLDS = {"label": "text", "labels": "texts", "tags": "words", "value": "number", "start": "integer", "end": "integer"}
 """What fields hold whose value may be None."""
@@ -28,9 +28,9 @@ def flat(answer: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def sample_of(engine: Engine, task: str, answer: Mapping[str, Any]) -> dict[str, Any]:
+def sample_of(resident: Resident, answer: Mapping[str, Any]) -> dict[str, Any]:
     """Return an answer with the fields that other answers of its task may have."""
-    more = {"windows": 1} if engine.residents[task].windows > 1 else {}
+    more = {"windows": 1} if resident.windows > 1 else {}
     return {name: value for name, value in answer.items() if name != TRUNCATED} | more
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from adapterbank.encoder.batch import cell_numbers
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.prefix_cache import PrefixCache
 from adapterbank.inference.rows import Rows
@@ -57,7 +58,7 @@ class StepInput:
         """The indices of the rows of this step, those of each unit together."""
         if not self.rows.pooling:
             return self.units
-        return np.concatenate([np.arange(*self.rows.starts[[unit, unit + 1]]) for unit in self.units])
+        return _rows_of(self.units, self.rows.starts)
 
     @cached_property
     def owners(self) -> np.ndarray:
@@ -68,7 +69,7 @@ class StepInput:
         """Return the places in `batch` of the rows of some units, given by their places."""
         if not self.rows.pooling:
             return units
-        return np.concatenate([np.arange(*self.starts[[unit, unit + 1]]) for unit in units])
+        return _rows_of(units, self.starts)
 
     def length(self, place: int) -> int:
         """Return the number of tokens of a row of the batch."""
@@ -78,3 +79,8 @@ class StepInput:
     def longest(self) -> int:
         """The length of the longest row of the batch."""
         return max(self.length(place) for place in range(len(self.batch)))
+
+
+def _rows_of(units: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Return the rows of some units, one unit after the other."""
+    return cell_numbers(starts[units + 1] - starts[units], starts[units])
