@@ -104,6 +104,19 @@ def one_answer():
     return lambda losses: check([np.array([1.0, 0.0])] * 4, losses)
 
 
+@pytest.mark.parametrize(
+    ("last", "losses", "told"),
+    [("O", [0.49, 0.49], True), ("O", [0.9, 0.49], False), ("O", [0.35, 0.34], False), ("B-x", [0.49, 0.49], False)],
+)
+def test_a_tagger_of_one_tag_has_collapsed_if_its_loss_is_about_that_of_the_prior(monkeypatch, last, losses, told):
+    task, true = task_of("tagging", ["O", "B-x"]), ["O"] * 8 + ["B-x"] * 2
+    rows = Rows([None], [np.array([0] * 8 + [1] * 2)])  # the entropy of the tags is 0.500
+    monkeypatch.setattr(builder, "decide", lambda *given: [("O",) * 9 + (last,)])
+    target = tuple((place, place + 1, place, tag) for place, tag in enumerate(true))
+    check = builder._collapse_check(Config(), task, rows, rows, Examples(["x"], None, [target]))
+    assert check([], losses) is told
+
+
 def test_the_user_and_the_record_are_told(tmp_path, bert, monkeypatch):
     monkeypatch.setattr(builder, "_collapse_check", lambda *given: stuck(1))
     bank = open_bank(tmp_path / "bank", bert, device="cpu")
