@@ -18,6 +18,9 @@ NUMERIC := $(wildcard tests/encoder tests/kinds tests/slots tests/inference test
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS)
+# Triton's interpreter runs the kernels of GPUs in the tests. CUDA builds of torch bring the version that they need; with
+# a CPU build any will do, where there is one.
+INSTALL_TRITON = [ "$$(uname -sm)" != "Linux x86_64" ] || $(BIN)/python -c "import triton" 2>/dev/null || $(PIP) --no-deps triton==3.9.0
 DEFINES := pyproject.toml $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
@@ -101,6 +104,7 @@ $(VENV)/.installed: $(DEFINES) | $(BIN)/python
 $(VENV)/.installed-dev: $(DEFINES) | $(BIN)/python
 	@echo "Installing adapterbank and its development tools into $(VENV) (torch is large: this can take a few minutes)"
 	@$(PIP) --constraint $(CONSTRAINTS) --editable '.[dev]'
+	@$(INSTALL_TRITON)
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-demo: requirements-demo.txt | $(BIN)/python

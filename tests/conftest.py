@@ -22,6 +22,7 @@ from adapterbank.storage.bank import Bank
 from families import save_random
 from jobs import GraphTraining
 from packages import BACKBONE
+from plain_kernels import PLAIN
 
 # No test asserts a time: an example that is slow to run or to draw only shows that the machine is busy.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -128,10 +129,10 @@ def frequent_thread_switches() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-@pytest.fixture
-def graph_training(monkeypatch: pytest.MonkeyPatch) -> GraphTraining:
-    """Return a function that trains on the CPU as a GPU does: every step is a graph."""
-    return GraphTraining(monkeypatch)
+@pytest.fixture(params=["kernels", "composed"])
+def graph_training(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> GraphTraining:
+    """Return a function that trains on the CPU as a GPU does: every step is a graph, with and without our kernels."""
+    return GraphTraining(monkeypatch, PLAIN if request.param == "kernels" else None)
 
 
 @pytest.fixture

@@ -131,8 +131,8 @@ def three_runs(backbone, new_slot):
 class GraphTraining:
     """Trains on the CPU as on a GPU: every step is a graph, none of them eager."""
 
-    def __init__(self, monkeypatch):
-        self.monkeypatch, self.steps, self.made, self.changes = monkeypatch, 0, 0, {}
+    def __init__(self, monkeypatch, kernels=None):
+        self.monkeypatch, self.kernels, self.steps, self.made, self.changes = monkeypatch, kernels, 0, 0, {}
 
     def __call__(self, backbone, *jobs, **options):
         """Train as `train_jobs` does; `changes`, (owner, name) -> value, are in force meanwhile.
@@ -155,6 +155,7 @@ class GraphTraining:
 
         with self.monkeypatch.context() as patch:
             patch.setattr(graphs, "DEVICES", ("cpu",))
+            patch.setattr(graph_step, "find_kernels", lambda device: self.kernels)
             patch.setattr(trainers, "STEPS_WORTH_A_GRAPH", 0)
             patch.setattr(trainers, "GraphStep", make)
             patch.setattr(EagerStep, "step", never)

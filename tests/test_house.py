@@ -26,7 +26,7 @@ LEVELS = 14
 FILE_LINES = 400
 FUNCTION_LINES = 60
 PARAMETERS = 8
-SIGNATURES = {SOURCE / "api" / "opened.py", SOURCE / "encoder" / "attention_triton.py"}
+SIGNATURES = {SOURCE / "api" / "opened.py", *(SOURCE / "encoder" / "kernels").glob("*.py")}
 """Beside the commands, whose parameters are their options: the public API, and kernels, which take numbers only."""
 KINDS = {*kinds.KINDS, "tagging"}
 

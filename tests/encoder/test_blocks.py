@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adapterbank.encoder.blocks import BLOCKS, FEEDFORWARDS
+from adapterbank.encoder.blocks import BLOCKS, FEEDFORWARDS, SubLayer
 from adapterbank.encoder.forward import Frozen, Within
 
 WIDTH = 8
@@ -29,7 +29,7 @@ def normal(x: Tensor, gain: Tensor) -> Tensor:
 def test_a_slot_adds_to_the_sub_layers_output_and_reads_its_input(block: str) -> None:
     gain, x = torch.rand(WIDTH), torch.randn(3, WIDTH)
     layer = Within(Doubling({"layers.0.attention.norm.weight": gain}), "layers.0", "layers.0")
-    found = BLOCKS[block](layer, x, torch.sin, "attention", 1e-5)
+    found = BLOCKS[block](layer, x, SubLayer("attention", torch.sin, None), 1e-5)
     expected = {
         "post_norm": normal(x + 2 * x.sin() + x, gain),
         "pre_norm": x + 2 * normal(x, gain).sin() + normal(x, gain),
@@ -47,4 +47,6 @@ def test_a_feed_forward_returns_its_inner_width(form: str) -> None:
 
 def test_a_layernorm_that_is_absent_leaves_its_input() -> None:
     x = torch.randn(3, WIDTH)
-    assert torch.equal(BLOCKS["pre_norm"](Within(Frozen({}), "a", "a"), x, torch.sin, "attention", 1e-5), x + x.sin())
+    assert torch.equal(
+        BLOCKS["pre_norm"](Within(Frozen({}), "a", "a"), x, SubLayer("attention", torch.sin, None), 1e-5), x + x.sin()
+    )

@@ -86,8 +86,8 @@ def test_a_rate_of_zero_returns_its_input() -> None:
     assert masks.pooled(x, 0) is x
     weights, layer = torch.rand(2, 2, 5, 5), layer_of(masks, 5, heads=2, hidden=6)
     assert layer.attention(weights) is weights
-    assert layer.after_attention(x) is x
-    assert layer.after_feedforward(x) is x
+    assert layer.after_attention.drop(x) is x
+    assert layer.after_feedforward.drop(x) is x
 
 
 def test_gradients_pass_where_elements_pass() -> None:
@@ -212,8 +212,8 @@ def test_a_layers_masks_are_those_of_its_places_in_the_pass() -> None:
     x = torch.ones(20, 64)
     for i in range(4):
         layer = layer_of(masks, 11, layer=i)
-        assert torch.equal(layer.after_attention(x), masks.hidden(x, 3 * i + 2))
-        assert torch.equal(layer.after_feedforward(x), masks.hidden(x, 3 * i + 3))
+        assert torch.equal(layer.after_attention.drop(x), masks.hidden(x, 3 * i + 2))
+        assert torch.equal(layer.after_feedforward.drop(x), masks.hidden(x, 3 * i + 3))
 
 
 def test_tokens_side_by_side_have_the_masks_of_tokens_end_to_end() -> None:
@@ -225,8 +225,8 @@ def test_tokens_side_by_side_have_the_masks_of_tokens_end_to_end() -> None:
     layer, flat = layer_of(packed, 11), torch.ones(20, 64)
     for wide, narrow in (
         (padded.hidden(ones, 2), packed.hidden(flat, 2)),
-        (laid.after_attention(ones), layer.after_attention(flat)),
-        (laid.after_feedforward(ones), layer.after_feedforward(flat)),
+        (laid.after_attention.drop(ones), layer.after_attention.drop(flat)),
+        (laid.after_feedforward.drop(ones), layer.after_feedforward.drop(flat)),
     ):
         for mine, n, expected in zip(wide, lengths, narrow.split(lengths), strict=True):
             assert torch.equal(mine[:n], expected)

@@ -39,6 +39,7 @@ from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.stack import Stacks
 from families import TEXTS, tokenizer
 from jobs import CPU, assert_close, job_on, three_runs, train_jobs
+from plain_kernels import PLAIN
 from small_data import reviews
 
 SOURCE = Path(adapterbank.__file__).parent
@@ -338,7 +339,7 @@ def test_steps_of_fixed_shape_train_like_eager_ones(dummy: Backbone, new_slot: A
 
 def test_batches_of_fixed_shape_give_what_routed_ones_give(dummy: Backbone, new_slot: Any) -> None:
     stacks = Stacks(join_projections(dummy.tensors))
-    runner = GraphRunner(dummy.config, stacks, GraphCompiler(CPU))
+    runner = GraphRunner(dummy.config, stacks, GraphCompiler(CPU), PLAIN)
     slots: list[int | None] = [None]
     for seed, (options, _) in enumerate(SAVED.values()):
         plan = make_plan(Options(**options), depth=LAYERS, head=Head("classification", 2))

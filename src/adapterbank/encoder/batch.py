@@ -69,7 +69,7 @@ class Grid:
 
 
 FusedAttention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor]]
-"""See `attention_triton.attend`."""
+"""See `kernels.attention.attend`."""
 
 
 @dataclass(frozen=True)

@@ -7,22 +7,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
-from adapterbank.encoder.protocol import Layer
-
-BlockFn = Callable[[Layer, Tensor, Callable[[Tensor], Tensor], str, float], Tensor]
-"""(layer, x, sub-layer, site, epsilon) -> x after the sub-layer, its LayerNorm and the residual sum."""
+from adapterbank.encoder.dropout import Mask
+from adapterbank.encoder.protocol import Ending, Layer
 
 
-def _post_norm(layer: Layer, x: Tensor, sublayer: Callable[[Tensor], Tensor], site: str, epsilon: float) -> Tensor:
-    return layer.norm(x + layer.add(sublayer(x), x, site), f"{site}.norm", epsilon)
+class SubLayer(NamedTuple):
+    """One of the two parts of a layer."""
+
+    site: str
+    run: Callable[[Tensor], Tensor]
+    """Its output without dropout."""
+    mask: Mask | None
+    """The dropout of its output."""
 
 
-def _pre_norm(layer: Layer, x: Tensor, sublayer: Callable[[Tensor], Tensor], site: str, epsilon: float) -> Tensor:
-    normal = layer.norm(x, f"{site}.norm", epsilon)
-    return x + layer.add(sublayer(normal), normal, site)
+BlockFn = Callable[[Layer, Tensor, SubLayer, float], Tensor]
+"""(layer, x, sub-layer, epsilon) -> x after the sub-layer, its LayerNorm and the residual sum."""
+
+
+def _post_norm(layer: Layer, x: Tensor, part: SubLayer, epsilon: float) -> Tensor:
+    return layer.finish(part.run(x), x, part.site, Ending(x, part.mask, epsilon))
+
+
+def _pre_norm(layer: Layer, x: Tensor, part: SubLayer, epsilon: float) -> Tensor:
+    normal = layer.norm(x, f"{part.site}.norm", epsilon)
+    return layer.finish(part.run(normal), x, part.site, Ending(normal, part.mask, None))
+
+
+def finish(layer: Layer, y: Tensor, x: Tensor, site: str, ending: Ending) -> Tensor:
+    """Drop elements of a sub-layer's output, let the slots add, then the residual sum and the LayerNorm."""
+    y = ending.mask.drop(y) if ending.mask else y
+    x = x + layer.add(y, ending.read, site)
+    return x if ending.epsilon is None else layer.norm(x, f"{site}.norm", ending.epsilon)
 
 
 BLOCKS: Mapping[str, BlockFn] = {

@@ -8,6 +8,7 @@ resume, and there is no generator state to keep.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,9 @@ from torch import Tensor
 
 FIRST, SECOND = -2048144789, -1028477387  # murmur3's finalizer, 0x85ebca6b and 0xc2b2ae35 as signed 32-bit numbers
 _GOLDEN = -1640531527  # 2**32 / golden ratio, 0x9e3779b9: spreads small whole numbers over all bits
+
+DropFn = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+"""See `kernels.elementwise.drop`."""
 
 
 def mix(x: Tensor) -> Tensor:
@@ -48,9 +52,21 @@ def _numbered(count: int, start: int, device: torch.device) -> Tensor:
 class Dropout:
     """The masks of one step. Places are numbered in the order of the pass."""
 
-    def __init__(self, keys: Tensor, rows: Tensor, positions: Tensor, *, rate: float, attention_rate: float) -> None:
-        """Take `keys` [B] from `row_keys`, and the row and position of each token, both in the shape of the tokens."""
-        self.rate, self.attention_rate = rate, attention_rate
+    def __init__(
+        self,
+        keys: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        *,
+        rate: float,
+        attention_rate: float,
+        kernel: DropFn | None = None,
+    ) -> None:
+        """Take `keys` [B] from `row_keys`, and the row and position of each token, both in the shape of the tokens.
+
+        `kernel` drops elements of hidden states faster.
+        """
+        self.rate, self.attention_rate, self._kernel = rate, attention_rate, kernel
         self.keys = keys
         self.tokens = _token_keys(keys[rows], positions)
         self._queries: dict[int, Tensor] = {}
@@ -61,17 +77,21 @@ class Dropout:
 
     def mask(self, width: int, place: int) -> Mask:
         """Return the mask of hidden states `[T, width]`."""
-        return Mask(self.rate, self.tokens[..., None], self._columns(width, place))
+        return Mask(self.rate, self.tokens[..., None], self._columns(width, place), self._kernel)
 
     def pooled(self, x: Tensor, place: int) -> Tensor:
         """Drop elements of one vector a row, `[B, n]`."""
-        return _drop(x, mix(self.keys + place)[:, None], self._columns(x.shape[-1], place), self.rate)
+        return Mask(self.rate, mix(self.keys + place)[:, None], self._columns(x.shape[-1], place), self._kernel).drop(x)
 
     def layer(self, i: int, *, hidden: int, heads: int, longest: int) -> LayerDropout:
         """Return the masks of layer `i`."""
         if longest not in self._queries:
-            positions = torch.arange(longest, device=self.keys.device)
-            self._queries[longest] = _token_keys(self.keys[:, None], positions[None])[:, None, :, None]
+            if self.tokens.numel() == len(self.keys) * longest:  # rows padded to one length: each token is a query
+                queries = self.tokens.view(-1, longest)
+            else:
+                positions = torch.arange(longest, device=self.keys.device)
+                queries = _token_keys(self.keys[:, None], positions[None])
+            self._queries[longest] = queries[:, None, :, None]
         attention, first, second = range(3 * i + 1, 3 * i + 4)
         return LayerDropout(
             self.rate,
@@ -97,9 +117,12 @@ class Mask:
     """[T, 1] key of each token."""
     columns: Tensor
     """[width] key of each column."""
+    kernel: DropFn | None = None
 
     def drop(self, x: Tensor) -> Tensor:
         """Drop elements of `[T, width]`."""
+        if self.kernel and self.rate:
+            return self.kernel(x, self.keys.flatten(), self.columns, self.rate)
         return _drop(x, self.keys, self.columns, self.rate)
 
 
@@ -125,13 +148,15 @@ class LayerDropout:
         """Drop attention weights `[B, heads, queries, keys]`; padding changes no real element's number."""
         return _drop(weights, self.queries ^ self.heads, self.columns, self.attention_rate)
 
-    def after_attention(self, y: Tensor) -> Tensor:
-        """Drop elements of the attention's output `[T, hidden]`."""
-        return _drop(y, self.tokens, self.attention_units, self.rate)
+    @property
+    def after_attention(self) -> Mask:
+        """The mask of the attention's output `[T, hidden]`."""
+        return Mask(self.rate, self.tokens, self.attention_units)
 
-    def after_feedforward(self, y: Tensor) -> Tensor:
-        """Drop elements of the feed-forward output `[T, hidden]`."""
-        return _drop(y, self.tokens, self.feedforward_units, self.rate)
+    @property
+    def after_feedforward(self) -> Mask:
+        """The mask of the feed-forward output `[T, hidden]`."""
+        return Mask(self.rate, self.tokens, self.feedforward_units)
 
 
 def threshold(rate: float) -> int:

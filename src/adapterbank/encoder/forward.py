@@ -24,11 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adapterbank.encoder.batch import FusedAttention, Grid, PackedBatch, PaddedBatch, PaddedLayout
-from adapterbank.encoder.blocks import BLOCKS, FEEDFORWARDS
+from adapterbank.encoder.blocks import BLOCKS, FEEDFORWARDS, SubLayer, finish
 from adapterbank.encoder.dropout import Dropout, LayerDropout, Mask
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.positions import POSITIONS, ScoreFn
-from adapterbank.encoder.protocol import Layer, Slots
+from adapterbank.encoder.protocol import Ending, Layer, Modules, Slots
 from adapterbank.errors import SlowerWarning
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -40,7 +40,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 KERNEL_WIDTHS = (16, 32, 64, 128)
-"""Widths of a head that `attention_triton` supports."""
+"""Widths of a head that `kernels.attention` supports."""
 
 QKV = ("query", "key", "value")
 
@@ -49,7 +49,7 @@ QKV = ("query", "key", "value")
 class Within:
     """One part of the encoder, a layer or the embeddings: `Slots` by short names."""
 
-    slots: Layer
+    slots: Modules
     weights: str
     site: str
 
@@ -60,6 +60,10 @@ class Within:
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `Layer`."""
         return self.slots.attention(x, f"{self.weights}.{name}")
+
+    def activate(self, x: Tensor, name: str) -> Tensor:
+        """See `Layer`."""
+        return ACTIVATIONS[name](x)
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `Layer`."""
@@ -72,6 +76,10 @@ class Within:
     def add(self, y: Tensor, x: Tensor, site: str) -> Tensor:
         """See `Layer`."""
         return self.slots.add(y, x, f"{self.site}.{site}")
+
+    def finish(self, y: Tensor, x: Tensor, site: str, ending: Ending) -> Tensor:
+        """See `Layer`."""
+        return finish(self, y, x, site, ending)
 
 
 class Frozen:
@@ -224,18 +232,17 @@ def run_layer(
     def attention(x: Tensor) -> Tensor:
         scores = POSITIONS[config.position_scheme].scores
         y = attend(layer.attention(x, "attention"), grid, inputs, dropout, heads=config.heads, scores=scores)
-        y = layer.linear(y, "attention.output")
-        return dropout.after_attention(y) if dropout else y
+        return layer.linear(y, "attention.output")
 
     def feedforward(x: Tensor) -> Tensor:
         form = FEEDFORWARDS[config.feedforward_form]
-        y = form.activate(layer.linear(x, "feedforward.up"), ACTIVATIONS[config.activation])
-        y = layer.linear(layer.add(y, x, "feedforward.inner"), "feedforward.down")
-        return dropout.after_feedforward(y) if dropout else y
+        y = form.activate(layer.linear(x, "feedforward.up"), lambda y: layer.activate(y, config.activation))
+        return layer.linear(layer.add(y, x, "feedforward.inner"), "feedforward.down")
 
     block = BLOCKS[config.block]
-    x = block(layer, x, attention, "attention", config.epsilon)
-    return block(layer, x, feedforward, "feedforward", config.epsilon)
+    masks = (dropout.after_attention, dropout.after_feedforward) if dropout else (None, None)
+    x = block(layer, x, SubLayer("attention", attention, masks[0]), config.epsilon)
+    return block(layer, x, SubLayer("feedforward", feedforward, masks[1]), config.epsilon)
 
 
 @dataclass(frozen=True)
@@ -301,8 +308,7 @@ def attend(
 
 def _attend_fused(fused: FusedAttention, x: Tensor, heads: int, bias: Tensor, dropout: LayerDropout | None) -> Tensor:
     if dropout is None or dropout.attention_rate == 0.0:
-        nothing = torch.zeros(1, dtype=torch.int32, device=x.device)
-        return fused(x, bias, nothing, nothing, nothing, heads, 0.0)[0]
+        return fused(x, bias, bias, bias, bias, heads, 0.0)[0]  # without dropout, no keys are read
     keys = dropout.queries.flatten(), dropout.heads.flatten(), dropout.columns
     return fused(x, bias, *keys, heads, dropout.attention_rate)[0]
 
@@ -313,11 +319,11 @@ def fused_attention(config: EncoderConfig, device: torch.device) -> FusedAttenti
     if device.type != "cuda" or not fits:
         return None
     try:
-        from adapterbank.encoder import attention_triton
+        from adapterbank.encoder.kernels import attention
     except ImportError as error:
         warnings.warn(f"Attention runs slower without Triton ({error}).", SlowerWarning, 2)
         return None
-    found: FusedAttention = attention_triton.attend
+    found: FusedAttention = attention.attend
     return found
 
 

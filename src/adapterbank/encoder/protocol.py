@@ -6,13 +6,28 @@ batches whose rows belong to slots.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from adapterbank.encoder.dropout import Mask
 
-class Layer(Protocol):
-    """One part of the encoder, a layer or the embeddings. Any module may lack a bias."""
+
+@dataclass(frozen=True)
+class Ending:
+    """How a sub-layer ends."""
+
+    read: Tensor
+    """What the sub-layer read."""
+    mask: Mask | None
+    """The dropout of its output."""
+    epsilon: float | None
+    """Of the LayerNorm after the residual sum; None where there is none."""
+
+
+class Modules(Protocol):
+    """The modules of the encoder or of a part of it, by name. Any may lack a bias."""
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """Return `x W' + b` with the weight and bias of the module `name`."""
@@ -34,7 +49,17 @@ class Layer(Protocol):
         """
 
 
-class Slots(Layer, Protocol):
+class Layer(Modules, Protocol):
+    """One part of the encoder, a layer or the embeddings."""
+
+    def activate(self, x: Tensor, name: str) -> Tensor:
+        """Return the activation `name` (`forward.ACTIVATIONS`) of each element."""
+
+    def finish(self, y: Tensor, x: Tensor, site: str, ending: Ending) -> Tensor:
+        """Return what follows a sub-layer with the output `y` and the residual `x`: `blocks.finish`, or the same."""
+
+
+class Slots(Modules, Protocol):
     """The whole encoder."""
 
     def table(self, name: str) -> Tensor:

@@ -19,8 +19,8 @@ from adapterbank.encoder.batch import Tokens
 from adapterbank.encoder.placed import PlacedEncoder, place
 from adapterbank.encoder.windows import STRIDE
 from adapterbank.errors import BackboneMismatch, InputError, PackageDamaged, UnknownName
-from adapterbank.inference.graph_runner import GraphRunner, Wait
-from adapterbank.inference.graphs import GraphCompiler, runs_graphs
+from adapterbank.inference.graph_runner import GraphRunner, Wait, make_graph_runner
+from adapterbank.inference.graphs import runs_graphs
 from adapterbank.inference.predictions import Prediction, check_abstain, decide, predict, predict_json
 from adapterbank.inference.resident import Resident
 from adapterbank.inference.rows import MEAN, WEIGHTS, Rows, Windows, make_rows
@@ -113,7 +113,7 @@ class Engine:
             return
         with self.slots.lock:
             self._calls_left = None
-            self.graph_runner = GraphRunner(self.backbone.config, self.stacks, GraphCompiler(self.device))
+            self.graph_runner = make_graph_runner(self.backbone.config, self.stacks)
 
     def warm(self) -> None:
         """Compile and capture what the tasks in memory need, if graphs are used, so that no request waits for it."""

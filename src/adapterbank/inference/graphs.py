@@ -77,14 +77,16 @@ class GraphCompiler:
 
         return call  # type: ignore[return-value]
 
-    def capture(self, body: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, body: Callable[[], None], *, warm: bool = True) -> Callable[[], None]:
         """Return a function that replays `body`. It is run a few times here, which must be harmless.
 
-        `body` reads and writes tensors whose addresses never change, and does not synchronise with the host.
+        `body` reads and writes tensors whose addresses never change, and does not synchronise with the host. One that
+        has run before, and compiles nothing, need not run here: then `warm` is false.
         """
         if self.device.type != "cuda":
             return body
-        self._warm(body)
+        if warm:
+            self._warm(body)
         if not self._captures:
             return body
         try:

@@ -48,7 +48,7 @@ def outputs(
     """Return each row's head outputs through its own slot, in the order of the rows; `prefix` belongs to these rows.
 
     A row's outputs are `[outputs]`, `[tokens, 2]` for spans, or the mean hidden state `[hidden]` for no slot (None).
-    With `graph_runner`, batches run as captured graphs, except those of a slot that changes whole layers.
+    With `graph_runner`, batches run as captured graphs, except those of slots that it does not cover.
     """
     return launch(config, stacks, tokens, slots, prefix, graph_runner)()
 
@@ -73,7 +73,7 @@ def launch(
     limit = tokens_at_once(stacks.device)
     with torch.inference_mode():
         for chosen in by_length(tokens, limit, groups, *((ROWS, graph_runner.padded_length) if graph_runner else ())):
-            if graph_runner and not prefix and not _alone(stacks, slots[chosen[0]]):
+            if graph_runner and not prefix and graph_runner.covers(slots[chosen[0]]):
                 with contextlib.suppress(torch.OutOfMemoryError):  # then without a graph
                     batch_slots = [slots[i] for i in chosen]
                     launched.append((chosen, graph_runner.launch([tokens[i] for i in chosen], batch_slots)))
@@ -106,10 +106,6 @@ def _number(slot: int | None) -> int:
     return -1 if slot is None else slot
 
 
-def _alone(stacks: Stacks, slot: int | None) -> bool:
-    return slot is not None and stacks.plan(slot).alone
-
-
 def _groups(stacks: Stacks, slots: Sequence[int | None], graph_runner: GraphRunner | None) -> list[int]:
     """Return the group number of each row; rows of one group can share a batch.
 
@@ -122,9 +118,10 @@ def _groups(stacks: Stacks, slots: Sequence[int | None], graph_runner: GraphRunn
 def _group(stacks: Stacks, slot: int | None, graph_runner: GraphRunner | None) -> int:
     if slot is None:
         return -1
-    if _alone(stacks, slot):
+    resident = stacks.slot(slot)
+    if resident.alone:
         return -2 - slot
-    return stacks.slot(slot).family if graph_runner else -1
+    return resident.family if graph_runner and resident.in_place else -1
 
 
 def by_row(

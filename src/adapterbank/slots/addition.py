@@ -23,6 +23,7 @@ from torch import Tensor
 from adapterbank import schema
 from adapterbank.draws import RandomStream
 from adapterbank.encoder.families import EncoderConfig
+from adapterbank.encoder.kernels.forms import Form, Scales
 from adapterbank.errors import UnknownName
 from adapterbank.methods import ADDITIONS, MAX_LAYERS, Options
 
@@ -30,6 +31,11 @@ from adapterbank.methods import ADDITIONS, MAX_LAYERS, Options
 def layer_numbers() -> Any:
     """Declare the field `layers` of an addition: numbers of layers, each once."""
     return schema.limited((), low=0, high=MAX_LAYERS - 1)
+
+
+def size_class(size: int) -> int:
+    """Return the size that an addition is padded to: the next power of two."""
+    return 1 << (size - 1).bit_length()
 
 
 class Addition(Protocol):
@@ -63,6 +69,13 @@ class Addition(Protocol):
 
     def resized(self, size: int) -> Self:
         """Return the same arithmetic at another size."""
+
+    @property
+    def form(self) -> Form | Scales | None:
+        """How the kernels of a GPU compute it; None if they cannot, then it runs without them."""
+
+    def parts(self) -> list[str]:
+        """Return the parts of its tensors at a site, in the order of the arithmetic."""
 
     def placeless(self) -> Self:
         """Return what two additions must share to run in one product: the arithmetic, not where it is applied."""

@@ -88,17 +88,22 @@ def apply(x: Tensor, head: Head, tensors: Mapping[str, Tensor]) -> Tensor:
 
     It always computes in float32, whatever the encoder's precision, because users and metrics compare its outputs.
     """
-    x = x.float()
-    if head.unit:
-        x = F.normalize(x, dim=-1)
-    if head.hidden:
-        x = torch.tanh(linear(x, tensors["head.hidden.weight"], tensors["head.hidden.bias"]))
-    x = linear(x, tensors["head.weight"], tensors["head.bias"])
+    x = raw(x, head, lambda x, name: linear(x, tensors[f"{name}.weight"], tensors[f"{name}.bias"]))
     if not KINDS[head.kind].standardize:
         return x
     if not head.weighs:
         return x * head.scale + head.shift
     return torch.cat([x[..., : head.outputs] * head.scale + head.shift, x[..., head.outputs :]], -1)
+
+
+def raw(x: Tensor, head: Head, layer: Callable[[Tensor, str], Tensor]) -> Tensor:
+    """Return a head's outputs before its scale and shift; `layer` runs a linear layer by its name."""
+    x = x.float()
+    if head.unit:
+        x = F.normalize(x, dim=-1)
+    if head.hidden:
+        x = torch.tanh(layer(x, "head.hidden"))
+    return layer(x, "head")
 
 
 def pool_windows(x: Tensor, owners: Tensor, units: int, *, weighs: bool) -> Tensor:

@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adapterbank.encoder.batch import Grid
-from adapterbank.encoder.forward import QKV, Frozen
+from adapterbank.encoder.blocks import finish
+from adapterbank.encoder.forward import ACTIVATIONS, QKV, Frozen
+from adapterbank.encoder.protocol import Ending
 from adapterbank.methods import roles
 from adapterbank.slots.addition import Addition
 from adapterbank.slots.plan import Plan
@@ -267,6 +269,14 @@ class RouteLayer:
     def add(self, y: Tensor, x: Tensor, site: str) -> Tensor:
         """See `encoder.protocol.Layer`."""
         return self.route.add(y, x, f"{self.site}.{site}")
+
+    def activate(self, x: Tensor, name: str) -> Tensor:
+        """See `encoder.protocol.Layer`."""
+        return ACTIVATIONS[name](x)
+
+    def finish(self, y: Tensor, x: Tensor, site: str, ending: Ending) -> Tensor:
+        """See `encoder.protocol.Layer`."""
+        return finish(self, y, x, site, ending)
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,8 @@ from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from adapterbank.kinds.table import KINDS
-from adapterbank.slots.addition import Addition
+from adapterbank.slots.addition import Addition, size_class
 from adapterbank.slots.plan import Plan
-
-
-def size_class(size: int) -> int:
-    """Return the size that an addition is padded to: the next power of two."""
-    return 1 << (size - 1).bit_length()
 
 
 def product_form(addition: Addition) -> Addition:

@@ -17,9 +17,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from adapterbank.encoder.kernels.forms import WIDEST, Form, Scales
 from adapterbank.methods import roles
+from adapterbank.slots.addition import size_class
 from adapterbank.slots.plan import Plan, decays
-from adapterbank.slots.sharing import graph_form, size_class
+from adapterbank.slots.sharing import graph_form
 
 LARGEST = 64
 """Most rows of one block: enough to share a product, few enough that growing a block copies little."""
@@ -80,10 +82,6 @@ class Block:
     """What the pass reads: `tensor`, or its copy in a lower precision during training."""
     views: dict[str, Tensor] = field(init=False, repr=False)
     """Each tensor of `used`, `[capacity, *shape]`; leaves with gradients during training."""
-    each: tuple[Tensor, ...] = field(init=False, repr=False)
-    """The rows of `used`, one by one."""
-    words: tuple[Tensor, ...] = field(init=False, repr=False)
-    """The same memory as int32, so that rows of any dtype are copied together, and fastest on a GPU."""
 
     def __post_init__(self) -> None:
         """Let the pass read `tensor` itself."""
@@ -91,8 +89,7 @@ class Block:
 
     def show(self, used: Tensor, *, leaves: bool = False) -> None:
         """Let the pass read `used`."""
-        self.used, self.views, self.each = used, self.layout.views(used), used.unbind(0)
-        self.words = used.detach().view(torch.int32).unbind(0)
+        self.used, self.views = used, self.layout.views(used)
         if leaves:
             self.views = {name: view.detach().requires_grad_() for name, view in self.views.items()}
 
@@ -123,6 +120,22 @@ class Slot:
         """The layouts of its rows."""
         return tuple(block.layout for block, _ in self.rows)
 
+    @cached_property
+    def forms(self) -> tuple[Form | Scales | None, ...]:
+        """How the kernels compute each of its additions."""
+        return tuple(addition.form for addition in self.plan.additions)
+
+    @cached_property
+    def in_place(self) -> bool:
+        """Whether the kernels know everything that it adds and changes."""
+        narrow = all(not isinstance(form, Form) or form.widest <= WIDEST for form in self.forms)
+        return not self.alone and None not in self.forms and narrow
+
+    @cached_property
+    def alone(self) -> bool:
+        """See `Plan`."""
+        return self.plan.alone
+
     def acting(self, sites: Sequence[str]) -> tuple[int, ...]:
         """Return the indices of the additions that act at any of some sites, in the order of the plan."""
         if len(sites) == 1:
@@ -137,6 +150,8 @@ class Stacks:
         """Create empty stacks; `frozen` has the pass's dtype, `dtype` is that of the slots except their heads."""
         self.frozen, self.dtype = frozen, dtype
         self._slots: dict[int, Slot] = {}
+        self.moves = 0
+        """Counts the blocks that moved in memory."""
         self._next = 0
         self._families: dict[Hashable, int] = {}
         self._layouts: dict[tuple[object, ...], RowLayout] = {}
@@ -254,6 +269,7 @@ class Stacks:
             block.tensor = block.tensor[: len(block.owners)].clone()
             same = block.layout.head or compute == self.dtype
             block.show(block.tensor if same else block.tensor.to(compute), leaves=True)
+            self.moves += 1
 
     def _release(self, rows: Iterable[tuple[Block, int]]) -> None:
         for block, row in rows:
@@ -272,6 +288,7 @@ class Stacks:
         if len(block.owners) == len(block.tensor):
             block.tensor = torch.cat([block.tensor, torch.zeros_like(block.tensor)])
             block.show(block.tensor)
+            self.moves += 1
         block.owners.append(None)
         return block, len(block.owners) - 1
 

@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adapterbank.encoder.forward import QKV
+from adapterbank.encoder.blocks import finish
+from adapterbank.encoder.forward import ACTIVATIONS, QKV
+from adapterbank.encoder.protocol import Ending
 from adapterbank.methods import addition_in
 from adapterbank.slots.addition import Addition
 from adapterbank.slots.plan import Plan
@@ -70,6 +72,14 @@ class StaticRouteLayer:
                     y = addition.apply(_by_slot(y, self.slots), _by_slot(x, self.slots), own).view(y.shape)
         return y
 
+    def activate(self, x: Tensor, name: str) -> Tensor:
+        """See `encoder.protocol.Layer`."""
+        return ACTIVATIONS[name](x)
+
+    def finish(self, y: Tensor, x: Tensor, site: str, ending: Ending) -> Tensor:
+        """See `encoder.protocol.Layer`."""
+        return finish(self, y, x, site, ending)
+
     def _plain_linear(self, x: Tensor, name: str) -> Tensor:
         return apply_linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 
@@ -84,8 +94,7 @@ class StaticRoute:
         plan: Plan | None = None,
     ) -> None:
         """Create a route from frozen tensors and the slots' own, each `[slots, *shape]`; `plan` has the additions."""
-        # A single slot's tensors are used without their first dimension: a plain product is faster than a batch of one.
-        self.own = {name: tensor.squeeze(0) if len(tensor) == 1 else tensor for name, tensor in own.items()}
+        self.own = without_places(own)
         self._tensors = {**frozen, **self.own}
         touched = {tuple(name.rsplit(".", 2)[::2]) for name in own if name.rsplit(".", 2)[-2] in QKV}
         for attention, leaf in sorted(touched, reverse=True):  # weights first
@@ -146,6 +155,11 @@ class StaticRoute:
         """Return the biases of query, key and value side by side, for one product with a shared weight."""
         biases = [self._tensors[f"{attention}.{part}.bias"] for part in QKV]
         return torch.cat(torch.broadcast_tensors(*biases), -1)
+
+
+def without_places(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a single slot's tensors without their first dimension: a plain product is faster than a batch of one."""
+    return {name: tensor.squeeze(0) if len(tensor) == 1 else tensor for name, tensor in own.items()}
 
 
 def apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

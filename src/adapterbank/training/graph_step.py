@@ -6,6 +6,7 @@ optimiser's table to the device: the data is there already, dropout follows from
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,17 +17,22 @@ from torch import Tensor
 
 from adapterbank.encoder.batch import TokenStore, padded_length
 from adapterbank.encoder.dropout import Dropout, step_keys
-from adapterbank.encoder.forward import compiled_layer_fns, forward, fused_attention
+from adapterbank.encoder.forward import LayerFns, compiled_layer_fns, forward, fused_attention
+from adapterbank.encoder.kernels import Kernels, find_kernels
 from adapterbank.encoder.prefix_cache import Prefix
 from adapterbank.inference.graphs import GraphCompiler
 from adapterbank.inference.rows import Rows
 from adapterbank.kinds.table import KINDS
 from adapterbank.slots import heads
+from adapterbank.slots.in_place import Gradients, InPlaceRoute, TableColumns, Widths, trains_in_place
 from adapterbank.slots.plan import Head, Plan
 from adapterbank.slots.stack import Stacks
-from adapterbank.slots.static_routing import StaticRoute
-from adapterbank.training.optimizer import StackedAdam
+from adapterbank.slots.static_routing import StaticRoute, without_places
+from adapterbank.training.optimizer import FIRST, SECOND, StackedAdam
 from adapterbank.training.step_input import StepContext, StepInput
+
+USES_WORTH_A_GRAPH = 3
+"""Steps of one shape after which it is captured, which takes about as long as three of them."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +59,23 @@ class DeviceRows:
         return cls(TokenStore.of(tokens, device), targets.to(device), first, sets[0].pooling, most)
 
 
+@dataclass(frozen=True)
+class _InPlace:
+    """What steps need that run through our own kernels."""
+
+    kernels: Kernels
+    columns: TableColumns
+    widths: Widths
+    table: Tensor
+    """Where the tensors of each place are; blocks do not move while runs train."""
+    gradients: Gradients
+
+
 class GraphStep:
     """The steps of several runs at once, `batch` units each, as programs: one for each length rows are filled up to.
 
-    Where windows are pooled, also one for each number of rows, a multiple of `batch`.
+    Where windows are pooled, also one for each number of rows, a multiple of `batch`. What the kernels cover runs
+    through them, and is captured when a shape recurs; nothing else is compiled. The rest runs through torch's compiler.
     """
 
     def __init__(
@@ -82,12 +101,35 @@ class GraphStep:
         self._whole = torch.zeros(numbers, dtype=torch.int64, device=device)
         self._real = torch.zeros(self.places * batch + (self.places + 1) * 7, device=device)
         self._losses = torch.zeros(self.places, device=device)
+        self._layer_fns: LayerFns | None = None
         self._fused = fused_attention(context.config, device)
-        # Without the kernel, attention's softmax and its dropout are compiled too.
-        self._layer_fns = compiled_layer_fns(partial(programs.compiled, looped_reductions=self._fused is None))
+        self._uses: Counter[tuple[int, int]] = Counter()
         self._steps: dict[tuple[int, int], Callable[[], None]] = {}
-        adam.update = programs.compiled(
-            adam.update, lambda *rows: [(row, i) for row in rows[:4] for i in (0, 1)] + [(rows[4], 0)]
+        self._in_place = self._make_in_place()
+        if not self._in_place:
+            self._compile()
+
+    def _make_in_place(self) -> _InPlace | None:
+        """Return what our own kernels need; None if they do not cover these runs."""
+        kernels = find_kernels(self._stacks.device)
+        slots = [self._stacks.slot(number) for number in self._stacks.numbers]
+        if not kernels or not trains_in_place(slots[0]):
+            return None
+        columns = TableColumns(self._stacks, slots[0])
+        table = np.zeros((self.places, len(columns)), np.int64)
+        for slot in slots:
+            table[slot.rows[0][1]] = columns.line(slot)
+        self._adam.update = partial(kernels.update, first=FIRST, second=SECOND)
+        device = self._stacks.device
+        gradients = Gradients(self._adam.gradient_views(), torch.zeros(1, device=device, requires_grad=True))
+        return _InPlace(kernels, columns, Widths.of(slots), torch.from_numpy(table).to(device), gradients)
+
+    def _compile(self) -> None:
+        # Without the kernel, attention's softmax and its dropout are compiled too.
+        compiled = self._programs.compiled
+        self._layer_fns = compiled_layer_fns(partial(compiled, looped_reductions=self._fused is None))
+        self._adam.update = compiled(
+            self._adam.update, lambda *rows: [(row, i) for row in rows[:4] for i in (0, 1)] + [(rows[4], 0)]
         )
 
     def step(self, inputs: Sequence[StepInput], table: np.ndarray) -> Tensor:
@@ -96,14 +138,24 @@ class GraphStep:
         width = self._batch * -(-max(len(run.batch) for run in inputs) // self._batch)
         numbers, weights = self._numbers(inputs, width)
         self._send(self._whole[: len(numbers)], numbers)
-        if (longest, width) not in self._steps:
+        if not self._in_place and (longest, width) not in self._steps:
             still = table.copy()
             still[:, 0] = still[:, 1] = 0.0  # no weight changes during warm-up and capture
             self._send(self._real, np.concatenate([weights, still.ravel()]))
             self._steps[longest, width] = self._programs.capture(lambda: self._body(longest, width))
         self._send(self._real, np.concatenate([weights, table.ravel()]))
-        self._steps[longest, width]()
+        self._program(longest, width)()
         return self._losses.clone()
+
+    def _program(self, longest: int, width: int) -> Callable[[], None]:
+        """Return what runs a step: its kernels one by one, or their graph where the shape recurs."""
+        shape = longest, width
+        self._uses[shape] += 1
+        if shape not in self._steps:
+            if self._uses[shape] <= USES_WORTH_A_GRAPH:
+                return partial(self._body, *shape)
+            self._steps[shape] = self._programs.capture(partial(self._body, *shape), warm=False)
+        return self._steps[shape]
 
     def _numbers(self, inputs: Sequence[StepInput], width: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the row numbers, units, owners and clocks of a step of `width` rows a place, and the units' weights.
@@ -133,6 +185,13 @@ class GraphStep:
         host = torch.from_numpy(numbers.astype(np.float32) if into.is_floating_point() else numbers)
         into.copy_(host.pin_memory() if into.is_cuda else host, non_blocking=True)
 
+    def _route(self, width: int) -> InPlaceRoute | StaticRoute:
+        own = self._in_place
+        if not own:
+            return StaticRoute(self._stacks.frozen, self._own, self._plan)
+        rows = torch.arange(self.places, device=own.table.device).repeat_interleave(width)
+        return InPlaceRoute(self._stacks.frozen, own.columns, own.kernels, own.widths, own.table, rows, own.gradients)
+
     def _body(self, longest: int, width: int) -> None:
         """Run one step on the tensors that `step` has filled."""
         places, count, rates = self.places, self.places * self._batch, self._context.rates
@@ -141,15 +200,16 @@ class GraphStep:
         weights, table = self._real[:count], self._real[count:].view(places + 1, 7)
         batch, where = self._data.tokens.batch(rows, longest, self._fused)
         keys = step_keys(clocks.view(places, 2), torch.arange(width, device=rows.device))
-        drop = Dropout(keys, batch.rows, batch.positions, rate=rates[0], attention_rate=rates[1])
+        kernel = self._in_place.kernels.drop if self._in_place else None
+        drop = Dropout(keys, batch.rows, batch.positions, rate=rates[0], attention_rate=rates[1], kernel=kernel)
         prefix = None
         if self._prefix is not None and self._prefix.store is not None:
             prefix = self._prefix.store[where]
-        route = StaticRoute(self._stacks.frozen, self._own, self._plan)
+        route = self._route(width)
         hidden = forward(self._context.config, route, batch, drop, self._context.first, prefix, self._layer_fns)
         head = self._plan.head
         x = heads.reads(hidden, batch, head, route.linear, drop)
-        x = heads.apply(x.view(places, -1, x.shape[-1]).squeeze(0), head, route.own)
+        x = heads.apply(x.view(places, -1, x.shape[-1]).squeeze(0), head, without_places(self._own))
         if self._data.pooling:
             x = heads.pool_windows(
                 x.view(places, width, -1), owners.view(places, width), self._batch, weighs=head.weighs
@@ -159,6 +219,8 @@ class GraphStep:
         losses = kind.loss(x, self._data.targets[units], head, batch.counts)
         by_place = torch.where(weights > 0, losses * weights, 0.0).view(places, -1).sum(1)
         self._adam.zero_grad()
-        self._adam.add_gradients(torch.autograd.grad(by_place.sum(), self._leaves, allow_unused=True))
+        anchor = [self._in_place.gradients.anchor] if self._in_place else []
+        gradients = torch.autograd.grad(by_place.sum(), [*self._leaves, *anchor], allow_unused=True)
+        self._adam.add_gradients(gradients[: len(self._leaves)])
         self._adam.apply(table)
         self._losses.copy_(by_place.detach())

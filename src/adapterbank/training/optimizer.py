@@ -19,7 +19,7 @@ from torch import Tensor
 
 from adapterbank.slots.stack import Block, Stacks
 
-_FIRST, _SECOND = 0.9, 0.999
+FIRST, SECOND = 0.9, 0.999
 """Adam's decay rates, as in the paper."""
 
 
@@ -96,6 +96,10 @@ class StackedAdam:
         """Return the tensors that need gradients."""
         return [leaf for block in self.first for leaf in block.views.values()]
 
+    def gradient_views(self) -> dict[str, Tensor]:
+        """Return the gradient of each tensor by name, `[rows, *shape]`, where there is one block of each layout."""
+        return {name: view for block, rows in self.gradients.items() for name, view in block.layout.views(rows).items()}
+
     def zero_grad(self) -> None:
         """Set the gradients to zero."""
         for gradient in self.gradients.values():
@@ -139,7 +143,7 @@ class StackedAdam:
         table = np.tile(np.array([0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0], np.float32), (len(self._table_slots) + 1, 1))
         for slot, rate in rates.items():
             s, t = self.settings[slot], self.steps[slot] + 1
-            fix = (1 - _FIRST**t, 1 - _SECOND**t) if s.bias_correction else (1.0, 1.0)
+            fix = (1 - FIRST**t, 1 - SECOND**t) if s.bias_correction else (1.0, 1.0)
             table[self._table_slots.index(slot)] = [1.0, rate, s.weight_decay, s.epsilon, *fix, s.clip or math.inf]
         return table
 
@@ -194,8 +198,8 @@ def _update(p: Tensor, m: Tensor, v: Tensor, g: Tensor, numbers: Tensor) -> None
     """Update rows `[n, width]` in place, each with its own numbers (`StackedAdam.table`, the last of them the clip)."""
     active, rate, decay, epsilon, fix_first, fix_second, clip = numbers[:, :, None].unbind(1)
     g = g * clip
-    m.lerp_(g, (1 - _FIRST) * active)
-    v.lerp_(g * g, (1 - _SECOND) * active)
+    m.lerp_(g, (1 - FIRST) * active)
+    v.lerp_(g * g, (1 - SECOND) * active)
     # With epsilon 0, the zero moments of the padding must not become 0 / 0.
     change = (m / fix_first) / ((v / fix_second).sqrt_() + epsilon).clamp_min_(1e-30)
     p.sub_(rate * (change + decay * p))

@@ -22,8 +22,9 @@ from adapterbank.config import limited
 from adapterbank.draws import RandomStream
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.forward import ACTIVATIONS
+from adapterbank.encoder.kernels.forms import Form
 from adapterbank.methods import SITES, Options
-from adapterbank.slots.addition import layer_numbers
+from adapterbank.slots.addition import layer_numbers, size_class
 from adapterbank.slots.stacked import linear
 
 _EPSILON = 1e-5
@@ -81,8 +82,21 @@ class Adapter:
         """See `Addition`."""
         return replace(self, layers=(), sites=())
 
+    @property
+    def form(self) -> Form:
+        """See `Addition`."""
+        return Form(
+            size_class(self.size),
+            True,
+            activation=self.activation,
+            parallel=self.placement == "parallel",
+            multiply=self.combine == "multiply",
+            inner_norm=self.inner_norm,
+            depth=self.depth,
+        )
+
     def parts(self) -> list[str]:
-        """Return the names of one adapter's tensors, in the order of the arithmetic."""
+        """See `Addition`."""
         modules = ["norm"] if self.inner_norm else []
         modules += ["down", *(f"middle.{k}" for k in range(1, self.depth)), "up"]
         return [f"{module}.{leaf}" for module in modules for leaf in ("weight", "bias")]

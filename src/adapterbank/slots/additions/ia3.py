@@ -16,6 +16,7 @@ from torch import Tensor
 
 from adapterbank.draws import RandomStream
 from adapterbank.encoder.families import EncoderConfig
+from adapterbank.encoder.kernels.forms import Scales
 from adapterbank.methods import Options
 from adapterbank.slots.addition import layer_numbers
 
@@ -39,6 +40,15 @@ class Ia3:
     def from_options(cls, options: Options, layers: tuple[int, ...]) -> Ia3:
         """See `Addition`."""
         return cls(layers)
+
+    @property
+    def form(self) -> Scales:
+        """See `Addition`."""
+        return Scales()
+
+    def parts(self) -> list[str]:
+        """See `Addition`."""
+        return ["scale"]
 
     def resized(self, size: int) -> Ia3:
         """See `Addition`: scales have no size to choose."""

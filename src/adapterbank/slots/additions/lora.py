@@ -20,8 +20,9 @@ from adapterbank import schema
 from adapterbank.config import limited
 from adapterbank.draws import RandomStream
 from adapterbank.encoder.families import EncoderConfig
+from adapterbank.encoder.kernels.forms import Form
 from adapterbank.methods import PROJECTIONS, Options
-from adapterbank.slots.addition import layer_numbers
+from adapterbank.slots.addition import layer_numbers, size_class
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,15 @@ class Lora:
     def scale(self) -> float:
         """The factor alpha / r."""
         return self.alpha / self.rank
+
+    @property
+    def form(self) -> Form:
+        """See `Addition`."""
+        return Form(size_class(self.rank), True, parallel=True, biases=False, scale=self.scale)
+
+    def parts(self) -> list[str]:
+        """See `Addition`."""
+        return ["a", "b"]
 
     def resized(self, size: int) -> Lora:
         """Return the same arithmetic at another rank, with the same scale."""

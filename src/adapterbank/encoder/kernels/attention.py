@@ -1,4 +1,4 @@
-"""Attention on GPUs, in Triton: with computed dropout, directly from the joined projections. Knows no layers.
+"""Attention in one kernel each way: with computed dropout, directly from the joined projections. Knows no layers.
 
     out = (keep * softmax(q k' / sqrt(width) + bias) / (1 - rate)) v
 
@@ -18,14 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from adapterbank.encoder.dropout import FIRST, SECOND, threshold
+from adapterbank.encoder.kernels.parts import keep
 
-
-@triton.jit
-def _keep(numbers, FIRST: tl.constexpr, SECOND: tl.constexpr, THRESHOLD: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Compute the hash of `dropout._drop`, to the bit."""
-    numbers = numbers * FIRST
-    numbers = (numbers ^ (numbers >> 15)) * SECOND
-    return numbers >= THRESHOLD
+_WHOLE, _WHOLE_NUMBERS = 128, 128 * 64
+"""The longest rows, and the most numbers of a head's queries, that the gradient handles as one block."""
 
 
 @triton.jit
@@ -42,7 +38,7 @@ def _scores(q, k, bias, row, n, length, scale, EXACT: tl.constexpr):  # type: ig
     return s + tl.load(bias + row * length + n, mask=n < length, other=float("-inf")).to(tl.float32)[None, :]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def _forward(  # type: ignore[no-untyped-def]
     x, bias, queries, heads, columns, out, sums, length, scale, inverse,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, THRESHOLD: tl.constexpr,
@@ -71,7 +67,7 @@ def _forward(  # type: ignore[no-untyped-def]
         total = total * shrink + tl.sum(p, 1)
         if DROP:
             numbers = keys[:, None] ^ tl.load(columns + n, mask=n < length, other=0)[None, :]
-            p = tl.where(_keep(numbers, FIRST, SECOND, THRESHOLD), p * inverse, 0.0)
+            p = tl.where(keep(numbers, FIRST, SECOND, THRESHOLD), p * inverse, 0.0)
         y = y * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee" if EXACT else "tf32")
         highest = higher
     out += row * length * HEADS * WIDTH + head * WIDTH
@@ -89,13 +85,13 @@ def _weights(  # type: ignore[no-untyped-def]
     dp = tl.dot(dy, tl.trans(v), input_precision="ieee" if EXACT else "tf32")
     kept = p
     if DROP:
-        keep = _keep(keys[:, None] ^ columns[None, :], FIRST, SECOND, THRESHOLD)
-        kept = tl.where(keep, p * inverse, 0.0)
-        dp = tl.where(keep, dp * inverse, 0.0)
+        kept_ones = keep(keys[:, None] ^ columns[None, :], FIRST, SECOND, THRESHOLD)
+        kept = tl.where(kept_ones, p * inverse, 0.0)
+        dp = tl.where(kept_ones, dp * inverse, 0.0)
     return kept, p * (dp - delta[:, None]) * scale
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def _backward(  # type: ignore[no-untyped-def]
     x, bias, queries, heads, columns, out, sums, dout, dx, length, scale, inverse,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, THRESHOLD: tl.constexpr,
@@ -158,10 +154,45 @@ def _backward(  # type: ignore[no-untyped-def]
     tl.store(dx + 2 * HEADS * WIDTH + at, dv.to(q.dtype), mask=here[:, None])
 
 
+@triton.jit(do_not_specialize=["length"])
+def _backward_whole(  # type: ignore[no-untyped-def]
+    x, bias, queries, heads, columns, out, sums, dout, dx, length, scale, inverse,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, THRESHOLD: tl.constexpr,
+    DROP: tl.constexpr, EXACT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The same for rows that are one block: their weights are computed once, not for queries and again for keys."""
+    head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    t, d = tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    here = t < length
+    at = row * length * 3 * HEADS * WIDTH + head * WIDTH + t[:, None] * (3 * HEADS * WIDTH) + d[None, :]
+    at_out = row * length * HEADS * WIDTH + head * WIDTH + t[:, None] * (HEADS * WIDTH) + d[None, :]
+    q = tl.load(x + at, mask=here[:, None], other=0.0)
+    k = tl.load(x + HEADS * WIDTH + at, mask=here[:, None], other=0.0)
+    v = tl.load(x + 2 * HEADS * WIDTH + at, mask=here[:, None], other=0.0)
+    dy = tl.load(dout + at_out, mask=here[:, None], other=0.0)
+    y = tl.load(out + at_out, mask=here[:, None], other=0.0)
+    delta = tl.sum(y.to(tl.float32) * dy.to(tl.float32), 1)
+    total = tl.load(sums + (row * HEADS + head) * length + t, mask=here, other=float("inf"))
+    query_keys = _keys(queries + row * length, t, length, DROP)
+    if DROP:
+        query_keys = query_keys ^ tl.load(heads + head)
+    kept, ds = _weights(
+        q, k, v, dy, bias, total, delta, query_keys, _keys(columns, t, length, DROP), row, t, length, scale, inverse,
+        FIRST, SECOND, THRESHOLD, DROP, EXACT,
+    )  # fmt: skip
+    dv = tl.dot(tl.trans(kept.to(dy.dtype)), dy, input_precision="ieee" if EXACT else "tf32")
+    tl.store(dx + 2 * HEADS * WIDTH + at, dv.to(q.dtype), mask=here[:, None])
+    ds = ds.to(q.dtype)
+    dq = tl.dot(ds, k, input_precision="ieee" if EXACT else "tf32")
+    tl.store(dx + at, dq.to(q.dtype), mask=here[:, None])
+    dk = tl.dot(tl.trans(ds), q, input_precision="ieee" if EXACT else "tf32")
+    tl.store(dx + HEADS * WIDTH + at, dk.to(q.dtype), mask=here[:, None])
+
+
 def _options(x: Tensor, bias: Tensor, heads: int, rate: float) -> tuple[tuple[int, int, int], dict[str, Any]]:
     """Return the grid of programs and the constants that the kernels are specialised on."""
     rows, length, width = bias.shape[0], bias.shape[-1], x.shape[-1] // (3 * heads)
-    block = min(64, max(16, triton.next_power_of_2(length)))
+    block = min(64, max(32, triton.next_power_of_2(length)))
     constants = {"HEADS": heads, "WIDTH": width, "FIRST": FIRST, "SECOND": SECOND, "THRESHOLD": threshold(rate)}
     exact = x.dtype == torch.float32
     return (triton.cdiv(length, block), heads, rows), {
@@ -169,8 +200,7 @@ def _options(x: Tensor, bias: Tensor, heads: int, rate: float) -> tuple[tuple[in
     }  # fmt: skip
 
 
-@torch.library.custom_op("adapterbank::attend", mutates_args=())
-def attend(
+def _attend(
     x: Tensor, bias: Tensor, queries: Tensor, keys: Tensor, columns: Tensor, heads: int, rate: float
 ) -> tuple[Tensor, Tensor]:
     """Return the attention's output `[T, hidden]` and, for its gradient, the log-sum-exp of the scores.
@@ -187,29 +217,31 @@ def attend(
     return out, sums
 
 
-@attend.register_fake
-def _(
+def _like_attend(
     x: Tensor, bias: Tensor, queries: Tensor, keys: Tensor, columns: Tensor, heads: int, rate: float
 ) -> tuple[Tensor, Tensor]:
     out = x.new_empty(x.shape[0], x.shape[1] // 3)
     return out, x.new_empty(bias.shape[0], heads, bias.shape[3], dtype=torch.float32)
 
 
-@torch.library.custom_op("adapterbank::attend_backward", mutates_args=())
-def attend_backward(
+def _attend_backward(
     x: Tensor, bias: Tensor, queries: Tensor, keys: Tensor, columns: Tensor, out: Tensor, sums: Tensor, dout: Tensor,
     heads: int, rate: float,
 ) -> Tensor:  # fmt: skip
     """Return the gradient of `x`."""
     grid, options = _options(x, bias, heads, rate)
     dx, dout = torch.empty_like(x), dout.contiguous()
-    scale, inverse = 1 / math.sqrt(x.shape[-1] // (3 * heads)), 1 / (1 - rate)
-    _backward[grid](x, bias, queries, keys, columns, out, sums, dout, dx, bias.shape[-1], scale, inverse, **options)
+    width, length = x.shape[-1] // (3 * heads), bias.shape[-1]
+    scale, inverse, backward = 1 / math.sqrt(width), 1 / (1 - rate), _backward
+    if length <= _WHOLE and width * length <= _WHOLE_NUMBERS:
+        block = max(32, triton.next_power_of_2(length))
+        backward, grid = _backward_whole, (1, *grid[1:])
+        options |= {"BLOCK": block, "num_warps": 8 if block == _WHOLE else 4, "num_stages": 1}
+    backward[grid](x, bias, queries, keys, columns, out, sums, dout, dx, bias.shape[-1], scale, inverse, **options)
     return dx
 
 
-@attend_backward.register_fake
-def _(
+def _like_attend_backward(
     x: Tensor, bias: Tensor, queries: Tensor, keys: Tensor, columns: Tensor, out: Tensor, sums: Tensor, dout: Tensor,
     heads: int, rate: float,
 ) -> Tensor:  # fmt: skip
@@ -226,4 +258,21 @@ def _gradient(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     return dx, None, None, None, None, None, None
 
 
-attend.register_autograd(_gradient, setup_context=_save)
+def _register(name: str, arguments: str, outputs: str, function: Any, like: Any) -> Any:
+    """Let torch know an operation, which then may be compiled around. `custom_op` would import torch's compiler."""
+    torch.library.define(f"adapterbank::{name}", f"({arguments}) -> {outputs}")
+    torch.library.impl(f"adapterbank::{name}", ("cuda", "cpu"), function)
+    torch.library.register_fake(f"adapterbank::{name}", like)
+    return getattr(torch.ops.adapterbank, name)
+
+
+_INPUTS = "Tensor x, Tensor bias, Tensor queries, Tensor keys, Tensor columns"
+attend = _register("attend", f"{_INPUTS}, int heads, float rate", "(Tensor, Tensor)", _attend, _like_attend)
+attend_backward = _register(
+    "attend_backward",
+    f"{_INPUTS}, Tensor out, Tensor sums, Tensor dout, int heads, float rate",
+    "Tensor",
+    _attend_backward,
+    _like_attend_backward,
+)
+torch.library.register_autograd("adapterbank::attend", _gradient, setup_context=_save)

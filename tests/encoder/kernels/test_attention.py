@@ -79,7 +79,7 @@ class Case:
 
 def compare(shape, rate, dtype, device):
     """Ask the kernel for what the composed attention gives in float32; rounding is relative to the largest number."""
-    from adapterbank.encoder.attention_triton import attend
+    from adapterbank.encoder.kernels.attention import attend
 
     case = Case(shape, rate, dtype, device)
     for mine, wanted in zip(case.run(attend), case.run(dtype=torch.float32), strict=True):
@@ -90,7 +90,7 @@ def compare(shape, rate, dtype, device):
 
 def registered(device):
     """Ask torch whether it may trust what the operation says of itself: shapes, gradient, no hidden writes."""
-    from adapterbank.encoder.attention_triton import attend
+    from adapterbank.encoder.kernels.attention import attend
 
     case = Case((3, 24, 2, 16), 0.1, torch.float32, device)
     drop = case.dropout
@@ -112,7 +112,7 @@ class TestOnAGpu:
         compare(shape, rate, dtype, torch.device("cuda"))
 
     def test_the_same_call_gives_the_same_bits(self):
-        from adapterbank.encoder.attention_triton import attend
+        from adapterbank.encoder.kernels.attention import attend
 
         case = Case((4, 65, 2, 64), 0.1, torch.bfloat16, torch.device("cuda"))
         first = case.run(attend)
