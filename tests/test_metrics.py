@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import pytest
 import sklearn.metrics as oracle
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -87,6 +87,47 @@ def test_correlations_of_tied_numbers_agree_with_scipy(seed: int) -> None:
     assert score("pearson", given_, true, ()) == pytest.approx(pearson, abs=1e-12)
     assert score("spearman", given_, true, ()) == pytest.approx(spearman, abs=1e-12)
     assert score("pearson_spearman", given_, true, ()) == pytest.approx((pearson + spearman) / 2, abs=1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from([2, 4, 30]), st.lists(st.tuples(*[st.integers(0, 29)] * 2), min_size=1, max_size=60))
+def test_class_metrics_equal_those_of_sklearn_where_classes_are_absent(
+    labels: int, rows: list[tuple[int, int]]
+) -> None:
+    given_, true = [a % labels for a, _ in rows], [b % labels for _, b in rows]
+    for average in ("micro", "macro"):
+        wanted = oracle.f1_score(true, given_, average=average, zero_division=0)
+        assert METRICS[f"{average}_f1"].function(given_, true, labels) == wanted
+    if labels == 2:
+        assert METRICS["f1"].function(given_, true, 2) == oracle.f1_score(true, given_, zero_division=0)
+    if len({*given_, *true}) > 1:  # scikit-learn warns about a single class
+        wanted = oracle.matthews_corrcoef(true, given_)
+        assert METRICS["matthews"].function(given_, true, labels) == pytest.approx(wanted, abs=1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from([2, 4, 30]), st.lists(st.tuples(*[st.frozensets(st.integers(0, 29))] * 2), min_size=1))
+def test_metrics_of_sets_equal_those_of_sklearn_where_labels_are_absent(
+    labels: int, rows: list[tuple[frozenset[int], frozenset[int]]]
+) -> None:
+    given_, true = ([row[side] & frozenset(range(labels)) for row in rows] for side in (0, 1))
+    flags = [numpy.array([[label in row for label in range(labels)] for row in side]) for side in (true, given_)]
+    for average in ("micro", "macro"):
+        wanted = oracle.f1_score(*flags, average=average, zero_division=0)
+        assert METRICS[f"{average}_f1"].function(given_, true, labels) == wanted
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from([0, 1, 9]), st.integers(-12, 12), st.lists(st.tuples(*[st.floats(-9, 9)] * 2), min_size=2))
+def test_correlations_equal_those_of_scipy_with_ties_and_in_every_unit(
+    digits: int, power: int, rows: list[tuple[float, float]]
+) -> None:
+    given_, true = [round(a, digits) * 10.0**power for a, _ in rows], [round(b, digits) for _, b in rows]
+    assume(len(set(given_)) > 1 and len(set(true)) > 1)
+    for name, function in (("pearson", stats.pearsonr), ("spearman", stats.spearmanr)):
+        with numpy.errstate(all="ignore"):
+            wanted = function(given_, true).statistic
+        assert METRICS[name].function(given_, true, 0) == pytest.approx(wanted, abs=1e-12)
 
 
 @pytest.mark.parametrize(("said", "true"), [(0, 0), (1, 1), (0, 1), (1, 0)])

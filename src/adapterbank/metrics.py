@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import re
 import string
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -74,68 +73,92 @@ def _exact(given: list[Any], true: list[Any], _: int) -> float:
     return sum(bool(a == b) for a, b in zip(given, true, strict=True)) / len(true)
 
 
-def _f1(given: list[Any], true: list[Any], classes: int, average: str) -> float:
-    from sklearn.metrics import f1_score
+def _counts(given: list[Any], true: list[Any], classes: int) -> Counts:
+    import numpy as np
 
     if isinstance(true[0], frozenset):
-        given, true = _indicators(given, classes), _indicators(true, classes)
-        average = "binary" if classes == 1 else average  # scikit-learn takes one column of labels for two classes
-    return float(f1_score(true, given, average=average, zero_division=0))
+        a, b = _indicators(given, classes), _indicators(true, classes)
+        return Counts((a & b).sum(0), a.sum(0), b.sum(0), len(true), sets=True)
+    a, b = np.array(given), np.array(true)
+    hits, mine, wanted = (np.bincount(one, minlength=classes) for one in (a[a == b], a, b))
+    return Counts(hits, mine, wanted, len(true), sets=False)
 
 
-def _indicators(rows: list[frozenset[int]], classes: int) -> Any:
-    import numpy
+def _indicators(rows: list[frozenset[int]], classes: int) -> np.ndarray:
+    import numpy as np
 
-    matrix = numpy.zeros((len(rows), classes), dtype=numpy.int8)
+    matrix = np.zeros((len(rows), classes), dtype=bool)
     for row, indices in enumerate(rows):
-        matrix[row, sorted(indices)] = 1
+        matrix[row, sorted(indices)] = True
     return matrix
 
 
 def _binary_f1(given: list[int], true: list[int], classes: int) -> float:
-    return _f1(given, true, classes, "binary")
+    return float(_binary_f1_of(_counts(given, true, classes)))
 
 
 def _macro_f1(given: list[Any], true: list[Any], classes: int) -> float:
-    return _f1(given, true, classes, "macro")
+    counts = _counts(given, true, classes)
+    scores = _label_f1(counts)  # of a class that is neither given nor true there is none
+    return float(scores.mean() if counts.sets else scores[counts.given + counts.true > 0].mean())
 
 
 def _micro_f1(given: list[Any], true: list[Any], classes: int) -> float:
-    return _f1(given, true, classes, "micro")
+    return float(_micro_f1_of(_counts(given, true, classes)))
 
 
 def _accuracy_f1(given: list[int], true: list[int], classes: int) -> float:
     return (_exact(given, true, classes) + _binary_f1(given, true, classes)) / 2
 
 
-def _matthews(given: list[int], true: list[int], _: int) -> float:
-    from sklearn.metrics import matthews_corrcoef
+def _matthews(given: list[int], true: list[int], classes: int) -> float:
+    """Return the correlation of Gorodkin (2004), from whole numbers; 0 where it is undefined."""
+    counts = _counts(given, true, classes)
+    mine, wanted, rows = counts.given.tolist(), counts.true.tolist(), counts.rows
+    shared = rows * int(counts.hits.sum()) - sum(a * b for a, b in zip(mine, wanted, strict=True))
+    spread = (rows**2 - sum(a * a for a in mine)) * (rows**2 - sum(b * b for b in wanted))
+    return shared / math.sqrt(spread) if spread else 0.0
 
-    # A single class has no correlation; scikit-learn would warn about a one-by-one confusion matrix.
-    if len(set(given)) == 1 or len(set(true)) == 1:
-        return 0.0
-    return float(matthews_corrcoef(true, given))
 
-
-def _correlation(given: list[float], true: list[float], name: str) -> float:
-    from scipy import stats
+def _correlation(given: list[float], true: list[float], function: Callable[[Any, Any], Any]) -> float:
+    import numpy as np
 
     # Undefined for a constant. A model that predicts the same for every row has learned nothing, hence 0.
     if len(set(given)) == 1 or len(set(true)) == 1:
         return 0.0
-    with warnings.catch_warnings():
-        # scipy warns about nearly constant values; its result is used unless it is NaN.
-        warnings.simplefilter("ignore")
-        value = float(getattr(stats, name)(given, true).statistic)
+    with np.errstate(all="ignore"):  # nearly constant and very large values
+        value = float(function(np.array(given, dtype=float), np.array(true, dtype=float)))
     return value if math.isfinite(value) else 0.0
 
 
+def _cosine(x: np.ndarray, y: np.ndarray) -> Any:
+    """Return the cosine of the deviations from the means, scaled so that no square overflows."""
+    import numpy as np
+
+    units = []
+    for part in (x - x.mean(), y - y.mean()):
+        largest = abs(part).max()
+        units.append(part / (largest * np.linalg.norm(part / largest)))
+    found = np.clip(units[0] @ units[1], -1, 1)
+    return np.round(found) if len(x) == 2 else found  # two points are on a line
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Return the ranks from 1; equal values share the mean of theirs."""
+    import numpy as np
+
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[places])
+
+
 def _pearson(given: list[float], true: list[float], _: int) -> float:
-    return _correlation(given, true, "pearsonr")
+    return _correlation(given, true, _cosine)
 
 
 def _spearman(given: list[float], true: list[float], _: int) -> float:
-    return _correlation(given, true, "spearmanr")
+    import numpy as np
+
+    return _correlation(given, true, lambda x, y: np.corrcoef(_ranks(x), _ranks(y))[0, 1])
 
 
 def _pearson_spearman(given: list[float], true: list[float], classes: int) -> float:

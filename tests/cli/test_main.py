@@ -10,7 +10,7 @@ import pytest
 import adapterbank
 from adapterbank.cli.main import app
 from adapterbank.install import extra_command
-from small_data import FAST, flags, shell
+from small_data import FAST, flags, reviews, shell, write
 
 COMMANDS = (
     *("train", "predict", "evaluate", "tasks", "show", "remove", "rollback", "audit", "gc", "serve"),
@@ -108,3 +108,28 @@ for words in sys.argv[1].split(";"):
         [sys.executable, "-c", code, ";".join(light)], capture_output=True, text=True, timeout=900, check=False
     )
     assert (found.returncode, found.stderr) == (0, "")
+
+
+def test_a_run_on_a_cpu_imports_only_what_it_computes_with(here):
+    code = """
+import sys
+from adapterbank.cli.main import main
+for words in sys.argv[1].split(";"):
+    sys.argv[1:] = words.split()
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, words
+    unused = {"sklearn", "scipy", "pandas", "matplotlib", "pyarrow", "sympy", "torch._dynamo", "torch._inductor"}
+    assert not unused & set(sys.modules), (words, unused & set(sys.modules))
+"""
+    write(here / "many.csv", reviews(120))  # enough to fit a temperature and thresholds
+    options = " ".join(map(str, flags({**FAST, "few": "never", "metric": "f1", "device": "cpu"})))
+    runs = [f"train --bank bank --task new --train many.csv --dev many.csv {options}"]
+    runs += ["evaluate --bank bank --task new --data many.csv --device cpu"]
+    runs += ["predict --bank bank --task new --text good --device cpu"]
+    runs += ["predict --bank bank --task new --device cpu --out out.csv many.csv"]
+    found = subprocess.run(
+        [sys.executable, "-c", code, ";".join(runs)], capture_output=True, text=True, timeout=900, check=False
+    )
+    assert found.returncode == 0, found.stderr

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize_scalar
+from scipy.optimize import brentq, minimize_scalar
 from sklearn.metrics import f1_score, log_loss, precision_recall_curve
 
 from adapterbank.inference.rows import Rows
-from adapterbank.kinds.calibration import FEWEST_OF_LABEL, FEWEST_ROWS, calibrate, fit_temperature
+from adapterbank.kinds.calibration import FEWEST_OF_LABEL, FEWEST_ROWS, calibrate, fit_temperature, root
 from adapterbank.kinds.kind import TEMPERATURES, HeadOutputs
 from adapterbank.kinds.scoring import score
 from adapterbank.kinds.table import KINDS
@@ -57,6 +57,28 @@ def test_the_temperature_has_the_smallest_log_loss_that_scikit_learn_finds(true)
     assert found == pytest.approx(best.x, rel=0.02)  # the smoothing counts for one row in 3,000
     assert loss(found) <= best.fun + 1e-5
     assert found == pytest.approx(true, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("function", "slope"),
+    [
+        (lambda x: x - 0.3, lambda x: 1.0),
+        (lambda x: x**3 - 2, lambda x: 3 * x**2),
+        (lambda x: np.expm1(2 * (x - 19.9)), lambda x: 2 * np.exp(2 * (x - 19.9))),  # nearly flat, then steep
+        (lambda x: np.tanh(50 * (x - 0.06)), lambda x: 50 / np.cosh(50 * (x - 0.06)) ** 2),  # steep, then nearly flat
+        (lambda x: x**9 - 1e-9, lambda x: 9 * x**8),
+    ],
+)
+def test_a_root_is_that_of_scipy(function, slope):
+    calls = []
+    found = root(lambda x: calls.append(x) or (float(function(x)), float(slope(x))), 0.05, 20.0)
+    assert found == pytest.approx(brentq(function, 0.05, 20.0, xtol=1e-12), abs=1e-8)
+    assert len(calls) < 60
+
+
+def test_a_root_outside_is_the_nearest_end():
+    for value, end in ((1.0, 0.05), (-1.0, 20.0)):
+        assert root(lambda x, value=value: (value, 0.0), 0.05, 20.0) == pytest.approx(end)
 
 
 def test_the_labels_of_a_multilabel_task_are_fitted_as_choices_of_two():

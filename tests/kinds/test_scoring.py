@@ -34,6 +34,20 @@ def test_a_mean_of_two_metrics_is_reported_with_both() -> None:
     assert found["accuracy_f1"] == pytest.approx((found["accuracy"] + found["f1"]) / 2)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_the_table_of_classes_is_that_of_sklearn(seed: int) -> None:
+    rng = numpy.random.default_rng(seed)
+    labels = [str(label) for label in range(int(rng.integers(2, 9)))]
+    given, true = (rng.integers(0, rng.integers(1, len(labels) + 1), 30).tolist() for _ in range(2))
+    found = report(task_of("classification", labels), given, true)
+    places = list(range(len(labels)))
+    assert found["confusion"] == oracle.confusion_matrix(true, given, labels=places).tolist()
+    columns = oracle.precision_recall_fscore_support(true, given, labels=places, zero_division=0)
+    for place, label in enumerate(labels):
+        assert list(found["classes"][label].values()) == [column[place] for column in columns]
+        assert isinstance(found["classes"][label]["support"], int)
+
+
 @pytest.mark.parametrize("metric", sorted(METRICS))
 def test_nothing_to_score_and_unequal_lengths_are_errors(metric: str) -> None:
     task = task_of(kind_of(metric), TWO, metric)

@@ -6,7 +6,7 @@ changes an output: a task's `temperature` and `thresholds` change what is made o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,8 @@ FEWEST_ROWS = 50
 """Held-out rows below which nothing is fitted."""
 FEWEST_OF_LABEL = 10
 """Held-out rows that must have a label, and that must not, for its threshold to be chosen."""
+_EXACT, _STEPS = 1e-9, 100
+"""How close to the best the inverse of a temperature is searched, and in how many steps at most."""
 _GRID = np.arange(1, 100) / 100
 """The thresholds that are tried."""
 _HALF = 49
@@ -60,23 +62,37 @@ def fit_temperature(logits: np.ndarray, right: np.ndarray) -> float | None:
     smoothed by one more choice of which nothing is known, as in Platt (1999): otherwise T would be 0 where every answer
     is right. `logits` are `[choices, options]`, `right` the index of the right option of each choice.
     """
-    from scipy.optimize import brentq
-
     wanted = np.zeros_like(logits)
     wanted[np.arange(len(right)), right] = 1
     smooth = (len(right) * wanted + 1 / logits.shape[1]) / (len(right) + 1)
 
-    def slope(inverse: float) -> float:
-        return float(((np.exp(log_softmax(inverse * logits)) - smooth) * logits).sum())
+    def slope(inverse: float) -> tuple[float, float]:
+        """Return the slope, and its own slope: the sum of the variances of x."""
+        p = np.exp(log_softmax(inverse * logits))
+        means = (p * logits).sum(1, keepdims=True)
+        return float(((p - smooth) * logits).sum()), float((p * (logits - means) ** 2).sum())
 
     coldest, hottest = TEMPERATURES
-    if slope(1 / hottest) >= 0:
-        found = hottest
-    elif slope(1 / coldest) <= 0:
-        found = coldest
-    else:
-        found = round(1 / brentq(slope, 1 / hottest, 1 / coldest, xtol=1e-6), 4)
+    found = round(1 / root(slope, 1 / hottest, 1 / coldest), 4)
     return found if _loss(logits / found, wanted) < _loss(logits, wanted) else None
+
+
+def root(function: Callable[[float], tuple[float, float]], low: float, high: float) -> float:
+    """Return where a growing function crosses 0 between two numbers, or the end that is nearest to it.
+
+    `function` returns its value and its slope. Newton's steps begin at 1; one that leaves the numbers between which the
+    root is known to be is replaced by their middle.
+    """
+    x = 1.0
+    for _ in range(_STEPS):
+        value, slope = function(x)
+        low, high = (x, high) if value < 0 else (low, x)
+        newton = x - value / slope if slope > 0 else np.nan
+        following = newton if low <= newton <= high else (low + high) / 2
+        if abs(following - x) < _EXACT:
+            break
+        x = following
+    return following
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:

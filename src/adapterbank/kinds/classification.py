@@ -133,13 +133,16 @@ def _prior_loss(targets: Sequence[Any], labels: int) -> float:
 
 
 def _details(predictions: Sequence[Any], targets: Sequence[Any], labels: Sequence[str]) -> dict[str, Any]:
-    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+    import numpy as np
 
-    indices = list(range(len(labels)))
-    columns = precision_recall_fscore_support(targets, predictions, labels=indices, zero_division=0)
+    count = len(labels)
+    confusion = np.bincount(np.array(targets) * count + np.array(predictions), minlength=count**2).reshape(count, count)
+    hits, given, true = confusion.diagonal(), confusion.sum(0), confusion.sum(1)
+    parts = ((hits, given), (hits, true), (2 * hits, given + true))
+    columns = [*(above / np.maximum(below, 1) for above, below in parts), true]  # 0 where nothing was given or true
     names = ("precision", "recall", "f1", "support")
     return {
-        "confusion": confusion_matrix(targets, predictions, labels=indices).tolist(),
+        "confusion": confusion.tolist(),
         "majority": max(Counter(targets).values()) / len(targets),
         "classes": {
             label: {name: column[index].item() for name, column in zip(names, columns, strict=True)}
