@@ -35,7 +35,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -64,7 +64,7 @@ HTTP = ("fastapi", "uvicorn")
 
 
 @dataclass(frozen=True)
-class Load:
+class Job:
     """What is trained."""
 
     train: Path
@@ -93,26 +93,22 @@ def surroundings(extra: dict[str, str]) -> dict[str, str]:
 
 def timed(process: Process) -> dict[str, Any]:
     """Run a process; return its seconds, and what it says of its epochs."""
-    with tempfile.TemporaryFile("w+", errors="replace") as errors:
-        began = time.perf_counter()
-        child = subprocess.Popen(
-            process.command,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=surroundings(process.environment),
-        )
+    environment, began, stopped = surroundings(process.environment), time.perf_counter(), 0.0
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as errors,
+        subprocess.Popen(process.command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as child,
+    ):
         limit = threading.Timer(PATIENCE, child.kill)
         limit.start()
-        lines, stopped = [], 0.0
+        lines = []
         assert child.stdout is not None
         for line in child.stdout:
             lines.append(line)
             if process.until and line.strip() == process.until:
                 stopped = time.perf_counter()
         code = child.wait()
-        limit.cancel()
         seconds = (stopped or time.perf_counter()) - began
+        limit.cancel()
         if code or (process.until and not stopped):
             errors.seek(0)
             return {"failure": f"exit {code}: " + " | ".join(errors.read().strip().splitlines()[-4:])[-800:]}
@@ -129,9 +125,7 @@ def reported(output: str, seconds: float, epochs: int) -> dict[str, Any]:
         "score": max(epoch["score"] for epoch in record["history"]),
     }
     if len(history) != epochs or record.get("restarts"):
-        found["warning"] = (
-            f"{len(history)} epochs instead of {epochs}, {len(record.get('restarts', ()))} new beginnings"
-        )
+        found["warning"] = f"{len(history)} epochs of {epochs}, {len(record.get('restarts', ()))} new beginnings"
     return found
 
 
@@ -142,7 +136,7 @@ class Clock:
         """Prepare data, encoder and a bank of random tasks."""
         self.work, self.device, self.size = work, options.device, 16 if options.tiny else 64
         self.peers, self.number = Peers(options), 0
-        self.loads, self.encoder = made_up(work) if options.tiny else from_folder(work, options.data)
+        self.jobs, self.encoder = made_up(work) if options.tiny else from_folder(work, options.data)
         backbone = load(self.encoder)
         self.bank = work / "random bank"
         random_bank.make(self.bank, backbone, TASKS, self.size)
@@ -159,17 +153,16 @@ class Clock:
         path = os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
         return {"PYTHONPATH": path, **{name: str(cache / name) for name in CACHES}}
 
-    def train(self, what: str, cache: Path) -> Process:
+    def train(self, given: Job, cache: Path) -> Process:
         """Return `adapterbank train` into a new bank."""
-        given = self.loads[what]
         about = {"task": "sst2", "train": given.train, "dev": given.dev, "epochs": given.epochs, "batch": given.batch}
         about |= {"bank": self.folder("bank"), "backbone": self.encoder, "size": self.size, "device": self.device}
         words = [str(word) for name, value in about.items() for word in (f"--{name}", value)]
         return Process([*COMMAND, "train", "--json", *words], self.own(cache), given.epochs)
 
-    def peer(self, what: str) -> Process:
+    def peer(self, given: Job) -> Process:
         """Return the plain loop of `adapters`."""
-        given, (command, extra) = self.loads[what], self.peers.command("clock_peer.py")
+        command, extra = self.peers.command("clock_peer.py")
         about = {"train": given.train, "dev": given.dev, "epochs": given.epochs, "batch": given.batch}
         about |= {"out": self.folder("adapter"), "backbone": self.encoder, "size": self.size, "device": self.device}
         words = [str(word) for name, value in about.items() for word in (f"--{name}", value)]
@@ -204,12 +197,12 @@ def turns(clock: Clock) -> Turns:
     def add(name: str, make: Callable[..., Process], *given: Any) -> None:
         found[name] = lambda: timed(make(*given))
 
-    for what in clock.loads:
+    for what, given in clock.jobs.items():
         cache = clock.folder("cache")
         for state in (EMPTY, WARM):
-            add(f"adapterbank train {what}, {state}", clock.train, what, cache)
+            add(f"adapterbank train {what}, {state}", clock.train, given, cache)
         if clock.peers.there:
-            add(f"adapters train {what}", clock.peer, what)
+            add(f"adapters train {what}", clock.peer, given)
     cache, other = clock.folder("cache"), clock.folder("cache")
     for state in (EMPTY, WARM):
         add(f"adapterbank engine, {state}", clock.engine, cache)
@@ -219,12 +212,12 @@ def turns(clock: Clock) -> Turns:
     return found
 
 
-def from_folder(work: Path, data: Path) -> tuple[dict[str, Load], str]:
-    """Return the loads of a folder that `carry.py` made, and the folder of its encoder in float32."""
+def from_folder(work: Path, data: Path) -> tuple[dict[str, Job], str]:
+    """Return the jobs of a folder that `carry.py` made, and the folder of its encoder in float32."""
     train, dev = (data.resolve() / f"{name}.parquet" for name in ("train", "dev"))
     few = first_rows(train, work / "few.parquet", 400)
-    loads = {"all": Load(train, dev, 3, 32), "few": Load(few, dev, 5, 32)}
-    return loads, carry.unpack(data / "encoder", work / "encoder")
+    jobs = {"all": Job(train, dev, 3, 32), "few": Job(few, dev, 5, 32)}
+    return jobs, carry.unpack(data / "encoder", work / "encoder")
 
 
 def first_rows(source: Path, target: Path, count: int) -> Path:
@@ -235,8 +228,8 @@ def first_rows(source: Path, target: Path, count: int) -> Path:
     return target
 
 
-def made_up(work: Path) -> tuple[dict[str, Load], str]:
-    """Return loads of a few rows of made-up words, whose first word tells the label, and a tiny random encoder."""
+def made_up(work: Path) -> tuple[dict[str, Job], str]:
+    """Return jobs of a few rows of made-up words, whose first word tells the label, and a tiny random encoder."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -246,7 +239,7 @@ def made_up(work: Path) -> tuple[dict[str, Load], str]:
     for name, rows in paths.items():
         pq.write_table(rows, work / f"{name}.parquet")
     train, dev, few = (work / f"{name}.parquet" for name in paths)
-    return {"all": Load(train, dev, 2, 8), "few": Load(few, dev, 2, 8)}, save(SHAPES["tiny"], work / "encoder")
+    return {"all": Job(train, dev, 2, 8), "few": Job(few, dev, 2, 8)}, save(SHAPES["tiny"], work / "encoder")
 
 
 def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -281,12 +274,13 @@ def print_table(processes: dict[str, Any]) -> None:
 
 
 def get_ready(clock: Clock) -> None:
-    """Compile the bytecode of our sources, and run each side once with both at the same time."""
+    """Compile the bytecode of our sources, and run each side once: for one epoch, and together if there are cores."""
     compileall.compile_dir(SOURCE, quiet=1, workers=0)
-    cache = clock.folder("cache")
-    first = [clock.train("few", cache), clock.predict(cache), clock.engine(cache)]
-    with ThreadPoolExecutor() as pool:
-        for done in pool.map(timed, [*first, *([clock.peer("few")] if clock.peers.there else [])]):
+    cache, one_epoch = clock.folder("cache"), replace(clock.jobs["few"], epochs=1)
+    first = [clock.train(one_epoch, cache), clock.predict(cache), clock.engine(cache)]
+    first += [clock.peer(one_epoch)] if clock.peers.there else []
+    with ThreadPoolExecutor(1 + (os.cpu_count() or 1) // 4) as pool:
+        for done in pool.map(timed, first):
             if "failure" in done:
                 print(f"  failed before the first round: {done['failure']}", flush=True)
 

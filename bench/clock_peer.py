@@ -2,9 +2,10 @@
 
     python bench/clock_peer.py --backbone FOLDER --train train.parquet --dev dev.parquet --out FOLDER --device cuda
 
-A bottleneck adapter after both sub-layers (DoubleSeqBn), a linear head, fused AdamW, a linear schedule, bf16 autocast
-on a GPU, batches padded to their longest row and pinned, and a score on the dev rows after each epoch. Losses are read
-once an epoch, so that the host does not wait for the device in between. Prints one line of JSON at the end.
+The recipe is that of `adapterbank train`: a bottleneck adapter after both sub-layers (DoubleSeqBn), a linear head,
+AdamW (fused on a GPU), a linear schedule, and a score on the dev rows after each epoch. A GPU computes under bf16
+autocast. Batches are padded to their longest row and pinned, and losses are read once an epoch, so that the host does
+not wait for the device in between. Prints one line of JSON at the end.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from worker_peers import Batch, build, collate
 
-WARMUP, CLIP, LR, SCORED_AT_ONCE = 0.1, 1.0, 3e-4, 128
+WARMUP, CLIP, LR, SCORED_AT_ONCE = 0.1, 1.0, 1e-3, 128
 
 
 def parse() -> argparse.Namespace:
