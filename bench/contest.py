@@ -114,10 +114,11 @@ class Field:
     """All contestants of one comparison."""
 
     def __init__(self, contestants: Iterable[Contestant]) -> None:
-        """Wait until all are ready; they prepare in parallel."""
+        """Wait until all are ready; they prepare in parallel. Those of another field have been waited for."""
         self.all = list(contestants)
         for contestant in self.all:
-            contestant.receive()
+            if not contestant.about and not contestant.failure:
+                contestant.receive()
 
     def __enter__(self) -> Field:
         return self
@@ -148,8 +149,13 @@ class Field:
                 contestant.seconds += contestant.receive().get("seconds", [])
 
     def results(self, own: str) -> dict[str, Any]:
-        """Return each contestant's figures, its time as a multiple of `own`'s, and the reasons of those left out."""
+        """Return each contestant's figures, its time as a multiple of `own`'s, and the reasons of those left out.
+
+        Without `own`, the first of adapterbank's contestants takes its place.
+        """
         timed = {c.name: c for c in self.racing if c.seconds}
+        if own not in timed:
+            own = next((name for name in timed if name.startswith("adapterbank")), own)
         base = statistics.median(timed[own].seconds) if own in timed else None
         found = {
             name: {
@@ -204,10 +210,15 @@ class Peers:
         parser.add_argument("--peers", help="Python of an environment with bench/requirements.txt")
         parser.add_argument("--peers-path", help="folder with the peers' packages (pack_peers.py), for this Python")
 
+    def command(self, script: str) -> tuple[list[str], dict[str, str]]:
+        """Return the command that runs a script of this folder beside the peers, and its environment variables."""
+        extra = {"PYTHONPATH": str(Path(self.path).resolve())} if self.path else {}
+        return [self.python or sys.executable, str(HERE / script)], extra
+
     def start(self, name: str, setup: dict[str, Any]) -> Contestant:
         """Start a peer's worker."""
-        extra = {"PYTHONPATH": str(Path(self.path).resolve())} if self.path else {}
-        return Contestant(name, [self.python or sys.executable, str(HERE / "worker_peers.py")], setup, extra)
+        command, extra = self.command("worker_peers.py")
+        return Contestant(name, command, setup, extra)
 
 
 def start_own(name: str, setup: dict[str, Any]) -> Contestant:

@@ -77,13 +77,15 @@ def parse() -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def serving(bank: Path) -> Iterator[tuple[str, int, subprocess.Popen[str], float]]:
+def serving(
+    bank: Path, device: str = "cpu", environment: dict[str, str] | None = None
+) -> Iterator[tuple[str, int, subprocess.Popen[str], float]]:
     """Start a server; yields host, port, process and the seconds until it was ready."""
     started = ["-c", "from adapterbank.cli.entry import main; main()"]
-    command = [sys.executable, *started, "serve", "--bank", str(bank), "--port", "0"]
+    command = [sys.executable, *started, "serve", "--bank", str(bank), "--port", "0", "--no-train", "--device", device]
     began = time.perf_counter()
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen([*command, "--no-train", "--device", "cpu"], stdout=log, stderr=log, text=True)
+        process = subprocess.Popen(command, stdout=log, stderr=log, text=True, env=environment)
         try:
             port = 0
             while not port or not _is_ready(port):

@@ -104,11 +104,16 @@ class Worker:
         self.calls += 1
         return tuple(t.to(self.device, non_blocking=True) for t in batch)
 
-    def train_step(self, order: dict[str, Any]) -> None:
-        """Take one step: forward, backward, clip, optimiser."""
-        self.model.train()
+    def _begin(self, *, training: bool) -> None:
+        """Prepare for a pass. The mode is set only where it changes, because that walks through all modules."""
+        if self.model.training != training:
+            self.model.train(training)
         if self.replayed:
             torch.compiler.cudagraph_mark_step_begin()
+
+    def train_step(self, order: dict[str, Any]) -> None:
+        """Take one step: forward, backward, clip, optimiser."""
+        self._begin(training=True)
         ids, mask, labels = self.batch(order["case"])
         with self.precision():
             logits = self.call(input_ids=ids, attention_mask=mask).logits
@@ -121,7 +126,7 @@ class Worker:
 
     def infer_step(self, order: dict[str, Any]) -> None:
         """Predict one batch, logits back on the host: rows of one task, of all tasks, or of all tasks one by one."""
-        self.model.eval()
+        self._begin(training=False)
         ids, mask, _ = self.batch(order["case"])
         with torch.inference_mode(), self.precision():
             logits = getattr(self, f"_{self.setup['peer']}_{order['tasks']}")(ids, mask)
@@ -129,6 +134,9 @@ class Worker:
 
     def _names(self, rows: int) -> list[str]:
         return [f"task{i % self.setup['tasks']}" for i in range(rows)]
+
+    def _full_one(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.call(input_ids=ids, attention_mask=mask).logits
 
     def _adapters_one(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if self.split != ["task0"]:
