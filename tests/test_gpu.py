@@ -23,8 +23,10 @@ from adapterbank.inference.rows import Rows, Windows, make_rows
 from adapterbank.methods import Options
 from adapterbank.slots.plan import Head, make_plan
 from adapterbank.tasks.spec import Examples, Task
+from adapterbank.training import graph_step
 from adapterbank.training import loop as training
 from adapterbank.training import trainer as trainers
+from adapterbank.training.graph_rule import ALWAYS, NEVER
 from families import save_random
 from jobs import GPU, job_on, three_runs
 from small_data import reviews
@@ -36,7 +38,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore", "error::adapterbank.errors.SlowerWarning"),
 ]
 
-NEVER = 10**9
 TEXTS = ["the big dog ran", "why", "a good film on the mat , was it ?"] * 7
 
 
@@ -121,12 +122,12 @@ def replays(monkeypatch):
 
 @pytest.fixture
 def learn(monkeypatch):
-    """Return a function that trains on the GPU, with graphs from `worth` steps on.
+    """Return a function that trains on the GPU, by default with graphs.
 
     It returns the states, and the loss of each run and step.
     """
 
-    def run(backbone, *jobs, worth=0, dtype=torch.float32, dropout=0.1):
+    def run(backbone, *jobs, rule=ALWAYS, dtype=torch.float32, dropout=0.1):
         losses, read = {}, trainers.Trainer.read_losses
 
         def record(trainer):
@@ -135,9 +136,9 @@ def learn(monkeypatch):
             read(trainer)
 
         with monkeypatch.context() as patch:
-            patch.setattr(trainers, "STEPS_WORTH_A_GRAPH", worth)
+            patch.setattr(graph_step, "USES_WORTH_A_GRAPH", 1)
             patch.setattr(trainers.Trainer, "read_losses", record)
-            states = training.train(place(backbone, GPU, dtype), jobs, dropout=dropout)
+            states = training.train(place(backbone, GPU, dtype), jobs, dropout=dropout, rule=rule)
         assert len(losses) == sum(state.step for state in states)
         return states, losses
 
@@ -155,10 +156,10 @@ def test_a_captured_run_takes_the_steps_of_an_eager_one(name, backbones, new_slo
     """Three runs at once, each with its own seed, rate, size and end, with dropout and rows of many lengths."""
     jobs = three_runs(backbones[name], new_slot)
     assert len({len(row) for job in jobs for row in job.train.tokens}) > 4
-    _, expected = learn(backbones[name], *jobs, worth=NEVER)
+    _, expected = learn(backbones[name], *jobs, rule=NEVER)
     assert not replays
     states, found = learn(backbones[name], *jobs)
-    assert len(replays) == max(state.step for state in states)
+    assert 0 < len(replays) < max(state.step for state in states)
     assert_same_losses(found, expected, 1e-4)
 
 
@@ -166,9 +167,9 @@ def test_a_captured_run_takes_the_steps_of_an_eager_one(name, backbones, new_slo
 def test_a_captured_run_of_tagging_takes_the_steps_of_an_eager_one(name, backbones, new_slot, learn, replays):
     job = job_on(backbones[name], new_slot, head=Head("tagging", 3), epochs=3)
     job = replace(job, train=tagged_rows(job.train.tokens), dev=tagged_rows(job.dev.tokens), score=lambda outputs: 0.0)
-    _, expected = learn(backbones[name], job, worth=NEVER)
+    _, expected = learn(backbones[name], job, rule=NEVER)
     _, found = learn(backbones[name], job)
-    assert len(replays) == len(found)
+    assert 0 < len(replays) <= len(found)
     assert_same_losses(found, expected, 1e-4)
 
 
@@ -186,10 +187,10 @@ def test_captured_runs_with_pooled_windows_take_the_steps_of_eager_ones(weighs, 
     rows = make_rows(backbones["kernel"], examples, kind="classification", max_length=14, windows=windows)
     common = {"head": Head("classification", 3, weighs=weighs), "train": rows, "dev": rows, "score": lambda _: 0.0}
     jobs = [job_on(backbones["kernel"], new_slot, seed=seed, **common) for seed in range(2)]
-    _, expected = learn(backbones["kernel"], *jobs, worth=NEVER)
+    _, expected = learn(backbones["kernel"], *jobs, rule=NEVER)
     assert not replays
     states, found = learn(backbones["kernel"], *jobs)
-    assert len(replays) == max(state.step for state in states)
+    assert 0 < len(replays) < max(state.step for state in states)
     assert_same_losses(found, expected, 1e-4)
 
 
@@ -197,9 +198,9 @@ def test_captured_runs_with_pooled_windows_take_the_steps_of_eager_ones(weighs, 
 def test_every_method_is_captured(method, backbones, new_slot, learn, replays):
     head = Head("classification", 2, "pooler" if method in ("top", "full") else "mean")
     job = job_on(backbones["kernel"], new_slot, Options(method=method), head=head, rate=1e-4, epochs=1)
-    _, expected = learn(backbones["kernel"], job, worth=NEVER)
+    _, expected = learn(backbones["kernel"], job, rule=NEVER)
     _, found = learn(backbones["kernel"], job)
-    assert len(replays) == len(found)
+    assert 0 < len(replays) <= len(found)
     assert_same_losses(found, expected, 1e-4)
 
 
@@ -213,8 +214,8 @@ def bf16_jobs(backbone, new_slot, epochs):
 def test_captured_steps_in_bf16_learn_from_the_first_step_on(name, dropout, backbones, new_slot, learn, replays):
     jobs = bf16_jobs(backbones[name], new_slot, epochs=12)
     states, found = learn(backbones[name], *jobs, dtype=torch.bfloat16, dropout=dropout)
-    _, exact = learn(backbones[name], *jobs, worth=NEVER, dropout=dropout)
-    assert len(replays) == 12 * 8
+    _, exact = learn(backbones[name], *jobs, rule=NEVER, dropout=dropout)
+    assert 12 * 8 / 2 < len(replays) < 12 * 8
     first = [(run, step) for run in range(3) for step in range(3)]
     assert_same_losses({key: found[key] for key in first}, {key: exact[key] for key in first}, 5e-2)
     for state in states:
@@ -241,16 +242,16 @@ def broken(function, **options):
 
 
 def test_training_without_a_compiler_is_slower_and_warns_once(backbones, new_slot, learn, replays, monkeypatch):
-    jobs = three_runs(backbones["kernel"], new_slot)
-    _, expected = learn(backbones["kernel"], *jobs, worth=NEVER)
+    job = job_on(backbones["kernel"], new_slot, Options(method="lora"), epochs=1)
+    _, expected = learn(backbones["kernel"], job, rule=NEVER)
     monkeypatch.setattr(torch, "compile", broken)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        states, found = learn(backbones["kernel"], *jobs)
+        _, found = learn(backbones["kernel"], job)
     slower = [str(one.message) for one in caught if issubclass(one.category, SlowerWarning)]
     assert len(slower) == 1
     assert "no compiler here" in slower[0]
-    assert len(replays) == max(state.step for state in states)  # captured all the same
+    assert len(replays) == len(found)  # captured all the same
     assert_same_losses(found, expected, 1e-4)
 
 

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from adapterbank.encoder.dropout import FIRST, SECOND, threshold
+from adapterbank.encoder.kernels.launch import launch
 from adapterbank.encoder.kernels.parts import keep
 
 _WHOLE, _WHOLE_NUMBERS = 128, 128 * 64
@@ -213,7 +214,7 @@ def _attend(
     out = torch.empty(x.shape[0], heads * width, dtype=x.dtype, device=x.device)
     sums = torch.empty(grid[2], heads, length, dtype=torch.float32, device=x.device)
     scale, inverse = 1 / math.sqrt(width), 1 / (1 - rate)
-    _forward[grid](x, bias, queries, keys, columns, out, sums, length, scale, inverse, **options)
+    launch(_forward, grid, x, bias, queries, keys, columns, out, sums, length, scale, inverse, **options)
     return out, sums
 
 
@@ -237,7 +238,7 @@ def _attend_backward(
         block = max(32, triton.next_power_of_2(length))
         backward, grid = _backward_whole, (1, *grid[1:])
         options |= {"BLOCK": block, "num_warps": 8 if block == _WHOLE else 4, "num_stages": 1}
-    backward[grid](x, bias, queries, keys, columns, out, sums, dout, dx, bias.shape[-1], scale, inverse, **options)
+    launch(backward, grid, x, bias, queries, keys, columns, out, sums, dout, dx, length, scale, inverse, **options)
     return dx
 
 
