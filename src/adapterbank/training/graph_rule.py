@@ -37,6 +37,10 @@ class StepClock:
     rule: GraphRule
     seconds: list[float] = field(default_factory=list)
 
+    def summary(self) -> tuple[int, float]:
+        """Return how many steps were eager, and their median time."""
+        return len(self.seconds), median(self.seconds)
+
     def worth_a_graph(self, left: int, *, kernels: bool) -> bool:
         """Return whether graphs would save more time in the steps that are left than they cost."""
         if len(self.seconds) < self.rule.measured:

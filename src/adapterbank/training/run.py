@@ -7,6 +7,7 @@ Knows no grid: `sweep` chooses the runs that train together.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,6 +56,9 @@ class Result:
     package: Package | None
     """None for a method that writes only a record."""
     notes: tuple[str, ...]
+
+
+LOG = logging.getLogger("adapterbank.train")
 
 
 @dataclass(frozen=True)
@@ -248,6 +252,7 @@ def train_together(
     """
     first = runs[0].resolved
     placed = place(backbone, first.device, first.dtype)  # once, for training and for the final scores
+    LOG.debug("the encoder is on %s", placed.device)
     engine: Engine | None = None
 
     def finish(number: int, state: RunState) -> None:
@@ -308,6 +313,7 @@ def _finish(
         for one in state.restarts
     )
     notes = prepared.notes if state.held_out is None else None  # those outputs are not the model's own
+    LOG.debug("computed the outputs of %s with the best weights", " and ".join(outputs) or "no split")
     scores = {name: score_split(given, name == "dev", notes) for name, given in outputs.items()}
     measured = {name: measured for name, given in outputs.items() if (measured := measure_reliability(given))}
     for name, one in measured.items():
@@ -316,8 +322,10 @@ def _finish(
     if bank and (served := bank.served(manifest.name)):
         prepared.notes.extend(shortfall(manifest, served, config.default))
     manifest = replace(manifest, notes=list(prepared.notes))
+    LOG.debug("scored them")
     package = bank.put(manifest, best, config.default) if bank else None
     manifest = package.manifest if package else replace(manifest, bytes=len(pack(best)), created=files.now())
+    LOG.debug("wrote the package")
     training = sum(epoch["seconds"] for epoch in state.history)
     record = {
         "config": resolved.identity,

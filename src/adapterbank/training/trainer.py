@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 import warnings
 from collections import deque
@@ -35,6 +36,7 @@ COLLAPSED_AFTER, FEWEST_STEPS = 2, 100
 TOKENS_COLLAPSED_AFTER = 3
 """Where tokens are answered, a run is judged after one of so many parts of its epochs."""
 MOST_RESTARTS = 2
+LOG = logging.getLogger("adapterbank.train")
 READ_EVERY = 0.2
 """The most seconds between two reads of a graph's losses."""
 
@@ -215,6 +217,9 @@ class Trainer:
         with self._graphs_or_none():
             table = self.adam.table(rates)
             if self.graph_step and self.graph_step.ready(inputs, table, wait=self.clock.rule.waits):
+                if self.clock.seconds:
+                    LOG.debug("the kernels are compiled after %d eager steps of %.4f s", *self.clock.summary())
+                    self.clock.seconds = []
                 return self.graph_step.step(inputs, table)
         return None
 
@@ -236,6 +241,7 @@ class Trainer:
         seconds = time.perf_counter() - run.began
         state.history.append({"loss": float(np.mean(run.losses)), "score": score, "seconds": seconds})
         run.order = []
+        LOG.debug("epoch %d of %d: %.1f s, dev score %.4f", state.epoch, job.epochs, seconds, score)
         state.tensors["weights"] = self.stacks.take(run.slot)
         state.tensors["first"] = self.stacks.take(run.slot, self.adam.first)
         state.tensors["second"] = self.stacks.take(run.slot, self.adam.second)
