@@ -127,7 +127,8 @@ def add_gradients(
         each, 1 / (1 - drop.rate) if drop else 1.0,
         FIRST=FIRST, SECOND=SECOND, THRESHOLD=threshold(drop.rate) if drop else 0, DROP=drop is not None,
         ACTIVATION=ACTIVATIONS.index(about.form.activation) if about.form else 0, EXACT=dout.dtype == torch.float32,
-        COLUMNS=_COLUMNS, TOKENS=_TOKENS, num_warps=_WARPS if width <= 64 else 2 * _WARPS, num_stages=_STAGES, **constants,
+        COLUMNS=_COLUMNS, TOKENS=_TOKENS, num_warps=_WARPS if width <= 64 else 2 * _WARPS, num_stages=_STAGES,
+        **constants,
     )  # fmt: skip
     gain, shift = about.into.norm or (sums, sums)
     down, down_bias, up, up_bias = about.into.adapter or (sums, sums, sums, sums)
