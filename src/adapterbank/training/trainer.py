@@ -13,6 +13,7 @@ from torch import Tensor
 from adapterbank.encoder.batch import padded_length
 from adapterbank.encoder.placed import PlacedEncoder
 from adapterbank.encoder.prefix_cache import Prefix, PrefixCache
+from adapterbank.encoder.recompute import Recomputing
 from adapterbank.inference.graphs import GraphCompiler, runs_graphs
 from adapterbank.inference.rows import Rows
 from adapterbank.inference.runner import outputs
@@ -49,7 +50,9 @@ class Trainer:
     ) -> None:
         config = encoder.config
         self.encoder, self.programs = encoder, programs
-        self.context = StepContext(config, prefixes, first, dropout_rates(config, dropout))
+        self.context = StepContext(
+            config, prefixes, first, dropout_rates(config, dropout), Recomputing(encoder.recompute)
+        )
         self.stacks = Stacks(encoder.tensors)
         self.adam = StackedAdam(self.stacks, compute=encoder.dtype)
         self.limit = token_limit(config, self.stacks.device)
@@ -167,13 +170,18 @@ class Trainer:
 
     def _captured_losses(self, inputs: Sequence[StepInput], rates: Mapping[int, float]) -> Tensor | None:
         """Take the step as a captured graph; return None, now and later, if the device lacks the memory."""
-        assert self.graph_step is not None
-        try:
-            return self.graph_step.step(inputs, self.adam.table(rates))
-        except torch.OutOfMemoryError:
-            self.read_losses()
-            self.graph_step = self.data = None
-        torch.cuda.empty_cache()
+        while self.data and self.graph_step:
+            try:
+                return self.graph_step.step(inputs, self.adam.table(rates))
+            except torch.OutOfMemoryError:
+                self.read_losses()
+                self.graph_step = None
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            if self.context.recomputing.start():
+                self.graph_step = self._make_graph_step(self.data)
+            else:
+                self.data = None
         return None
 
     def end_epoch(self, run: ActiveRun) -> float | None:

@@ -17,7 +17,7 @@ class Kernels(NamedTuple):
 
     site: Callable[..., Tensor]
     """See `site.site`."""
-    trained_site: Callable[..., Tensor]
+    trained_site: Callable[..., tuple[Tensor, Callable[[], Tensor]]]
     """See `site_gradient.trained_site`."""
     vectors: Callable[..., None]
     """See `slots.vectors`."""
