@@ -12,11 +12,12 @@ is proportional to the memory that the weights leave. On a CPU, with `--tiny`, T
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ from adapterbank.training.optimizer import AdamSettings, StackedAdam
 from adapterbank.training.step_input import StepContext, StepInput
 
 WHEN = ("never", "always")
-BEFORE, TIMED = 6, 20
+BEFORE, TIMED = 30, 20
 """Steps before the time is taken, enough for a capture, and steps that are timed."""
 
 
@@ -97,16 +98,24 @@ def tensors_of(packed: Any) -> Iterator[Tensor]:
         yield from tensors_of(part)
 
 
+Task = tuple[Plan, Mapping[str, Tensor]]
+"""What is trained, and its initial tensors."""
+
+
+def make_task(backbone: Backbone, size: int) -> Task:
+    """Return adapters of a size at both sites of all layers."""
+    plan = make_plan(Options(size=size), depth=backbone.config.layers, head=Head("classification", 2, "first"))
+    return plan, initial_tensors(plan, backbone, sigma=1e-2, seed=0)
+
+
 class Steps:
     """Training steps of one run with a batch of some rows, all of one length."""
 
-    def __init__(self, encoder: PlacedEncoder, backbone: Backbone, rows: int, options: Any) -> None:
+    def __init__(self, encoder: PlacedEncoder, task: Task, rows: int, length: int) -> None:
         """Draw the rows; nothing is on the device yet but the encoder."""
-        self.encoder, self.rows, self.options = encoder, rows, options
-        head = Head("classification", 2, "first")
-        self.plan: Plan = make_plan(Options(size=options.size), depth=encoder.config.layers, head=head)
-        self.initial = initial_tensors(self.plan, backbone, sigma=1e-2, seed=0)
-        (batch,) = batches(rows, options.length, len(backbone.tensors["embeddings.word.weight"]), 1)
+        self.encoder, self.rows, self.length = encoder, rows, length
+        self.plan, self.initial = task
+        (batch,) = batches(rows, length, len(encoder.tensors["embeddings.word.weight"]), 1)
         tokens = [Tokens(np.array(row), np.zeros(len(row), np.int64)) for row in batch["rows"]]
         self.data = Rows(tokens, batch["labels"])
 
@@ -132,7 +141,7 @@ def kept(steps: Steps, when: str) -> dict[str, Any]:
     steps.start(counting)()
     shapes: Counter[str] = Counter()
     for address, tensor in counting.last.kept.items():
-        if address not in frozen and tensor.shape[:1] == (steps.rows * steps.options.length,):
+        if address not in frozen and tensor.shape[:1] == (steps.rows * steps.length,):
             shapes[f"{list(tensor.shape)} {tensor.dtype}"] += tensor.untyped_storage().nbytes()
     return {"mb": sum(shapes.values()) / 1e6, "by_shape_mb": {name: size / 1e6 for name, size in shapes.items()}}
 
@@ -142,6 +151,7 @@ def peak_and_time(steps: Steps, when: str) -> dict[str, float]:
     step, gpu = steps.start(Recomputing(when)), steps.encoder.device.type == "cuda"
     wait = torch.cuda.synchronize if gpu else lambda: None
     if gpu:
+        gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     seconds = []
@@ -157,11 +167,12 @@ def peak_and_time(steps: Steps, when: str) -> dict[str, float]:
     return {**sizes, "median_ms": 1000 * float(np.median(seconds))}
 
 
-def fits(encoder: PlacedEncoder, backbone: Backbone, rows: int, when: str, options: Any) -> bool:
-    """Return whether a step of so many rows fits into memory; its kernels run one by one."""
+def fits(steps: Steps, when: str) -> bool:
+    """Return whether a step fits into memory; its kernels run one by one."""
+    gc.collect()
     torch.cuda.empty_cache()
     try:
-        Steps(encoder, backbone, rows, options).start(Recomputing(when))()
+        steps.start(Recomputing(when))()
         torch.cuda.synchronize()
     except torch.OutOfMemoryError:
         return False
@@ -192,7 +203,8 @@ def measure(folder: str, device: torch.device, options: Any) -> dict[str, Any]:
     """Measure a shape."""
     backbone = load(folder)
     encoder = place(backbone, device, find_dtype("auto", device))
-    steps, result = Steps(encoder, backbone, options.rows, options), {}
+    task = make_task(backbone, options.size)
+    steps, result = Steps(encoder, task, options.rows, options.length), {}
     for when in WHEN:
         result[when] = {"kept": kept(steps, when), **peak_and_time(steps, when)}
         print(when, {name: value for name, value in result[when].items() if name != "kept"}, flush=True)
@@ -201,7 +213,7 @@ def measure(folder: str, device: torch.device, options: Any) -> dict[str, Any]:
         torch.cuda.set_per_process_memory_fraction(options.memory * 1e9 / torch.cuda.mem_get_info()[1])
         for when in WHEN:
             began = time.perf_counter()
-            most = largest(lambda rows, when=when: fits(encoder, backbone, rows, when, options), options.rows)
+            most = largest(lambda rows, when=when: fits(Steps(encoder, task, rows, options.length), when), options.rows)
             result[when]["largest_batch"] = most
             print(
                 f"{when}: largest batch in {options.memory} GB: {most} ({time.perf_counter() - began:.0f} s)",
