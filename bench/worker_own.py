@@ -25,6 +25,7 @@ from adapterbank.runtime import find_dtype
 from adapterbank.slots.plan import Head, Plan, make_plan
 from adapterbank.tasks.spec import Task
 from adapterbank.training.builder import initial_tensors
+from adapterbank.training.graph_rule import ALWAYS
 from adapterbank.training.job import Progress, TrainingJob
 from adapterbank.training.loop import train
 
@@ -97,6 +98,7 @@ class Worker:
                 jobs,
                 watch=pace.watch,
                 at_once=len(jobs),
+                rule=ALWAYS,
             )
         except _OtherOrderError:
             return pace.order

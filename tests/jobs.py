@@ -17,6 +17,7 @@ from adapterbank.tasks.spec import Examples
 from adapterbank.training import graph_step
 from adapterbank.training import trainer as trainers
 from adapterbank.training.eager_step import EagerStep
+from adapterbank.training.graph_rule import ALWAYS
 from adapterbank.training.job import TrainingJob
 from adapterbank.training.loop import train
 from adapterbank.training.optimizer import AdamSettings
@@ -156,10 +157,9 @@ class GraphTraining:
         with self.monkeypatch.context() as patch:
             patch.setattr(graphs, "DEVICES", ("cpu",))
             patch.setattr(graph_step, "find_kernels", lambda device: self.kernels)
-            patch.setattr(trainers, "STEPS_WORTH_A_GRAPH", 0)
             patch.setattr(trainers, "GraphStep", make)
             patch.setattr(EagerStep, "step", never)
             patch.setattr(graph_step.GraphStep, "step", counted)
             for (owner, name), value in self.changes.items():
                 patch.setattr(owner, name, value)
-            return train_jobs(backbone, *jobs, **options)
+            return train_jobs(backbone, *jobs, **{"rule": ALWAYS, **options})

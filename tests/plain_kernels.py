@@ -176,7 +176,7 @@ def drop(x, keys, columns, rate):
 def update(p, m, v, g, numbers, *, first, second):
     """See `encoder.kernels.elementwise.update`."""
     assert (first, second) == (0.9, 0.999)
-    optimizer._update(p, m, v, g, numbers)
+    optimizer.update_rows(p, m, v, g, numbers)
 
 
 PLAIN = Kernels(site, trained_site, vectors, project, drop, F.gelu, update)

@@ -14,6 +14,7 @@ import torch
 from adapterbank.api.opened import open_bank
 from adapterbank.encoder.backbone import load
 from adapterbank.encoder.batch import Tokens
+from adapterbank.encoder.kernels.launch import Compilation, CompilerError
 from adapterbank.encoder.placed import place
 from adapterbank.errors import SlowerWarning
 from adapterbank.inference import engine as engines
@@ -23,8 +24,10 @@ from adapterbank.inference.rows import Rows, Windows, make_rows
 from adapterbank.methods import Options
 from adapterbank.slots.plan import Head, make_plan
 from adapterbank.tasks.spec import Examples, Task
+from adapterbank.training import graph_step
 from adapterbank.training import loop as training
 from adapterbank.training import trainer as trainers
+from adapterbank.training.graph_rule import ALWAYS, NEVER
 from families import save_random
 from jobs import GPU, job_on, three_runs
 from small_data import reviews
@@ -36,7 +39,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore", "error::adapterbank.errors.SlowerWarning"),
 ]
 
-NEVER = 10**9
 TEXTS = ["the big dog ran", "why", "a good film on the mat , was it ?"] * 7
 
 
@@ -113,7 +115,8 @@ def backbones(tmp_path_factory):
 
 @pytest.fixture
 def replays(monkeypatch):
-    """Record the graph of each replay."""
+    """Record the graph of each replay; the second batch of a shape is captured."""
+    monkeypatch.setattr(graph_runner, "USES_WORTH_A_GRAPH", 1)
     seen, original = [], torch.cuda.CUDAGraph.replay
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: seen.append(graph) or original(graph))
     return seen
@@ -121,12 +124,12 @@ def replays(monkeypatch):
 
 @pytest.fixture
 def learn(monkeypatch):
-    """Return a function that trains on the GPU, with graphs from `worth` steps on.
+    """Return a function that trains on the GPU, by default with graphs.
 
     It returns the states, and the loss of each run and step.
     """
 
-    def run(backbone, *jobs, worth=0, dtype=torch.float32, dropout=0.1):
+    def run(backbone, *jobs, rule=ALWAYS, dtype=torch.float32, dropout=0.1):
         losses, read = {}, trainers.Trainer.read_losses
 
         def record(trainer):
@@ -135,9 +138,9 @@ def learn(monkeypatch):
             read(trainer)
 
         with monkeypatch.context() as patch:
-            patch.setattr(trainers, "STEPS_WORTH_A_GRAPH", worth)
+            patch.setattr(graph_step, "USES_WORTH_A_GRAPH", 1)
             patch.setattr(trainers.Trainer, "read_losses", record)
-            states = training.train(place(backbone, GPU, dtype), jobs, dropout=dropout)
+            states = training.train(place(backbone, GPU, dtype), jobs, dropout=dropout, rule=rule)
         assert len(losses) == sum(state.step for state in states)
         return states, losses
 
@@ -155,10 +158,10 @@ def test_a_captured_run_takes_the_steps_of_an_eager_one(name, backbones, new_slo
     """Three runs at once, each with its own seed, rate, size and end, with dropout and rows of many lengths."""
     jobs = three_runs(backbones[name], new_slot)
     assert len({len(row) for job in jobs for row in job.train.tokens}) > 4
-    _, expected = learn(backbones[name], *jobs, worth=NEVER)
+    _, expected = learn(backbones[name], *jobs, rule=NEVER)
     assert not replays
     states, found = learn(backbones[name], *jobs)
-    assert len(replays) == max(state.step for state in states)
+    assert 0 < len(replays) < max(state.step for state in states)
     assert_same_losses(found, expected, 1e-4)
 
 
@@ -166,9 +169,9 @@ def test_a_captured_run_takes_the_steps_of_an_eager_one(name, backbones, new_slo
 def test_a_captured_run_of_tagging_takes_the_steps_of_an_eager_one(name, backbones, new_slot, learn, replays):
     job = job_on(backbones[name], new_slot, head=Head("tagging", 3), epochs=3)
     job = replace(job, train=tagged_rows(job.train.tokens), dev=tagged_rows(job.dev.tokens), score=lambda outputs: 0.0)
-    _, expected = learn(backbones[name], job, worth=NEVER)
+    _, expected = learn(backbones[name], job, rule=NEVER)
     _, found = learn(backbones[name], job)
-    assert len(replays) == len(found)
+    assert 0 < len(replays) <= len(found)
     assert_same_losses(found, expected, 1e-4)
 
 
@@ -186,10 +189,10 @@ def test_captured_runs_with_pooled_windows_take_the_steps_of_eager_ones(weighs, 
     rows = make_rows(backbones["kernel"], examples, kind="classification", max_length=14, windows=windows)
     common = {"head": Head("classification", 3, weighs=weighs), "train": rows, "dev": rows, "score": lambda _: 0.0}
     jobs = [job_on(backbones["kernel"], new_slot, seed=seed, **common) for seed in range(2)]
-    _, expected = learn(backbones["kernel"], *jobs, worth=NEVER)
+    _, expected = learn(backbones["kernel"], *jobs, rule=NEVER)
     assert not replays
     states, found = learn(backbones["kernel"], *jobs)
-    assert len(replays) == max(state.step for state in states)
+    assert 0 < len(replays) < max(state.step for state in states)
     assert_same_losses(found, expected, 1e-4)
 
 
@@ -197,9 +200,9 @@ def test_captured_runs_with_pooled_windows_take_the_steps_of_eager_ones(weighs, 
 def test_every_method_is_captured(method, backbones, new_slot, learn, replays):
     head = Head("classification", 2, "pooler" if method in ("top", "full") else "mean")
     job = job_on(backbones["kernel"], new_slot, Options(method=method), head=head, rate=1e-4, epochs=1)
-    _, expected = learn(backbones["kernel"], job, worth=NEVER)
+    _, expected = learn(backbones["kernel"], job, rule=NEVER)
     _, found = learn(backbones["kernel"], job)
-    assert len(replays) == len(found)
+    assert 0 < len(replays) <= len(found)
     assert_same_losses(found, expected, 1e-4)
 
 
@@ -213,8 +216,8 @@ def bf16_jobs(backbone, new_slot, epochs):
 def test_captured_steps_in_bf16_learn_from_the_first_step_on(name, dropout, backbones, new_slot, learn, replays):
     jobs = bf16_jobs(backbones[name], new_slot, epochs=12)
     states, found = learn(backbones[name], *jobs, dtype=torch.bfloat16, dropout=dropout)
-    _, exact = learn(backbones[name], *jobs, worth=NEVER, dropout=dropout)
-    assert len(replays) == 12 * 8
+    _, exact = learn(backbones[name], *jobs, rule=NEVER, dropout=dropout)
+    assert 12 * 8 / 2 < len(replays) < 12 * 8
     first = [(run, step) for run in range(3) for step in range(3)]
     assert_same_losses({key: found[key] for key in first}, {key: exact[key] for key in first}, 5e-2)
     for state in states:
@@ -241,16 +244,16 @@ def broken(function, **options):
 
 
 def test_training_without_a_compiler_is_slower_and_warns_once(backbones, new_slot, learn, replays, monkeypatch):
-    jobs = three_runs(backbones["kernel"], new_slot)
-    _, expected = learn(backbones["kernel"], *jobs, worth=NEVER)
+    job = job_on(backbones["kernel"], new_slot, Options(method="lora"), epochs=1)
+    _, expected = learn(backbones["kernel"], job, rule=NEVER)
     monkeypatch.setattr(torch, "compile", broken)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        states, found = learn(backbones["kernel"], *jobs)
+        _, found = learn(backbones["kernel"], job)
     slower = [str(one.message) for one in caught if issubclass(one.category, SlowerWarning)]
     assert len(slower) == 1
     assert "no compiler here" in slower[0]
-    assert len(replays) == max(state.step for state in states)  # captured all the same
+    assert len(replays) == len(found)  # captured all the same
     assert_same_losses(found, expected, 1e-4)
 
 
@@ -335,8 +338,9 @@ def test_captured_batches_give_what_eager_ones_give(precision, tolerance, forms,
     for seed in range(3):
         assert_same_outputs(engine, plain, seed, tolerance)
     assert (engine.ahead > 0, plain.ahead) == (True, 0)
-    assert replays
+    assert_same_outputs(engine, plain, 0, tolerance)
     captured, before = set(replays), len(replays)
+    assert captured
     assert_same_outputs(engine, plain, 0, tolerance)
     assert len(replays) > before
     assert set(replays) == captured  # the same rows again replay the same graphs
@@ -353,11 +357,7 @@ def test_captured_batches_within_a_memory_budget_use_the_slots_loaded_last(backb
     assert engine.slots.evictions > len(plain.residents)
 
 
-@pytest.mark.parametrize("staged", [2 << 30, 1])
-def test_launched_batches_are_computed_with_the_tasks_of_their_launch(
-    staged, backbones, new_slot, monkeypatch, replays
-):
-    monkeypatch.setattr(graph_runner, "BUFFER_BYTES", staged)  # enough for all buffers, or only for the last one
+def test_launched_batches_are_computed_with_the_tasks_of_their_launch(backbones, new_slot, replays):
     few = {drawn[0]: drawn for drawn in itertools.islice(tasks_on(backbones["kernel"], new_slot), 2)}
     engine = engine_on(backbones["kernel"], few.values(), precision="fp32")
     plain = engine_on(backbones["kernel"], few.values(), precision="fp32", programs=False)
@@ -384,11 +384,14 @@ def test_an_engine_uses_graphs_from_the_call_on_that_is_worth_it(bert, monkeypat
         tokens = rows_of(4, seed=0)
         for mine, wanted in zip(*(each.outputs(tokens, [None] * 4) for each in (engine, plain)), strict=True):
             np.testing.assert_allclose(mine, wanted, atol=1e-4, rtol=1e-4)
-        assert bool(replays) == (call >= 3)
+        assert bool(replays) == (call >= 4)  # the first of its shape runs its kernels one by one
 
 
 def test_an_engine_without_a_compiler_predicts_and_warns_once(backbones, new_slot, monkeypatch, replays):
-    monkeypatch.setattr(torch, "compile", broken)
+    def fail(compilation):
+        raise CompilerError("no compiler here")
+
+    monkeypatch.setattr(Compilation, "wait", fail)
     tasks = [*tasks_on(backbones["kernel"], new_slot)]
     engine = engine_on(backbones["kernel"], tasks, precision="fp32")
     plain = engine_on(backbones["kernel"], tasks, precision="fp32", programs=False)
@@ -397,4 +400,4 @@ def test_an_engine_without_a_compiler_predicts_and_warns_once(backbones, new_slo
         warnings.simplefilter("always")
         assert_same_outputs(engine, plain, 0, 1e-4)
     assert sum(issubclass(one.category, SlowerWarning) for one in caught) == 1
-    assert replays
+    assert not replays

@@ -50,7 +50,7 @@ def test_the_script_of_each_shell_is_printed(name):
 # --- verbose ------------------------------------------------------------------------------------------------
 
 
-def test_verbose_says_what_is_loaded_from_where_and_when(tmp_path, checkpoint):
+def test_verbose_says_what_is_loaded_and_done_and_when(tmp_path, checkpoint):
     encoder, data = checkpoint("bert")[0], write(tmp_path / "rows.csv", reviews())
     words = ["train", "--bank", str(tmp_path / "bank"), "--task", "s", "--train", str(data), *map(str, flags(FAST))]
     found = run("-v", *words, "--backbone", str(encoder), "--device", "cpu")
@@ -58,6 +58,8 @@ def test_verbose_says_what_is_loaded_from_where_and_when(tmp_path, checkpoint):
     assert re.search(rf"^ +\d+ ms  train: 24 rows of {data}$", found.stderr, re.MULTILINE)
     assert re.search(rf"^ +\d+ ms  the encoder {encoder} is in {encoder}$", found.stderr, re.MULTILINE)
     assert re.search(r"^ +\d+ ms  loaded it: [\d,]+ parameters", found.stderr, re.MULTILINE)
+    assert re.search(r"^ +\d+ ms  epoch 1 of \d+: \d+\.\d s, dev score 0\.\d+$", found.stderr, re.MULTILINE)
+    assert re.search(r"^ +\d+ ms  wrote the package$", found.stderr, re.MULTILINE)
     asked = run("-v", "predict", "--bank", str(tmp_path / "bank"), "--task", "s", "--text", "the cat")
     assert re.search(rf"ms  loaded s@1 from {tmp_path / 'bank' / 'tasks' / 's' / '1'}: ", asked.stderr)
     assert asked.stdout.count("\n") == 1

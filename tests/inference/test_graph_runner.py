@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from adapterbank.encoder.backbone import load
 from adapterbank.encoder.batch import Tokens
+from adapterbank.encoder.kernels.launch import Compilation, CompilerError
 from adapterbank.encoder.placed import place
+from adapterbank.errors import SlowerWarning
 from adapterbank.inference import graph_runner, graphs, runner
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.graph_runner import GraphRunner
@@ -213,6 +215,22 @@ def test_a_shape_is_captured_once_it_recurs(bench, captured):
     for count in range(1, 3 * graph_runner.USES_WORTH_A_GRAPH):
         bench.check(tokens, [slot] * 3)
         assert len(captured) == (count > graph_runner.USES_WORTH_A_GRAPH)
+
+
+def test_without_a_compiler_rows_are_computed_without_the_kernels_and_that_is_said_once(bench, monkeypatch):
+    slots = [bench.put(Head("classification", 3), size=3) for _ in range(2)]
+
+    def fail(compilation):
+        raise CompilerError("OSError: no compiler here")
+
+    monkeypatch.setattr(Compilation, "wait", fail)
+    config, stacks, tokens = bench.backbone.config, bench.stacks, rows_of(4, seed=1)
+    expected = outputs(config, stacks, tokens, slots * 2)
+    with pytest.warns(SlowerWarning, match="no compiler here"):
+        found = [outputs(config, stacks, tokens, slots * 2, graph_runner=bench.runner)]
+    found.append(outputs(config, stacks, tokens, slots * 2, graph_runner=bench.runner))  # a warning is an error
+    for mine, wanted in zip(itertools.chain(*found), expected * 2, strict=True):
+        np.testing.assert_allclose(mine, wanted, atol=1e-5)
 
 
 def test_rows_can_have_any_length_up_to_the_last_position(tmp_path, new_slot):

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from adapterbank.errors import TrainingError
+from adapterbank.encoder.kernels.launch import Compilation, CompilerError
+from adapterbank.errors import SlowerWarning, TrainingError
 from adapterbank.methods import Options
 from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.sharing import step_form
 from adapterbank.training import graph_step
 from adapterbank.training import trainer as trainers
 from adapterbank.training.eager_step import EagerStep
+from adapterbank.training.graph_rule import ALWAYS
 from adapterbank.training.graph_step import padded_length
 from adapterbank.training.job import ActiveRun, RunState
 from jobs import GPU, assert_close, assert_same_bits, job_on, three_runs, train_jobs
@@ -159,36 +162,85 @@ def test_rows_are_padded_to_few_lengths_with_little_padding():
     ]  # never beyond the last position
 
 
-def prepared(backbone, monkeypatch, jobs, *, places=8, limit=1 << 30, worth=1):
+def prepared(backbone, jobs, *, places=8, limit=1 << 30):
     """Return a trainer that was prepared as if it were on a GPU."""
-    made = []
-    monkeypatch.setattr(trainers, "STEPS_WORTH_A_GRAPH", worth)
-    monkeypatch.setattr(trainers, "DeviceRows", SimpleNamespace(of=lambda *arguments: made.append(arguments) or "data"))
     stacks = SimpleNamespace(device=GPU)
-    trainer = SimpleNamespace(context=SimpleNamespace(config=backbone.config), stacks=stacks, limit=limit, data=None)
+    trainer = SimpleNamespace(context=SimpleNamespace(config=backbone.config), stacks=stacks, limit=limit, sets=[])
     trainers.Trainer.prepare(trainer, [ActiveRun(i, x, RunState()) for i, x in enumerate(jobs)], places)
     return trainer
 
 
-def test_a_graph_has_as_many_places_as_fit_into_memory(bert, new_slot, monkeypatch):
+def test_a_graph_has_as_many_places_as_fit_into_memory(bert, new_slot):
     jobs = [job_on(bert, new_slot, seed=seed) for seed in range(5)]
     padded = 6 * padded_length(max(len(row) for job in jobs for row in job.train.tokens), bert.config.max_length)
-    assert [prepared(bert, monkeypatch, jobs, places=places).places for places in (8, 3, 1)] == [5, 3, 1]
+    assert [prepared(bert, jobs, places=places).places for places in (8, 3, 1)] == [5, 3, 1]
     for limit, places in ((padded, 1), (3 * padded - 1, 2), (3 * padded, 3), (99 * padded, 5)):
-        trainer = prepared(bert, monkeypatch, jobs, limit=limit)
-        assert (trainer.data, trainer.places) == ("data", places)
-    assert prepared(bert, monkeypatch, jobs, limit=padded - 1).data is None
+        trainer = prepared(bert, jobs, limit=limit)
+        assert (len(trainer.sets), trainer.places) == (5, places)
+    assert not prepared(bert, jobs, limit=padded - 1).sets
 
 
-def test_a_few_steps_run_without_a_graph(bert, new_slot, monkeypatch):
+def test_the_steps_that_are_left_are_counted_by_place(bert, new_slot):
     jobs = [job_on(bert, new_slot, seed=seed, epochs=2) for seed in range(4)]  # 8 steps each
-    for places, worth, data in ((4, 8, "data"), (4, 9, None), (2, 16, "data"), (2, 17, None)):
-        trainer = prepared(bert, monkeypatch, jobs, places=places, worth=worth)
-        assert (trainer.data, trainer.places) == (data, places)
+    assert [prepared(bert, jobs, places=places).left for places in (4, 2, 1)] == [8, 16, 32]
 
 
 def test_the_cpu_never_uses_graphs(bert, new_slot, monkeypatch):
-    monkeypatch.setattr(trainers, "STEPS_WORTH_A_GRAPH", 0)
     monkeypatch.setattr(trainers, "GraphStep", None)
     job = job_on(bert, new_slot)
-    assert train_jobs(bert, job)[0].epoch == job.epochs
+    assert train_jobs(bert, job, rule=ALWAYS)[0].epoch == job.epochs
+
+
+# --- the first steps are eager
+
+
+@pytest.fixture
+def slow_compiler(monkeypatch):
+    """Let the kernels be ready when `done` has been asked a number of times."""
+
+    class Slow(Compilation):
+        left = 5
+
+        @property
+        def done(self):
+            Slow.left -= 1
+            return Slow.left < 0
+
+    monkeypatch.setattr(graph_step, "Compilation", Slow)
+    return Slow
+
+
+def test_steps_are_eager_until_the_kernels_are_compiled(bert, new_slot, graph_training, slow_compiler):
+    jobs = three_runs(bert, new_slot)
+    expected = train_jobs(bert, *jobs)
+    graph_training.changes = {(EagerStep, "step"): EagerStep.step}
+    found = graph_training(bert, *jobs, rule=replace(ALWAYS, measured=2, waits=False))
+    assert graph_training.steps == 8 - 2 - 5
+    for state, eager in zip(found, expected, strict=True):
+        assert_close(state, eager)
+
+
+def test_a_graph_for_the_runs_that_are_left_has_no_empty_places(bert, new_slot, graph_training, slow_compiler):
+    jobs = three_runs(bert, new_slot)  # the second ends after three steps
+    slow_compiler.left = 0
+    graph_training.changes = {(EagerStep, "step"): EagerStep.step}
+    found = graph_training(bert, *jobs, rule=replace(ALWAYS, measured=4, waits=False))
+    assert graph_training.steps == 4
+    for state, eager in zip(found, train_jobs(bert, *jobs), strict=True):
+        assert_close(state, eager)
+
+
+def test_kernels_that_do_not_compile_are_told_once_and_training_goes_on(bert, new_slot, graph_training, monkeypatch):
+    jobs = three_runs(bert, new_slot)
+    expected = train_jobs(bert, *jobs)
+
+    def broken(compilation):
+        raise CompilerError("RuntimeError: no compiler here")
+
+    monkeypatch.setattr(Compilation, "wait", broken)
+    graph_training.changes = {(EagerStep, "step"): EagerStep.step}
+    with pytest.warns(SlowerWarning, match="no compiler here") as caught:
+        found = graph_training(bert, *jobs)
+    assert (len(caught), graph_training.steps) == (1, 0)
+    for state, eager in zip(found, expected, strict=True):
+        assert_close(state, eager)

@@ -28,11 +28,12 @@ _NUMBER = re.compile(r"-?[\d.,]*( ?(%|B|kB|MB|GB))?")
 
 
 def be_verbose() -> None:
-    """Print what is loaded from where, each line with the seconds since the start, and the traceback of each error."""
+    """Print what is loaded and done, each line with the time since the start, and the traceback of each error."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Escaped("{relativeCreated:8.0f} ms  {message}", style="{"))
-    _LOG.addHandler(handler)
-    _LOG.setLevel(logging.DEBUG)
+    for logger in (_LOG, logging.getLogger("adapterbank.train")):
+        logger.addHandler(handler)
+        logger.setLevel(logging.DEBUG)
 
 
 class _Escaped(logging.Formatter):

@@ -87,7 +87,7 @@ def _options(
     ] = False,
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", "-v", help="Say what is loaded from where and when; show tracebacks."),
+        typer.Option("--verbose", "-v", help="Say what is loaded and done, and when; show tracebacks."),
     ] = False,
 ) -> None:
     if verbose:

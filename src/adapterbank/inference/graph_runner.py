@@ -8,6 +8,8 @@ one, and is captured when its shape recurs.
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +21,8 @@ from adapterbank.encoder.batch import PaddedBatch, Tokens, padded_length
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.forward import forward, fused_attention
 from adapterbank.encoder.kernels import Kernels, find_kernels
+from adapterbank.encoder.kernels.launch import Compilation, CompilerError, compiling
+from adapterbank.errors import SlowerWarning
 from adapterbank.inference.graphs import GraphCompiler, runs_graphs
 from adapterbank.kinds.table import KINDS
 from adapterbank.slots import heads
@@ -90,27 +94,38 @@ class GraphRunner:
         self._columns: dict[int | None, TableColumns] = {}
         self._lines: dict[int | None, np.ndarray] = {}
         self._moves = 0
+        self._compilation, self._tracing, self._works = Compilation(), False, True
 
     def covers(self, slot: int | None) -> bool:
         """Return whether rows of a slot can run here."""
-        return slot is None or self._stacks.slot(slot).in_place
+        return self._works and (slot is None or self._stacks.slot(slot).in_place)
 
     def padded_length(self, length: int) -> int:
         """Return the length that the rows of a batch are padded to if this is its longest."""
         return padded_length(length, self._config.max_length)
 
     def warm(self) -> None:
-        """Run batches of every form for the resident slots, so that no request waits for a kernel to be compiled."""
+        """Compile and run batches of every form for the resident slots, so that no request waits for a kernel."""
         row = Tokens(np.zeros(1, np.int64), np.zeros(1, np.int64))
-        slots = {(self._stacks.slot(n).family, Widths.of([self._stacks.slot(n)])): n for n in self._stacks.numbers}
-        for slot in [None, *(slot for slot in slots.values() if self.covers(slot))]:
-            for _ in range(USES_WORTH_A_GRAPH + 1):
+        forms = {(self._stacks.slot(n).family, Widths.of([self._stacks.slot(n)])): n for n in self._stacks.numbers}
+        slots = [None, *(slot for slot in forms.values() if self.covers(slot))]
+        self._tracing = True
+        try:
+            with compiling(self._compilation):
+                for slot in slots:
+                    self.launch([row] * _WARM_UP_ROWS, [slot] * _WARM_UP_ROWS)()
+        finally:
+            self._tracing = False
+        with contextlib.suppress(CompilerError):  # which has been told
+            self._wait_for_kernels()
+            for slot in slots * (USES_WORTH_A_GRAPH + 1):
                 self.launch([row] * _WARM_UP_ROWS, [slot] * _WARM_UP_ROWS)()
 
     def launch(self, tokens: Sequence[Tokens], slots: Sequence[int | None]) -> Wait:
         """Launch rows whose slots are of one family; return a function that waits for the head outputs.
 
-        Further batches can be launched before that, and the device runs them in order.
+        Further batches can be launched before that, and the device runs them in order. If a kernel does not compile,
+        that is raised, and from then on no slot is covered.
         """
         lines = {slot: line for line, slot in enumerate(dict.fromkeys(slots))}
         used: dict[int | None, Slot] = {slot: self._stacks.slot(slot) for slot in lines if slot is not None}
@@ -141,11 +156,27 @@ class GraphRunner:
         return wait
 
     def _run(self, graph: _Graph, body: Callable[[], None]) -> None:
-        """Run a batch; capture it once its shape recurs."""
+        """Run a batch; compile its kernels if its shape is new, and capture it once its shape recurs."""
+        if self._tracing:
+            body()
+            return
+        if not graph.uses:
+            with compiling(self._compilation):
+                body()
+            self._wait_for_kernels()
         graph.uses += 1
         if graph.run is None and graph.uses > USES_WORTH_A_GRAPH:
             graph.run = self._compiler.capture(body, warm=False)
         (graph.run or body)()
+
+    def _wait_for_kernels(self) -> None:
+        """Wait until everything is compiled. The first failure is told; from then on nothing is covered."""
+        try:
+            self._compilation.wait()
+        except CompilerError as error:
+            self._works = False
+            warnings.warn(f"Tasks run slower, without their own kernels ({error}).", SlowerWarning, 2)
+            raise
 
     def _columns_of(self, family: int | None, slot: Slot | None) -> TableColumns:
         if family not in self._columns:

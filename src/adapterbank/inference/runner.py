@@ -17,6 +17,7 @@ from torch import Tensor
 from adapterbank.encoder.batch import Tokens, by_length, pack
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.forward import forward
+from adapterbank.encoder.kernels.launch import CompilerError
 from adapterbank.encoder.prefix_cache import Prefix
 from adapterbank.inference.graph_runner import ROWS, GraphRunner, Wait
 from adapterbank.kinds.table import KINDS
@@ -74,7 +75,7 @@ def launch(
     with torch.inference_mode():
         for chosen in by_length(tokens, limit, groups, *((ROWS, graph_runner.padded_length) if graph_runner else ())):
             if graph_runner and not prefix and graph_runner.covers(slots[chosen[0]]):
-                with contextlib.suppress(torch.OutOfMemoryError):  # then without a graph
+                with contextlib.suppress(torch.OutOfMemoryError, CompilerError):  # then without a graph
                     batch_slots = [slots[i] for i in chosen]
                     launched.append((chosen, graph_runner.launch([tokens[i] for i in chosen], batch_slots)))
                     if len(launched) > _MAX_LAUNCHED:

@@ -22,9 +22,9 @@ from adapterbank.methods import METHODS
 from adapterbank.training.builder import RunBuilder, initial_tensors, make_run_plan
 from adapterbank.training.callbacks import Callbacks
 from adapterbank.training.dataset import DatasetReader, canonical
-from adapterbank.training.job import Progress, RunState, TrainingJob
+from adapterbank.training.job import Begun, Progress, RunState, TrainingJob
 from adapterbank.training.loop import train
-from adapterbank.training.run import Begun, Result, run
+from adapterbank.training.run import Result, run
 
 SIZES = (4, 16, 64, 256)
 RATES = (3e-4, 1e-3, 3e-3)

@@ -20,6 +20,7 @@ from adapterbank.encoder.batch import TokenStore, padded_length
 from adapterbank.encoder.dropout import Dropout, step_keys
 from adapterbank.encoder.forward import LayerFns, compiled_layer_fns, forward, fused_attention
 from adapterbank.encoder.kernels import Kernels, find_kernels
+from adapterbank.encoder.kernels.launch import Compilation, compiling
 from adapterbank.encoder.prefix_cache import Prefix
 from adapterbank.encoder.recompute import Recompute
 from adapterbank.inference.graphs import GraphCompiler
@@ -30,7 +31,7 @@ from adapterbank.slots.in_place import Gradients, InPlaceRoute, TableColumns, Wi
 from adapterbank.slots.plan import Head, Plan
 from adapterbank.slots.stack import Stacks
 from adapterbank.slots.static_routing import StaticRoute, without_places
-from adapterbank.training.optimizer import FIRST, SECOND, StackedAdam
+from adapterbank.training.optimizer import FIRST, SECOND, StackedAdam, UpdateFn, update_rows
 from adapterbank.training.step_input import StepContext, StepInput
 
 USES_WORTH_A_GRAPH = 3
@@ -72,6 +73,10 @@ class _InPlace:
     """Where the tensors of each place are; blocks do not move while runs train."""
     gradients: Gradients
 
+    def update(self, *rows: Tensor) -> None:
+        """See `optimizer.update_rows`."""
+        self.kernels.update(*rows, first=FIRST, second=SECOND)
+
 
 class GraphStep:
     """The steps of several runs at once, `batch` units each, as programs: one for each length rows are filled up to.
@@ -107,9 +112,9 @@ class GraphStep:
         self._fused = fused_attention(context.config, device)
         self._uses: Counter[tuple[int, int]] = Counter()
         self._steps: dict[tuple[int, int], Callable[[], None]] = {}
+        self._compilation, self._traced = Compilation(), set[tuple[int, int]]()
         self._in_place = self._make_in_place()
-        if not self._in_place:
-            self._compile()
+        self._update: UpdateFn = self._in_place.update if self._in_place else self._compile()
 
     def _make_in_place(self) -> _InPlace | None:
         """Return what our own kernels need; None if they do not cover these runs."""
@@ -121,37 +126,54 @@ class GraphStep:
         table = np.zeros((self.places, len(columns)), np.int64)
         for slot in slots:
             table[slot.rows[0][1]] = columns.line(slot)
-        self._adam.update = partial(kernels.update, first=FIRST, second=SECOND)
         device = self._stacks.device
         gradients = Gradients(self._adam.gradient_views(), torch.zeros(1, device=device, requires_grad=True))
         return _InPlace(kernels, columns, Widths.of(slots), torch.from_numpy(table).to(device), gradients)
 
-    def _compile(self) -> None:
+    def _compile(self) -> UpdateFn:
         # Without the kernel, attention's softmax and its dropout are compiled too.
         compiled = self._programs.compiled
         self._layer_fns = compiled_layer_fns(partial(compiled, looped_reductions=self._fused is None))
-        self._adam.update = compiled(
-            self._adam.update, lambda *rows: [(row, i) for row in rows[:4] for i in (0, 1)] + [(rows[4], 0)]
-        )
+        return compiled(update_rows, lambda *rows: [(row, i) for row in rows[:4] for i in (0, 1)] + [(rows[4], 0)])
+
+    def ready(self, inputs: Sequence[StepInput], table: np.ndarray, *, wait: bool = False) -> bool:
+        """Return whether the kernels of such a step are compiled; if not, threads compile them, and `wait` waits.
+
+        A shape that is new runs once without its kernels, which says what has to be compiled.
+        """
+        shape = self._shape(inputs)
+        if self._in_place and shape not in self._traced:
+            self._fill(inputs, shape, _still(table))
+            with compiling(self._compilation):
+                self._body(*shape)
+            self._traced.add(shape)
+        if wait:
+            self._compilation.wait()
+        return self._compilation.done
 
     def step(self, inputs: Sequence[StepInput], table: np.ndarray) -> Tensor:
         """Take one step for some runs; return the loss of each place, on the device."""
-        longest = padded_length(max(run.longest for run in inputs), self._context.config.max_length)
-        width = self._batch * -(-max(len(run.batch) for run in inputs) // self._batch)
-        numbers, weights = self._numbers(inputs, width)
-        self._send(self._whole[: len(numbers)], numbers)
-        if not self._in_place and (longest, width) not in self._steps:
-            still = table.copy()
-            still[:, 0] = still[:, 1] = 0.0  # no weight changes during warm-up and capture
-            self._send(self._real, np.concatenate([weights, still.ravel()]))
-            self._steps[longest, width] = self._programs.capture(lambda: self._body(longest, width))
-        self._send(self._real, np.concatenate([weights, table.ravel()]))
-        self._program(longest, width)()
+        shape = self._shape(inputs)
+        if not self._in_place and shape not in self._steps:
+            self._fill(inputs, shape, _still(table))
+            self._steps[shape] = self._programs.capture(lambda: self._body(*shape))
+        self._fill(inputs, shape, table)
+        self._program(shape)()
         return self._losses.clone()
 
-    def _program(self, longest: int, width: int) -> Callable[[], None]:
+    def _shape(self, inputs: Sequence[StepInput]) -> tuple[int, int]:
+        """Return the length that the rows of a step are filled up to, and the number of rows of a place."""
+        longest = padded_length(max(run.longest for run in inputs), self._context.config.max_length)
+        return longest, self._batch * -(-max(len(run.batch) for run in inputs) // self._batch)
+
+    def _fill(self, inputs: Sequence[StepInput], shape: tuple[int, int], table: np.ndarray) -> None:
+        """Send what a step reads to the device."""
+        numbers, weights = self._numbers(inputs, shape[1])
+        self._send(self._whole[: len(numbers)], numbers)
+        self._send(self._real, np.concatenate([weights, table.ravel()]))
+
+    def _program(self, shape: tuple[int, int]) -> Callable[[], None]:
         """Return what runs a step: its kernels one by one, or their graph where the shape recurs."""
-        shape = longest, width
         self._uses[shape] += 1
         if shape not in self._steps:
             if self._uses[shape] <= USES_WORTH_A_GRAPH:
@@ -230,5 +252,12 @@ class GraphStep:
         anchor = [self._in_place.gradients.anchor] if self._in_place else []
         gradients = torch.autograd.grad(by_place.sum(), [*self._leaves, *anchor], allow_unused=True)
         self._adam.add_gradients(gradients[: len(self._leaves)])
-        self._adam.apply(table)
+        self._adam.apply(table, self._update)
         self._losses.copy_(by_place.detach())
+
+
+def _still(table: np.ndarray) -> np.ndarray:
+    """Return the optimiser's table for a step that changes no weight, as before a capture."""
+    still = table.copy()
+    still[:, 0] = still[:, 1] = 0.0
+    return still

@@ -21,6 +21,7 @@ from adapterbank.errors import TrainingError
 from adapterbank.inference.graphs import GraphCompiler, runs_graphs
 from adapterbank.slots.plan import first_trained_layer
 from adapterbank.slots.sharing import step_form
+from adapterbank.training.graph_rule import BY_THE_CLOCK, GraphRule
 from adapterbank.training.job import ActiveRun, Progress, RunState, TrainingJob
 from adapterbank.training.trainer import Trainer
 
@@ -38,19 +39,20 @@ def train(
     resume: Mapping[int, RunState] | None = None,
     at_once: int = AT_ONCE,
     end: Callable[[int, RunState], None] | None = None,
+    rule: GraphRule = BY_THE_CLOCK,
 ) -> list[RunState]:
     """Train all jobs and return their final states, which include the weights of the best epoch.
 
     At most `at_once` runs share a batch; when one ends, the next of the queue takes its place. `watch` is called after
     each step and epoch, `keep` with a run's state after each epoch; `resume` has such states. `end` is called with a
     run's final state as soon as the run ends, or fails with its `failure` set, while the others continue; its tensors
-    are released after that. Without `end` the first failure is raised.
+    are released after that. Without `end` the first failure is raised. `rule` says which steps run as graphs on a GPU.
     """
     states = {i: (resume or {}).get(i, RunState()).copy() for i in range(len(jobs))}
     prefixes = PrefixCache(encoder.config, encoder.tensors)
     programs = GraphCompiler(encoder.device, fixed_sizes=True)
     for (first, alone, *_), group in group_jobs(encoder.config, jobs, encoder.device).items():
-        trainer = Trainer(encoder, prefixes, dropout=dropout, first=first, programs=programs)
+        trainer = Trainer(encoder, prefixes, dropout=dropout, first=first, programs=programs, rule=rule)
         coming = [ActiveRun(i, jobs[i], states[i]) for i in group]
         for run in coming:
             if run.done:  # resumed after its last epoch

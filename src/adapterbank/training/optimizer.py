@@ -21,6 +21,8 @@ from adapterbank.slots.stack import Block, Stacks
 
 FIRST, SECOND = 0.9, 0.999
 """Adam's decay rates, as in the paper."""
+UpdateFn = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+"""See `update_rows`."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,6 @@ class StackedAdam:
         self.gradients: dict[Block, Tensor] = {}
         self.settings: dict[int, AdamSettings] = {}
         self.steps: dict[int, int] = {}
-        self.update: Callable[..., None] = _update
         self._table_slots: list[int | None] = []  # the slot of each row of the table
         self._table_rows: dict[Block, Tensor] = {}  # the row of the table for each row of a block
         self._into: list[Tensor] = []  # views of the gradients, in the order of `leaves`
@@ -148,8 +149,11 @@ class StackedAdam:
         return table
 
     @torch.no_grad()
-    def apply(self, table: Tensor) -> Tensor:
-        """Clip, update all blocks and what the pass reads; return the gradient norm for each row of the table."""
+    def apply(self, table: Tensor, update: UpdateFn | None = None) -> Tensor:
+        """Clip, update all blocks and what the pass reads; return the gradient norm for each row of the table.
+
+        `update` is another form of `update_rows`.
+        """
         squares = torch.zeros(len(table), device=table.device)
         for block, gradient in self.gradients.items():
             row_squares = torch.linalg.vector_norm(gradient, dim=1).square()
@@ -162,7 +166,7 @@ class StackedAdam:
         for block, gradient in self.gradients.items():
             numbers = (table if block.layout.decays else without_decay).index_select(0, self._table_rows[block])
             moments = self.first[block], self.second[block]
-            self.update(block.tensor, *moments, gradient, numbers)
+            (update or update_rows)(block.tensor, *moments, gradient, numbers)
             block.refresh()
         return norms
 
@@ -194,7 +198,7 @@ class StackedAdam:
         self._into = [view for block, rows in self.gradients.items() for view in block.layout.views(rows).values()]
 
 
-def _update(p: Tensor, m: Tensor, v: Tensor, g: Tensor, numbers: Tensor) -> None:
+def update_rows(p: Tensor, m: Tensor, v: Tensor, g: Tensor, numbers: Tensor) -> None:
     """Update rows `[n, width]` in place, each with its own numbers (`StackedAdam.table`, the last of them the clip)."""
     active, rate, decay, epsilon, fix_first, fix_second, clip = numbers[:, :, None].unbind(1)
     g = g * clip

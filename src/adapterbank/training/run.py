@@ -7,6 +7,7 @@ Knows no grid: `sweep` chooses the runs that train together.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,7 +39,7 @@ from adapterbank.training.callbacks import Callbacks
 from adapterbank.training.dataset import Dataset, DatasetReader, canonical
 from adapterbank.training.final_scores import fitted_task, measure_reliability, score_split
 from adapterbank.training.fitted import train_fitted
-from adapterbank.training.job import Progress, RunState
+from adapterbank.training.job import Begun, Progress, RunState
 from adapterbank.training.loop import AT_ONCE, train
 from adapterbank.training.once import PutOnce, find_added
 
@@ -57,6 +58,9 @@ class Result:
     notes: tuple[str, ...]
 
 
+LOG = logging.getLogger("adapterbank.train")
+
+
 @dataclass(frozen=True)
 class RunOutcome:
     """The outcome of a run, before its record is written."""
@@ -69,16 +73,6 @@ class RunOutcome:
     def failure(self) -> str:
         """Why the run failed, in one sentence; empty if it did not."""
         return str(self.record.get("failure", ""))
-
-
-@dataclass(frozen=True)
-class Begun:
-    """What has been trained of a run before it is started."""
-
-    state: RunState
-    """The state from which it continues."""
-    about: Mapping[str, Any]
-    """What its record says of that."""
 
 
 class PackageStore(Protocol):
@@ -258,6 +252,7 @@ def train_together(
     """
     first = runs[0].resolved
     placed = place(backbone, first.device, first.dtype, first.recompute)  # once, for training and for the final scores
+    LOG.debug("the encoder is on %s", placed.device)
     engine: Engine | None = None
 
     def finish(number: int, state: RunState) -> None:
@@ -318,6 +313,7 @@ def _finish(
         for one in state.restarts
     )
     notes = prepared.notes if state.held_out is None else None  # those outputs are not the model's own
+    LOG.debug("computed the outputs of %s with the best weights", " and ".join(outputs) or "no split")
     scores = {name: score_split(given, name == "dev", notes) for name, given in outputs.items()}
     measured = {name: measured for name, given in outputs.items() if (measured := measure_reliability(given))}
     for name, one in measured.items():
@@ -326,8 +322,10 @@ def _finish(
     if bank and (served := bank.served(manifest.name)):
         prepared.notes.extend(shortfall(manifest, served, config.default))
     manifest = replace(manifest, notes=list(prepared.notes))
+    LOG.debug("scored them")
     package = bank.put(manifest, best, config.default) if bank else None
     manifest = package.manifest if package else replace(manifest, bytes=len(pack(best)), created=files.now())
+    LOG.debug("wrote the package")
     training = sum(epoch["seconds"] for epoch in state.history)
     record = {
         "config": resolved.identity,

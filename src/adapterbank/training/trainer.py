@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
+import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from adapterbank.encoder.batch import padded_length
+from adapterbank.encoder.kernels.launch import CompilerError
 from adapterbank.encoder.placed import PlacedEncoder
 from adapterbank.encoder.prefix_cache import Prefix, PrefixCache
 from adapterbank.encoder.recompute import Recomputing
+from adapterbank.errors import SlowerWarning
 from adapterbank.inference.graphs import GraphCompiler, runs_graphs
 from adapterbank.inference.rows import Rows
 from adapterbank.inference.runner import outputs
 from adapterbank.kinds.table import KINDS
+from adapterbank.slots.in_place import trains_in_place
 from adapterbank.slots.stack import LARGEST, Stacks
 from adapterbank.training.eager_step import EagerStep, token_limit
+from adapterbank.training.graph_rule import GraphRule, StepClock
 from adapterbank.training.graph_step import DeviceRows, GraphStep
 from adapterbank.training.job import ActiveRun
 from adapterbank.training.optimizer import StackedAdam
 from adapterbank.training.step_input import StepContext, StepInput, dropout_rates
 
-STEPS_WORTH_A_GRAPH = 500
-"""Steps per run above which a graph is worth its compilation."""
 COLLAPSED_AFTER, FEWEST_STEPS = 2, 100
 """Epochs, and steps if these are more, after which a run that gives one answer to everything begins again."""
 TOKENS_COLLAPSED_AFTER = 3
 """Where tokens are answered, a run is judged after one of so many parts of its epochs."""
 MOST_RESTARTS = 2
+LOG = logging.getLogger("adapterbank.train")
 READ_EVERY = 0.2
 """The most seconds between two reads of a graph's losses."""
 
@@ -47,6 +53,7 @@ class Trainer:
         dropout: float | None,
         first: int,
         programs: GraphCompiler,
+        rule: GraphRule,
     ) -> None:
         config = encoder.config
         self.encoder, self.programs = encoder, programs
@@ -59,13 +66,16 @@ class Trainer:
         self.eager = EagerStep(self.context, limit=self.limit)
         self.runs: list[ActiveRun] = []
         self.places = 1
+        self.sets: list[Rows] = []
+        """The rows of all runs, if their steps may run as graphs."""
         self.data: DeviceRows | None = None
         self.graph_step: GraphStep | None = None
+        self.clock, self.left = StepClock(rule), 0
         self.unread: list[tuple[Tensor, list[tuple[ActiveRun, int, int]]]] = []
         self.read_at = 0.0
 
     def prepare(self, waiting: Sequence[ActiveRun], places: int) -> None:
-        """Decide how many runs train at once, and whether their steps run as a captured graph."""
+        """Decide how many runs train at once, and whether their steps may run as captured graphs."""
         self.places = max(1, min(places, len(waiting)))
         if not runs_graphs(self.stacks.device) or not waiting:
             return
@@ -74,10 +84,10 @@ class Trainer:
         largest = max(
             run.job.batch * run.job.train.most_windows * padded_length(run.longest, longest) for run in waiting
         )
-        if steps < STEPS_WORTH_A_GRAPH * self.places or largest > self.limit:
+        if largest > self.limit:
             return
         self.places = min(self.places, self.limit // largest, LARGEST)
-        self.data = DeviceRows.of([run.job.train for run in waiting], waiting[0].job.plan.head, self.stacks.device)
+        self.sets, self.left = [run.job.train for run in waiting], -(-steps // self.places)
 
     def fill(self, waiting: deque[ActiveRun]) -> bool:
         """Remove finished runs and admit waiting ones; return whether any run is active."""
@@ -87,11 +97,47 @@ class Trainer:
             self.adam.release(run.slot)
         while waiting and len(self.runs) < self.places:
             self._admit(waiting.popleft())
-        if self.data and self.runs and 2 * len(self.runs) <= self.places:
-            self.compact()
-        if self.data and self.runs and not self.graph_step:
-            self.graph_step = self._make_graph_step(self.data)
+        if self.runs and self._graph_is_due():
+            with self._graphs_or_none():
+                self._fit_graph_step()
         return bool(self.runs)
+
+    def _graph_is_due(self) -> bool:
+        """Return whether steps run as graphs, now or once these are ready."""
+        if not self.sets or self.data:
+            return bool(self.sets)
+        first = self.stacks.slot(self.runs[0].slot)
+        return self.clock.worth_a_graph(self.left, kernels=trains_in_place(first))
+
+    def _fit_graph_step(self) -> None:
+        """Make the graphs of as many places as there are runs, or keep those that half of the runs have left."""
+        empty = self.places - len(self.runs)
+        if empty >= len(self.runs) or (empty and not self.graph_step):
+            self.compact()
+        if not self.graph_step:
+            self.data = self.data or DeviceRows.of(self.sets, self.runs[0].job.plan.head, self.stacks.device)
+            self.graph_step = self._make_graph_step(self.data)
+
+    @contextlib.contextmanager
+    def _graphs_or_none(self) -> Iterator[None]:
+        """Run this and all further steps without graphs if the device lacks the memory, or kernels do not compile.
+
+        Where outputs are still kept, only this step: the next one is a graph that computes them again.
+        """
+        again = False
+        try:
+            yield
+            return
+        except torch.OutOfMemoryError:
+            again = self.context.recomputing.start()
+        except CompilerError as error:
+            warnings.warn(f"Training runs slower, without its own kernels ({error}).", SlowerWarning, 2)
+        self.read_losses()
+        self.graph_step = None
+        if not again:
+            self.data, self.sets = None, []
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def _make_graph_step(self, data: DeviceRows) -> GraphStep:
         job = self.runs[0].job
@@ -135,25 +181,32 @@ class Trainer:
 
     def step(self) -> bool:
         """Take one step for every run; return whether the losses have been read."""
+        began = time.perf_counter()
         inputs = [run.step_input(run.next_batch()) for run in self.runs]
         rates = {run.slot: run.schedule.at(run.state.step) for run in self.runs}
-        losses = self._captured_losses(inputs, rates) if self.graph_step else None
+        losses = self._captured_losses(inputs, rates)
+        captured = losses is not None
         if losses is None:
             losses = self.eager.step(self.stacks, self.adam, inputs)
             self.adam.step(rates)
         else:
             self.adam.count(rates)
-        places = [self.graph_step.place(run.slot) if self.graph_step else k for k, run in enumerate(self.runs)]
+        places = [
+            self.graph_step.place(run.slot) if self.graph_step and captured else k for k, run in enumerate(self.runs)
+        ]
         self.unread.append(
             (losses, [(run, place, run.state.step) for run, place in zip(self.runs, places, strict=True)])
         )
+        self.left -= 1
         for run in self.runs:
             run.state.step += 1
         due = any(run.state.step % run.per_epoch == 0 for run in self.runs)
-        if due or not self.graph_step or time.perf_counter() - self.read_at > READ_EVERY:
-            self.read_losses()
-            return True
-        return False
+        if not (due or not captured or time.perf_counter() - self.read_at > READ_EVERY):
+            return False
+        self.read_losses()
+        if not captured:
+            self.clock.seconds.append(time.perf_counter() - began)
+        return True
 
     def read_losses(self) -> None:
         """Copy the unread losses to the host and check them; only this waits for the device."""
@@ -169,19 +222,14 @@ class Trainer:
                 run.losses.append(losses[k])
 
     def _captured_losses(self, inputs: Sequence[StepInput], rates: Mapping[int, float]) -> Tensor | None:
-        """Take the step as a captured graph; return None, now and later, if the device lacks the memory."""
-        while self.data and self.graph_step:
-            try:
-                return self.graph_step.step(inputs, self.adam.table(rates))
-            except torch.OutOfMemoryError:
-                self.read_losses()
-                self.graph_step = None
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            if self.context.recomputing.start():
-                self.graph_step = self._make_graph_step(self.data)
-            else:
-                self.data = None
+        """Take the step as a captured graph; return None where it does not, or not yet, run as one."""
+        with self._graphs_or_none():
+            table = self.adam.table(rates)
+            if self.graph_step and self.graph_step.ready(inputs, table, wait=self.clock.rule.waits):
+                if self.clock.seconds:
+                    LOG.debug("the kernels are compiled after %d eager steps of %.4f s", *self.clock.summary())
+                    self.clock.seconds = []
+                return self.graph_step.step(inputs, table)
         return None
 
     def end_epoch(self, run: ActiveRun) -> float | None:
@@ -202,6 +250,7 @@ class Trainer:
         seconds = time.perf_counter() - run.began
         state.history.append({"loss": float(np.mean(run.losses)), "score": score, "seconds": seconds})
         run.order = []
+        LOG.debug("epoch %d of %d: %.1f s, dev score %.4f", state.epoch, job.epochs, seconds, score)
         state.tensors["weights"] = self.stacks.take(run.slot)
         state.tensors["first"] = self.stacks.take(run.slot, self.adam.first)
         state.tensors["second"] = self.stacks.take(run.slot, self.adam.second)

@@ -65,7 +65,7 @@ def updated(device):
     )
     m[2, 0] = v[2, 0] = g[2, 0] = 0.0  # with epsilon 0
     expected = [tensor.clone() for tensor in (p, m, v)]
-    optimizer._update(*expected, g, numbers)
+    optimizer.update_rows(*expected, g, numbers)
     update(p, m, v, g, numbers, first=optimizer.FIRST, second=optimizer.SECOND)
     for mine, wanted in zip((p, m, v), expected, strict=True):
         torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=1e-7)

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from adapterbank.encoder.dropout import FIRST, SECOND, threshold
+from adapterbank.encoder.kernels.launch import launch
 from adapterbank.encoder.kernels.parts import keep
 
 _WHOLE, _WHOLE_NUMBERS = 128, 128 * 64
@@ -215,7 +216,7 @@ def _attend(
     out = torch.empty(x.shape[0], heads * width, dtype=x.dtype, device=x.device)
     sums = torch.empty(grid[2], heads, length, dtype=torch.float32, device=x.device)
     scale, inverse = 1 / math.sqrt(width), 1 / (1 - rate)
-    _forward[grid](x, bias, queries, keys, columns, out, sums, length, scale, inverse, **options)
+    launch(_forward, grid, x, bias, queries, keys, columns, out, sums, length, scale, inverse, **options)
     return out, sums
 
 
@@ -236,11 +237,11 @@ def _attend_backward(
     width, length = x.shape[-1] // (3 * heads), bias.shape[-1]
     numbers = length, 1 / math.sqrt(width), 1 / (1 - rate)
     if not _whole(x, bias, heads):
-        _backward[grid](x, bias, queries, keys, columns, out, sums, dout, dx, *numbers, **options)
+        launch(_backward, grid, x, bias, queries, keys, columns, out, sums, dout, dx, *numbers, **options)
         return dx
-    block = max(32, triton.next_power_of_2(length))
+    block, grid = max(32, triton.next_power_of_2(length)), (1, *grid[1:])
     options |= {"BLOCK": block, "num_warps": 8 if block == _WHOLE else 4, "num_stages": 1}
-    _backward_whole[1, *grid[1:]](x, bias, queries, keys, columns, sums, dout, dx, *numbers, **options)
+    launch(_backward_whole, grid, x, bias, queries, keys, columns, sums, dout, dx, *numbers, **options)
     return dx
 
 

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from adapterbank.encoder.dropout import FIRST, SECOND, threshold
+from adapterbank.encoder.kernels.launch import launch
 from adapterbank.encoder.kernels.parts import keep
 
 _BLOCK = 1024
@@ -92,9 +93,8 @@ class _Gelu(torch.autograd.Function):
 def _launch_gelu(x: Tensor, dy: Tensor | None, *, out: Tensor | None = None) -> Tensor:
     out = torch.empty_like(x) if out is None else out
     dy = x if dy is None else dy
-    _gelu[(triton.cdiv(x.numel(), 4 * _BLOCK),)](
-        x, dy, out, x.numel(), GRADIENT=dy is not x, BLOCK=4 * _BLOCK, num_warps=8
-    )
+    grid = (triton.cdiv(x.numel(), 4 * _BLOCK),)
+    launch(_gelu, grid, x, dy, out, x.numel(), GRADIENT=dy is not x, BLOCK=4 * _BLOCK, num_warps=8)
     return out
 
 
@@ -126,7 +126,8 @@ class _Drop(torch.autograd.Function):
 def _launch(x: Tensor, keys: Tensor, columns: Tensor, rate: float) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
-    _drop[(triton.cdiv(x.numel(), _BLOCK),)](
+    launch(
+        _drop, (triton.cdiv(x.numel(), _BLOCK),),
         x, out, keys, columns, x.numel(), x.shape[-1], 1 / (1 - rate),
         FIRST=FIRST, SECOND=SECOND, THRESHOLD=threshold(rate), BLOCK=_BLOCK,
     )  # fmt: skip
@@ -142,4 +143,5 @@ def drop(x: Tensor, keys: Tensor, columns: Tensor, rate: float) -> Tensor:
 def update(p: Tensor, m: Tensor, v: Tensor, g: Tensor, numbers: Tensor, *, first: float, second: float) -> None:
     """Update rows `[n, width]` in place by Adam with the decay rates `first` and `second`; see `optimizer._update`."""
     width = p.shape[1]
-    _update[triton.cdiv(width, _BLOCK), len(p)](p, m, v, g, numbers, width, first, second, BLOCK=_BLOCK)
+    grid = triton.cdiv(width, _BLOCK), len(p)
+    launch(_update, grid, p, m, v, g, numbers, width, first, second, BLOCK=_BLOCK)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from adapterbank.encoder.dropout import FIRST, SECOND, threshold
 from adapterbank.encoder.kernels.forms import ACTIVATIONS, Drop, Form, Places, Saved
+from adapterbank.encoder.kernels.launch import launch
 from adapterbank.encoder.kernels.parts import activate, drop_tiles, own, store_tiles, tiles
 
 _NARROWEST = 16
@@ -199,7 +200,8 @@ def site(
     nothing = places.rows
     z, inner, stats = (saved.z, saved.inner, saved.stats) if saved else (out, out, nothing)
     constants = blocks(form or sized_for, width, exact)
-    _site[triton.cdiv(length, constants["BLOCK"]), rows](
+    launch(
+        _site, (triton.cdiv(length, constants["BLOCK"]), rows),
         given, x, v, out, z, inner, stats, places.base, places.rows, places.table,
         drop.tokens if drop else nothing, drop.columns if drop else nothing,
         length, given.stride(0), v.stride(0), places.table.stride(0), norm_at or 0, adapter_at,

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from adapterbank.encoder.dropout import FIRST, SECOND, threshold
 from adapterbank.encoder.kernels.forms import ACTIVATIONS, Saved, TrainedSite
+from adapterbank.encoder.kernels.launch import launch
 from adapterbank.encoder.kernels.parts import drop_tiles, own, slope, store_tiles, tiles
 from adapterbank.encoder.kernels.site import blocks, site
 from adapterbank.encoder.kernels.site_weights import add_gradients
@@ -144,7 +145,8 @@ def _launch(saved: tuple[Tensor, ...], about: TrainedSite, dout: Tensor, alone: 
     constants = blocks(form, width, exact)
     dx, dy = torch.empty_like(dout), dout if alone else torch.empty_like(dout)
     da = torch.empty_like(inner)
-    _gradient[triton.cdiv(length, constants["BLOCK"]), rows](
+    launch(
+        _gradient, (triton.cdiv(length, constants["BLOCK"]), rows),
         dout, z, inner, stats, dx, dy, da, places.base, places.rows, places.table,
         drop.tokens if drop else nothing, drop.columns if drop else nothing,
         length, places.table.stride(0), about.norm_at or 0, about.adapter_at, 1 / (1 - drop.rate) if drop else 1.0,

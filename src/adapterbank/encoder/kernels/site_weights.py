@@ -15,6 +15,7 @@ from torch import Tensor
 
 from adapterbank.encoder.dropout import FIRST, SECOND, threshold
 from adapterbank.encoder.kernels.forms import ACTIVATIONS, TrainedSite
+from adapterbank.encoder.kernels.launch import launch
 from adapterbank.encoder.kernels.parts import activate, keep
 
 _COLUMNS, _TOKENS = 64, 32
@@ -118,7 +119,8 @@ def add_gradients(
     whole = 3 * hidden + width + 2 * width * hidden
     sums = torch.empty(places * parts, whole, dtype=torch.float32, device=dout.device)
     constants = {"NORM": norm, "ADAPTER": adapter, "D": hidden, "M": width}
-    _sums[columns, parts, places](
+    launch(
+        _sums, (columns, parts, places),
         dout, z, stats, y, drop.tokens if drop else stats, drop.columns if drop else stats, dx, da, inner, sums, count,
         each, 1 / (1 - drop.rate) if drop else 1.0,
         FIRST=FIRST, SECOND=SECOND, THRESHOLD=threshold(drop.rate) if drop else 0, DROP=drop is not None,
@@ -129,7 +131,8 @@ def add_gradients(
     down, down_bias, up, up_bias = about.into.adapter or (sums, sums, sums, sums)
     targets = gain, shift, up_bias, down_bias, down, up
     begin, end = 0 if norm else 2 * hidden, whole if adapter else 2 * hidden
-    _add[triton.cdiv(end - begin, _SUMMED), places](
+    launch(
+        _add, (triton.cdiv(end - begin, _SUMMED), places),
         sums, *targets, *(target.stride(0) for target in targets), parts, begin,
         WIDTH=about.form.widest if about.form else 0, PARTS=triton.next_power_of_2(parts), BLOCK=_SUMMED, **constants,
     )  # fmt: skip

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from adapterbank.encoder.kernels.forms import Places
+from adapterbank.encoder.kernels.launch import launch
 from adapterbank.encoder.kernels.parts import own
 
 _TOKENS, _WIDTH = 16, 128
@@ -63,7 +64,8 @@ def vectors(y: Tensor, places: Places, *, scale_at: int | None = None, shift_at:
     """Multiply `y` `[T, width]` by the scales of each row's slot and add its shifts, in place; the two are columns."""
     rows, width = places.rows.numel(), y.shape[1]
     length = len(y) // rows
-    _vectors[triton.cdiv(length, _TOKENS), rows, triton.cdiv(width, _WIDTH)](
+    launch(
+        _vectors, (triton.cdiv(length, _TOKENS), rows, triton.cdiv(width, _WIDTH)),
         y, places.base, places.rows, places.table, length, width, y.stride(0), places.table.stride(0), scale_at or 0,
         shift_at or 0, SCALE=scale_at is not None, SHIFT=shift_at is not None, TOKENS=_TOKENS, WIDTH=_WIDTH,
     )  # fmt: skip
@@ -77,7 +79,8 @@ def project(x: Tensor, places: Places, outputs: int, at: int) -> Tensor:
     rows = places.rows.numel()
     length, out = len(x) // rows, torch.empty(len(x), outputs, dtype=torch.float32, device=x.device)
     tokens = 1 if length == 1 else _TOKENS
-    _project[triton.cdiv(length, tokens), rows, triton.cdiv(outputs, _OUTPUTS)](
+    launch(
+        _project, (triton.cdiv(length, tokens), rows, triton.cdiv(outputs, _OUTPUTS)),
         x.contiguous(), out, places.base, places.rows, places.table, length, x.shape[1], outputs,
         places.table.stride(0), at,
         TOKENS=tokens, WIDTH=256 if tokens == 1 else _WIDTH, OUTPUTS=_OUTPUTS,

@@ -1,0 +1,96 @@
+"""`encoder.kernels.launch`: kernels are launched, or compiled by threads without being launched."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from adapterbank.encoder.kernels.launch import Compilation, CompilerError, compiling, launch
+
+
+class Kernel:
+    """Records what it is asked to do."""
+
+    def __init__(self, error=None, gate=None):
+        self.launched, self.compiled, self.threads, self.error, self.gate = [], [], [], error, gate
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **constants: self.launched.append((grid, arguments, constants))
+
+    def warmup(self, *arguments, grid, **constants):
+        if self.gate:
+            self.gate.wait(10)
+        if self.error:
+            raise self.error
+        self.threads.append(threading.current_thread())
+        self.compiled.append((grid, arguments, constants))
+
+
+def test_a_kernel_is_launched_with_its_grid_arguments_and_constants():
+    kernel = Kernel()
+    launch(kernel, (2, 3), 7, "x", WIDTH=4)
+    assert kernel.launched == [((2, 3), (7, "x"), {"WIDTH": 4})]
+    assert not kernel.compiled
+
+
+def test_within_compiling_a_kernel_is_compiled_by_another_thread_once_for_each_form():
+    kernel, compilation = Kernel(), Compilation()
+    with compiling(compilation):
+        for number in (32, 48, 7, 1, 9):  # divisible by 16; not; one
+            for tensor in (torch.zeros(4), torch.ones(9)):
+                launch(kernel, (number,), tensor, number, WIDTH=4)
+        launch(kernel, (1,), torch.zeros(4, dtype=torch.bfloat16), 32, WIDTH=4)
+        launch(kernel, (1,), torch.zeros(4), 32, WIDTH=8)
+    compilation.wait()
+    assert compilation.done
+    assert not kernel.launched
+    assert len(kernel.compiled) == 3 + 2
+    assert threading.current_thread() not in kernel.threads
+    launch(kernel, (1,), 5)
+    assert kernel.launched == [((1,), (5,), {})]
+
+
+def test_it_is_done_when_the_last_kernel_is_compiled():
+    gate, compilation = threading.Event(), Compilation()
+    with compiling(compilation):
+        launch(Kernel(gate=gate), (1,), 1)
+        launch(Kernel(), (1,), 1)
+    assert not compilation.done
+    gate.set()
+    compilation.wait()
+    assert compilation.done
+
+
+def test_what_a_compiler_raises_is_named():
+    compilation = Compilation()
+    with compiling(compilation):
+        launch(Kernel(error=OSError("ptxas is missing\nand more")), (1,), 1)
+    with pytest.raises(CompilerError, match=r"^OSError: ptxas is missing$"):
+        compilation.wait()
+    with pytest.raises(CompilerError):
+        _ = compilation.done
+
+
+def test_kernels_of_gradients_are_compiled_too():
+    forward, backward, compilation = Kernel(), Kernel(), Compilation()
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            launch(forward, (1,), x)
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, dy):
+            launch(backward, (1,), dy)
+            return 2 * dy
+
+    with compiling(compilation):
+        x = torch.ones(3, requires_grad=True)
+        torch.autograd.grad(Double.apply(x).sum(), [x])
+    compilation.wait()
+    assert [len(kernel.compiled) for kernel in (forward, backward)] == [1, 1]
+    assert not forward.launched
+    assert not backward.launched
