@@ -27,7 +27,7 @@ from adapterbank.tasks.spec import Task
 from adapterbank.training.builder import initial_tensors
 from adapterbank.training.graph_rule import ALWAYS
 from adapterbank.training.job import Progress, TrainingJob
-from adapterbank.training.loop import train
+from adapterbank.training.loop import Together, train
 
 EPOCH = 400
 """Least steps per epoch, by repeating rows: the end of an epoch is not part of a step, and peers have none."""
@@ -97,8 +97,7 @@ class Worker:
                 place(self.backbone, self.device, find_dtype("auto", self.device)),
                 jobs,
                 watch=pace.watch,
-                at_once=len(jobs),
-                rule=ALWAYS,
+                together=Together(len(jobs), ALWAYS),
             )
         except _OtherOrderError:
             return pace.order

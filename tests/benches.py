@@ -17,13 +17,15 @@ import carry  # noqa: E402
 import clock  # noqa: E402
 import clock_peer  # noqa: E402
 import contest  # noqa: E402
+import fp8  # noqa: E402
 import gpu  # noqa: E402
+import memory  # noqa: E402
 import ratios  # noqa: E402
 import shapes  # noqa: E402
 
 sys.path.remove(str(BENCH))  # bench/serving.py would hide tests/serving
 
-__all__ = ["carry", "clock", "clock_peer", "contest", "gpu", "ratios", "rehearse", "shapes"]
+__all__ = ["carry", "clock", "clock_peer", "contest", "fp8", "gpu", "memory", "ratios", "rehearse", "shapes"]
 
 
 def rehearse(script: str, out: Path, *words: str) -> tuple[dict[str, Any], str]:

@@ -17,9 +17,9 @@ from adapterbank.tasks.spec import Examples
 from adapterbank.training import graph_step
 from adapterbank.training import trainer as trainers
 from adapterbank.training.eager_step import EagerStep
-from adapterbank.training.graph_rule import ALWAYS
+from adapterbank.training.graph_rule import ALWAYS, BY_THE_CLOCK
 from adapterbank.training.job import TrainingJob
-from adapterbank.training.loop import train
+from adapterbank.training.loop import AT_ONCE, Together, train
 from adapterbank.training.optimizer import AdamSettings
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -64,8 +64,9 @@ def job_on(backbone, new_slot, options=None, *, head=None, rows=20, seed=0, rate
 
 def train_jobs(backbone, *jobs, **options):
     """Train on the CPU in float32; return the states."""
-    dtype = options.pop("dtype", torch.float32)
-    return train(place(backbone, CPU, dtype), jobs, **options)
+    dtype, recompute = options.pop("dtype", torch.float32), options.pop("recompute", "auto")
+    together = Together(options.pop("at_once", AT_ONCE), options.pop("rule", BY_THE_CLOCK))
+    return train(place(backbone, CPU, dtype, recompute), jobs, together=together, **options)
 
 
 def assert_same_bits(found, expected):

@@ -6,14 +6,15 @@ So the tables, the graph runner and everything above are tested without a GPU an
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from adapterbank.encoder.blocks import ACTIVATIONS
 from adapterbank.encoder.dropout import Mask, mix
-from adapterbank.encoder.forward import ACTIVATIONS
 from adapterbank.encoder.kernels import Kernels
 from adapterbank.training import optimizer
 
@@ -101,7 +102,11 @@ def project(x, places, outputs, at):
 
 def trained_site(anchor, y, x, about):
     """See `encoder.kernels.site_gradient.trained_site`."""
-    return Trained.apply(anchor, y, x, about)
+    out = Trained.apply(anchor, y, x, about)
+    with torch.no_grad():  # what the kernels keep, in place of a copy of the output
+        z = composed(y, x, replace(about, norm_at=None), *tables(replace(about, norm_at=None), x.shape[1]))
+    norm = tables(replace(about, form=None), x.shape[1])
+    return out, lambda: composed(None, z, about, *norm)
 
 
 class Trained(torch.autograd.Function):
@@ -168,10 +173,15 @@ def drop(x, keys, columns, rate):
     return Mask(rate, keys[:, None], columns).drop(x)
 
 
+def linear_gelu(x, weight, bias):
+    """See `encoder.kernels.elementwise.linear_gelu`."""
+    return F.gelu(F.linear(x, weight, bias), approximate="tanh")
+
+
 def update(p, m, v, g, numbers, *, first, second):
     """See `encoder.kernels.elementwise.update`."""
     assert (first, second) == (0.9, 0.999)
     optimizer.update_rows(p, m, v, g, numbers)
 
 
-PLAIN = Kernels(site, trained_site, vectors, project, drop, mix, F.gelu, update)
+PLAIN = Kernels(site, trained_site, vectors, project, drop, mix, F.gelu, linear_gelu, update)

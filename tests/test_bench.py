@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import sys
 from types import SimpleNamespace
@@ -14,9 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benches import carry, clock, clock_peer, contest, gpu, ratios, rehearse, shapes
+from benches import carry, clock, clock_peer, contest, fp8, gpu, memory, ratios, rehearse, shapes
 
 OWN, EIGHT, MIXED, ONE, OTHERS = ratios.OWN, ratios.EIGHT, ratios.MIXED, ratios.ONE, ratios.OTHERS
+WAYS = fp8.BF16, fp8.FP8, fp8.ALONE
 TRAINING = {
     OWN: {"median_ms": 4.0, "peak_mb": 1000},
     EIGHT: {"median_ms": 16.0, "peak_mb": 5000},
@@ -249,6 +251,35 @@ def test_the_peers_loop_scores_all_rows_and_takes_every_step():
     assert loop.model.scale.item() != 1.0
 
 
+# --- memory and FP8 ------------------------------------------------------------------------------------------------
+
+
+def test_the_largest_batch_is_found_within_a_sixteenth():
+    for most in (40, 64, 127, 500):
+        asked = []
+        found = memory.largest(lambda rows, most=most, asked=asked: asked.append(rows) or rows <= most, 32)
+        assert most - most // 16 - 1 <= found <= most
+        assert len(asked) < 12
+
+
+def test_fp8_is_summed_over_the_products_that_it_makes_faster():
+    times = {"a": (2.0, 1.5, None), "b": (1.0, 1.5, 0.5)}
+    found = {
+        name: {way: {"ms": ms} if ms else {"raised": "refused"} for way, ms in zip(WAYS, each, strict=True)}
+        for name, each in times.items()
+    }
+    assert fp8.sums(found).items() >= {"bf16_ms": 3.0, "fp8_ms": 3.0, "saved_ms": 0.5, "saved_at_most_ms": 0.5}.items()
+    assert fp8.sums({"a": {way: {} for way in WAYS}}) == {}
+
+
+def test_the_products_of_a_step_take_the_arithmetic_of_its_lower_bound():
+    shape = shapes.SHAPES["base"]
+    weights = [one.inputs * one.outputs for one in fp8.products(shape)]
+    matrices = shape.inner_parameters // shape.layers
+    assert sum(weights) == 24 * shape.hidden**2
+    assert 0.99 < sum(weights) / 2 / matrices <= 1
+
+
 # --- rehearsals ----------------------------------------------------------------------------------------------------
 
 
@@ -280,3 +311,29 @@ def test_a_rehearsal_times_whole_processes(tmp_path):
         assert "warning" not in one
     assert found["ratios"] == {}
     assert "failed" not in printed
+
+
+@pytest.mark.slow
+def test_a_rehearsal_counts_what_a_step_keeps(tmp_path):
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed: it comes with CUDA builds of torch")
+    found, _ = rehearse("memory.py", tmp_path / "memory.json")
+    settings, shape, numbers = found["settings"], shapes.SHAPES["tiny"], 4 / 1e6
+    tokens, d, m = settings["rows"] * settings["length"], shape.hidden, settings["size"]
+    sites, wide = 4 * d + 2 * m, 3 * d + shape.feedforward
+    kept = {
+        "never": shape.layers * (sites + wide) + d,  # and what the LayerNorm of the embeddings reads
+        "always": shape.layers * sites + 2 * d,  # and what the first attention reads, which no LayerNorm gives
+    }
+    for when, vectors in kept.items():
+        floats = sum(mb for name, mb in found[when]["kept"]["by_shape_mb"].items() if name.endswith("float32"))
+        statistics = 2 * tokens * (2 * shape.layers + 1)
+        assert floats / numbers == pytest.approx(tokens * vectors + statistics)
+
+
+@pytest.mark.slow
+def test_a_rehearsal_emulates_fp8(tmp_path):
+    found, _ = rehearse("fp8.py", tmp_path / "fp8.json")
+    for each in found["shapes"]["tiny"]["products"].values():
+        assert not any("raised" in one for one in each.values())
+        assert each[fp8.BF16]["errors"]["norm"] < 1e-5 < each[fp8.FP8]["errors"]["norm"] < 0.05

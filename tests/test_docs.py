@@ -146,7 +146,7 @@ def test_every_command_on_a_public_task_names_the_data_root(document):
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_option_of_train_in_the_documents_exists(document):
     known = {name.replace("_", "-") for name in OPTIONS} | {
-        *("bank", "resume", "json", "config", "help", "prune", "tolerance")
+        *("bank", "resume", "json", "config", "help", "prune", "tolerance", "recompute")
     }
     text = document.read_text(encoding="utf-8").replace("\\\n", " ")
     for line in re.findall(r"adapterbank train .*", text):

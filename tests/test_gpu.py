@@ -140,7 +140,9 @@ def learn(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(graph_step, "USES_WORTH_A_GRAPH", 1)
             patch.setattr(trainers.Trainer, "read_losses", record)
-            states = training.train(place(backbone, GPU, dtype), jobs, dropout=dropout, rule=rule)
+            states = training.train(
+                place(backbone, GPU, dtype), jobs, dropout=dropout, together=training.Together(rule=rule)
+            )
         assert len(losses) == sum(state.step for state in states)
         return states, losses
 

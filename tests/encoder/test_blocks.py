@@ -39,8 +39,10 @@ def test_a_slot_adds_to_the_sub_layers_output_and_reads_its_input(block: str) ->
 
 @pytest.mark.parametrize("form", FEEDFORWARDS)
 def test_a_feed_forward_returns_its_inner_width(form: str) -> None:
-    y = torch.randn(3, FEEDFORWARDS[form].factor * WIDTH)
-    found = FEEDFORWARDS[form].activate(y, torch.tanh)
+    weight, x = torch.randn(FEEDFORWARDS[form].factor * WIDTH, WIDTH), torch.randn(3, WIDTH)
+    y = x @ weight.T
+    layer = Within(Frozen({"layers.0.feedforward.up.weight": weight}), "layers.0", "layers.0")
+    found = FEEDFORWARDS[form].inner(layer, x, "tanh")
     assert found.shape == (3, WIDTH)
     assert torch.equal(found, y.tanh() if form == "plain" else y[:, :WIDTH].tanh() * y[:, WIDTH:])
 

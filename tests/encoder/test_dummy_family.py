@@ -38,7 +38,7 @@ from adapterbank.methods import Options
 from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.stack import Stacks
 from families import TEXTS, tokenizer
-from jobs import CPU, assert_close, job_on, three_runs, train_jobs
+from jobs import CPU, assert_close, assert_same_bits, job_on, three_runs, train_jobs
 from plain_kernels import PLAIN
 from small_data import reviews
 
@@ -335,6 +335,16 @@ def test_steps_of_fixed_shape_train_like_eager_ones(dummy: Backbone, new_slot: A
     for mine in jobs:
         for found, expected in zip(graph_training(dummy, *mine), train_jobs(dummy, *mine), strict=True):
             assert_close(found, expected)
+
+
+@pytest.mark.parametrize("method", ["adapter", "full"])
+def test_outputs_computed_again_train_to_the_same_bits(
+    method: str, dummy: Backbone, new_slot: Any, graph_training: Any
+) -> None:
+    job = job_on(dummy, new_slot, Options(method=method, size=4))
+    for training in (train_jobs, graph_training):
+        (always,), (never,) = (training(dummy, job, recompute=when) for when in ("always", "never"))
+        assert_same_bits(always, never)
 
 
 def test_batches_of_fixed_shape_give_what_routed_ones_give(dummy: Backbone, new_slot: Any) -> None:

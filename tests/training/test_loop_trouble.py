@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from adapterbank.encoder.recompute import Recompute
 from adapterbank.errors import TrainingError
 from adapterbank.methods import Options
 from adapterbank.training import eager_step
@@ -59,11 +60,29 @@ def test_a_step_that_runs_out_of_memory_is_repeated_in_halves_with_the_same_resu
     jobs = long_and_short(bert, new_slot)
     whole = train_jobs(bert, *jobs)
     scarce = Scarce(monkeypatch, lambda number, batch: number == call)
-    states = train_jobs(bert, *jobs)
+    states = train_jobs(bert, *jobs, recompute="never")
     assert scarce.sizes[call] < scarce.sizes[call - 1] == 11
     for state, expected in zip(states, whole, strict=True):
         assert state.step == expected.step
         assert_close(state, expected)
+
+
+@pytest.mark.parametrize("recompute", ["auto", "always"])
+def test_outputs_are_computed_again_before_a_step_is_cut(recompute, bert, new_slot, monkeypatch):
+    jobs, entered = long_and_short(bert, new_slot), []
+    whole = train_jobs(bert, *jobs)
+    dropping = Recompute.dropping
+    monkeypatch.setattr(Recompute, "dropping", lambda self: entered.append(scarce.calls) or dropping(self))
+    scarce = Scarce(monkeypatch, lambda number, batch: number == 3)
+    states = train_jobs(bert, *jobs, recompute=recompute)
+    if recompute == "auto":
+        assert scarce.sizes[2] == scarce.sizes[3] == 11  # again, and whole
+        assert entered == list(range(3, scarce.calls))  # from then on
+        for state, expected in zip(states, whole, strict=True):
+            assert_same_bits(state, expected)
+    else:
+        assert scarce.sizes[3] < scarce.sizes[2] == 11
+        assert entered == list(range(scarce.calls))
 
 
 def test_running_out_of_memory_in_the_middle_of_a_step_leaves_no_trace(bert, new_slot, monkeypatch):

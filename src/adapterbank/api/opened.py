@@ -86,6 +86,7 @@ class OpenBank(BankHandle):
         prune: bool = False,
         tolerance: float = configs.TOLERANCE,
         progress: bool | None = None,
+        recompute: str = "auto",
         **options: Unpack[TrainOptions],
     ) -> Result:
         """Train a task, add it to the bank, and return its record and package.
@@ -101,6 +102,8 @@ class OpenBank(BankHandle):
             prune: Remove idle adapters afterwards; see `prune`.
             tolerance: Points of the metric that `size="auto"` and `prune` may each cost.
             progress: Show progress and notes; by default in a terminal and in a notebook.
+            recompute: Compute outputs again instead of keeping them, for less memory: auto (if it runs out), always,
+                never.
             options: Any field of a run's config: method, size, lr, epochs, seed, text, label, …; `size="auto"` finds
                 the smallest size that scores as well as any. Three callbacks replace what `progress` shows: `watch`
                 gets a `Progress` after each step and epoch; `stage` gets the current stage before the first step, how
@@ -112,6 +115,7 @@ class OpenBank(BankHandle):
         chosen = {name: value for name, value in chosen.items() if not (auto and name == "size")}
         splits, config = self._configured(task, splits_from(train=train, dev=dev, test=test), chosen)
         train_run: Callable[..., Result] = partial(run_auto, tolerance=tolerance) if auto else run
+        train_run = partial(train_run, recompute=recompute)
         reader = DatasetReader(splits)
         with reporting(progress, given) as callbacks:
             encoder = self.backbone if auto or METHODS[config.method].slot else self._backbone
@@ -180,6 +184,7 @@ class OpenBank(BankHandle):
         limit: int | None = None,
         retry: bool = False,
         jobs: int = AT_ONCE,
+        recompute: str = "auto",
         watch: Callable[[SweepProgress], None] = lambda progress: None,
         **cluster: Any,
     ) -> SweepOutcome:
@@ -192,6 +197,7 @@ class OpenBank(BankHandle):
             limit: The most new runs to start.
             retry: Run failed runs again.
             jobs: The most runs that share a batch.
+            recompute: As in `train`.
             watch: Called with the sweep's progress whenever it changes.
             cluster: `ray` is True or the address of a Ray cluster to run on; `cpus_per_worker` is the number of CPUs
                 and threads of each worker.
@@ -200,7 +206,7 @@ class OpenBank(BankHandle):
         name = {"backbone": self._backbone_name}
         made = grid.make(study, name, own) if isinstance(study, Mapping) else grid.read(study, name, own)
         engine = find_unit_runner(**cluster)
-        context = make_context(self.path, records, keep=keep, at_once=jobs)
+        context = make_context(self.path, records, keep=keep, at_once=jobs, recompute=recompute)
         outcome = sweep(made, context, engine=engine, watch=watch, limit=limit, retry=retry)
         return SweepResult(outcome.progress, outcome.choices)
 

@@ -9,10 +9,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from adapterbank.encoder.dropout import Mask
 from adapterbank.encoder.protocol import Ending, Layer
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
 
 
 class SubLayer(NamedTuple):
@@ -38,6 +48,11 @@ def _pre_norm(layer: Layer, x: Tensor, part: SubLayer, epsilon: float) -> Tensor
     return layer.finish(part.run(normal), x, part.site, Ending(normal, part.mask, None))
 
 
+def activated(layer: Layer, x: Tensor, name: str, activation: str) -> Tensor:
+    """Return the activation of the output of a linear layer."""
+    return ACTIVATIONS[activation](layer.linear(x, name))
+
+
 def finish(layer: Layer, y: Tensor, x: Tensor, site: str, ending: Ending) -> Tensor:
     """Drop elements of a sub-layer's output, let the slots add, then the residual sum and the LayerNorm."""
     y = ending.mask.drop(y) if ending.mask else y
@@ -57,17 +72,17 @@ class FeedForward:
 
     factor: int
     """How many times the inner width the up-projection returns."""
-    activate: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]
-    """(output of the up-projection `[T, factor f]`, activation) -> inner activations `[T, f]`."""
+    inner: Callable[[Layer, Tensor, str], Tensor]
+    """(layer, x `[T, hidden]`, activation) -> inner activations `[T, f]`."""
 
 
-def _plain(y: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    return activation(y)
+def _plain(layer: Layer, x: Tensor, activation: str) -> Tensor:
+    return layer.activated(x, "feedforward.up", activation)
 
 
-def _gated(y: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    a, gate = y.chunk(2, -1)
-    return activation(a) * gate
+def _gated(layer: Layer, x: Tensor, activation: str) -> Tensor:
+    a, gate = layer.linear(x, "feedforward.up").chunk(2, -1)
+    return ACTIVATIONS[activation](a) * gate
 
 
 FEEDFORWARDS: Mapping[str, FeedForward] = {

@@ -24,20 +24,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adapterbank.encoder.batch import FusedAttention, Grid, PackedBatch, PaddedBatch, PaddedLayout
-from adapterbank.encoder.blocks import BLOCKS, FEEDFORWARDS, SubLayer, finish
+from adapterbank.encoder.blocks import BLOCKS, FEEDFORWARDS, SubLayer, activated, finish
 from adapterbank.encoder.dropout import Dropout, LayerDropout, Mask
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.positions import POSITIONS, ScoreFn
 from adapterbank.encoder.protocol import Ending, Layer, Modules, Slots
 from adapterbank.errors import SlowerWarning
-
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu": F.gelu,
-    "relu": F.relu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-}
 
 KERNEL_WIDTHS = (16, 32, 64, 128)
 """Widths of a head that `kernels.attention` supports."""
@@ -61,9 +53,9 @@ class Within:
         """See `Layer`."""
         return self.slots.attention(x, f"{self.weights}.{name}")
 
-    def activate(self, x: Tensor, name: str) -> Tensor:
+    def activated(self, x: Tensor, name: str, activation: str) -> Tensor:
         """See `Layer`."""
-        return ACTIVATIONS[name](x)
+        return activated(self, x, name, activation)
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `Layer`."""
@@ -236,8 +228,8 @@ def run_layer(
 
     def feedforward(x: Tensor) -> Tensor:
         form = FEEDFORWARDS[config.feedforward_form]
-        y = form.activate(layer.linear(x, "feedforward.up"), lambda y: layer.activate(y, config.activation))
-        return layer.linear(layer.add(y, x, "feedforward.inner"), "feedforward.down")
+        y = layer.add(form.inner(layer, x, config.activation), x, "feedforward.inner")
+        return layer.linear(y, "feedforward.down")
 
     block = BLOCKS[config.block]
     masks = (dropout.after_attention, dropout.after_feedforward) if dropout else (None, None)

@@ -21,9 +21,11 @@ class PlacedEncoder:
     tensors: Mapping[str, Tensor] = field(repr=False)
     device: torch.device
     dtype: torch.dtype
+    recompute: str = "auto"
+    """Whether training steps compute outputs again instead of keeping them (`recompute.RECOMPUTE`)."""
 
 
-def place(backbone: Backbone, device: torch.device, dtype: torch.dtype) -> PlacedEncoder:
+def place(backbone: Backbone, device: torch.device, dtype: torch.dtype, recompute: str = "auto") -> PlacedEncoder:
     """Copy an encoder's tensors to a device in a type, query, key and value joined."""
     tensors = join_projections({name: tensor.to(device, dtype) for name, tensor in backbone.tensors.items()})
-    return PlacedEncoder(backbone.config, tensors, device, dtype)
+    return PlacedEncoder(backbone.config, tensors, device, dtype, recompute)

@@ -52,8 +52,8 @@ class Modules(Protocol):
 class Layer(Modules, Protocol):
     """One part of the encoder, a layer or the embeddings."""
 
-    def activate(self, x: Tensor, name: str) -> Tensor:
-        """Return the activation `name` (`forward.ACTIVATIONS`) of each element."""
+    def activated(self, x: Tensor, name: str, activation: str) -> Tensor:
+        """Return the activation (`blocks.ACTIVATIONS`) of the output of the linear layer `name`."""
 
     def finish(self, y: Tensor, x: Tensor, site: str, ending: Ending) -> Tensor:
         """Return what follows a sub-layer with the output `y` and the residual `x`: `blocks.finish`, or the same."""

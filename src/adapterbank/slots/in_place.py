@@ -18,10 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adapterbank.encoder.forward import ACTIVATIONS, QKV
+from adapterbank.encoder.blocks import ACTIVATIONS
+from adapterbank.encoder.forward import QKV
 from adapterbank.encoder.kernels import Kernels
 from adapterbank.encoder.kernels.forms import Drop, Form, Into, Places, Scales, TrainedSite
 from adapterbank.encoder.protocol import Ending
+from adapterbank.encoder.recompute import Recompute
 from adapterbank.methods import roles
 from adapterbank.slots.stack import RowLayout, Slot, Stacks
 
@@ -174,12 +176,14 @@ class InPlaceRoute:
         table: Tensor,
         rows: Tensor,
         gradients: Gradients | None = None,
+        recompute: Recompute | None = None,
     ) -> None:
         """Take the table `[places, columns]` and each row's line of it.
 
         With `gradients`, those of the table's tensors are added there; then the rows are in the order of the places,
-        each with as many.
+        each with as many; `recompute` remembers the outputs of layers.
         """
+        self.recompute = recompute
         self.frozen, self.columns, self.kernels, self._gradients = frozen, columns, kernels, gradients
         self.places, self._head_places = (Places(base, rows, table) for base in columns.bases)
         self._outputs = widths.outputs
@@ -259,6 +263,15 @@ class InPlaceRoute:
         outputs = self._outputs if name == "head" else self.columns.plan.head.hidden
         return self.kernels.project(x, self._head_places, outputs, self.columns.at[name])
 
+    def joins(self, x: Tensor, name: str, activation: str) -> bool:
+        """Return whether the activation of a frozen linear layer is part of its product.
+
+        That is the approximation of GELU by tanh, which in 16 bits is as near as the exact one.
+        """
+        short = x.dtype in (torch.bfloat16, torch.float16) and activation in ("gelu", "gelu_tanh")
+        frozen = f"{name}.bias" in self.frozen and f"{name}.bias" not in self.columns.at
+        return short and frozen and not torch.is_grad_enabled()
+
     def layer(self, weights: str, site: str) -> InPlaceLayer:
         """See `encoder.protocol.Slots`."""
         return InPlaceLayer(self, weights, site)
@@ -290,7 +303,10 @@ class InPlaceRoute:
             Drop(drop.keys.flatten(), drop.columns, drop.rate) if drop and drop.rate else None,
             self._gradients.of(norm if norms else "", prefix, parts),
         )
-        return self.kernels.trained_site(self._gradients.anchor, y, x, about)
+        out, again = self.kernels.trained_site(self._gradients.anchor, y, x, about)
+        if self.recompute and norms:
+            self.recompute.remember(out, again)
+        return out
 
     def _act(self, y: Tensor, x: Tensor, site: str, number: int) -> None:
         """Let one addition act at a site, in place."""
@@ -317,12 +333,20 @@ class InPlaceLayer:
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.protocol.Layer`."""
-        return self.route.add(self.route.linear(x, f"{self.weights}.{name}"), x, f"{self.site}.{name}")
+
+        def run(x: Tensor) -> Tensor:
+            return self.route.add(self.route.linear(x, f"{self.weights}.{name}"), x, f"{self.site}.{name}")
+
+        return self.route.recompute.widened(run, x) if self.route.recompute else run(x)
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.protocol.Layer`."""
-        y = self.route.attention(x, f"{self.weights}.{name}")
-        return self.route.add(y, x, *(f"{self.site}.{name}.{part}" for part in QKV))
+
+        def run(x: Tensor) -> Tensor:
+            y = self.route.attention(x, f"{self.weights}.{name}")
+            return self.route.add(y, x, *(f"{self.site}.{name}.{part}" for part in QKV))
+
+        return self.route.recompute.widened(run, x) if self.route.recompute else run(x)
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `encoder.protocol.Layer`."""
@@ -336,9 +360,15 @@ class InPlaceLayer:
         """See `encoder.protocol.Layer`."""
         return self.route.add(y, x, f"{self.site}.{site}")
 
-    def activate(self, x: Tensor, name: str) -> Tensor:
+    def activated(self, x: Tensor, name: str, activation: str) -> Tensor:
         """See `encoder.protocol.Layer`."""
-        return self.route.kernels.gelu(x) if name == "gelu" else ACTIVATIONS[name](x)
+        own = f"{self.weights}.{name}"
+        if f"{self.site}.{name}" not in self.route.columns.sites and self.route.joins(x, own, activation):
+            return self.route.kernels.linear_gelu(
+                x, self.route.frozen[f"{own}.weight"], self.route.frozen[f"{own}.bias"]
+            )
+        y = self.linear(x, name)
+        return self.route.kernels.gelu(y) if activation == "gelu" else ACTIVATIONS[activation](y)
 
     def finish(self, y: Tensor, x: Tensor, site: str, ending: Ending) -> Tensor:
         """See `encoder.protocol.Layer`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adapterbank.encoder.batch import Grid
-from adapterbank.encoder.blocks import finish
-from adapterbank.encoder.forward import ACTIVATIONS, QKV, Frozen
+from adapterbank.encoder.blocks import activated, finish
+from adapterbank.encoder.forward import QKV, Frozen
 from adapterbank.encoder.protocol import Ending
+from adapterbank.encoder.recompute import Recompute
 from adapterbank.methods import roles
 from adapterbank.slots.addition import Addition
 from adapterbank.slots.plan import Plan
@@ -44,8 +46,9 @@ class Segment:
 class Route:
     """The tensors that each segment of one batch uses, for one vector per token or per row."""
 
-    def __init__(self, stacks: Stacks, segments: Sequence[Segment]) -> None:
-        """Create a route for a batch's segments, in the order of its rows."""
+    def __init__(self, stacks: Stacks, segments: Sequence[Segment], recompute: Recompute | None = None) -> None:
+        """Create a route for a batch's segments, in the order of its rows; `recompute` remembers outputs of layers."""
+        self.recompute = recompute
         self._stacks, self.segments = stacks, list(segments)
         self._slots = [stacks.slot(s.slot) if s.slot is not None else None for s in segments]
         self._overridden = frozenset().union(*(slot.places for slot in self._slots if slot))
@@ -251,16 +254,28 @@ class RouteLayer:
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.protocol.Layer`."""
-        return self.route.add(self.route.linear(x, f"{self.weights}.{name}"), x, f"{self.site}.{name}")
+
+        def run(x: Tensor) -> Tensor:
+            return self.route.add(self.route.linear(x, f"{self.weights}.{name}"), x, f"{self.site}.{name}")
+
+        return self.route.recompute.widened(run, x) if self.route.recompute else run(x)
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.protocol.Layer`."""
-        y = self.route.attention(x, f"{self.weights}.{name}")
-        return self.route.add(y, x, *(f"{self.site}.{name}.{part}" for part in QKV))
+
+        def run(x: Tensor) -> Tensor:
+            y = self.route.attention(x, f"{self.weights}.{name}")
+            return self.route.add(y, x, *(f"{self.site}.{name}.{part}" for part in QKV))
+
+        return self.route.recompute.widened(run, x) if self.route.recompute else run(x)
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `encoder.protocol.Layer`."""
-        return self.route.norm(x, f"{self.weights}.{name}", epsilon)
+        run = partial(self.route.norm, name=f"{self.weights}.{name}", epsilon=epsilon)
+        out = run(x)
+        if self.route.recompute and out is not x:  # its gradient keeps `x` in any case
+            self.route.recompute.remember(out, self.route.recompute.run_again(run, x))
+        return out
 
     def embed(self, ids: Tensor, name: str) -> Tensor:
         """See `encoder.protocol.Layer`."""
@@ -270,9 +285,9 @@ class RouteLayer:
         """See `encoder.protocol.Layer`."""
         return self.route.add(y, x, f"{self.site}.{site}")
 
-    def activate(self, x: Tensor, name: str) -> Tensor:
+    def activated(self, x: Tensor, name: str, activation: str) -> Tensor:
         """See `encoder.protocol.Layer`."""
-        return ACTIVATIONS[name](x)
+        return activated(self, x, name, activation)
 
     def finish(self, y: Tensor, x: Tensor, site: str, ending: Ending) -> Tensor:
         """See `encoder.protocol.Layer`."""

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adapterbank.encoder.blocks import finish
-from adapterbank.encoder.forward import ACTIVATIONS, QKV
+from adapterbank.encoder.blocks import activated, finish
+from adapterbank.encoder.forward import QKV
 from adapterbank.encoder.protocol import Ending
 from adapterbank.methods import addition_in
 from adapterbank.slots.addition import Addition
@@ -72,9 +72,9 @@ class StaticRouteLayer:
                     y = addition.apply(_by_slot(y, self.slots), _by_slot(x, self.slots), own).view(y.shape)
         return y
 
-    def activate(self, x: Tensor, name: str) -> Tensor:
+    def activated(self, x: Tensor, name: str, activation: str) -> Tensor:
         """See `encoder.protocol.Layer`."""
-        return ACTIVATIONS[name](x)
+        return activated(self, x, name, activation)
 
     def finish(self, y: Tensor, x: Tensor, site: str, ending: Ending) -> Tensor:
         """See `encoder.protocol.Layer`."""

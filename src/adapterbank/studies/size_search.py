@@ -22,7 +22,7 @@ from adapterbank.methods import METHODS
 from adapterbank.training.builder import RunBuilder, initial_tensors, make_run_plan
 from adapterbank.training.callbacks import Callbacks
 from adapterbank.training.dataset import DatasetReader, canonical
-from adapterbank.training.job import Progress, RunState, TrainingJob
+from adapterbank.training.job import Begun, Progress, RunState, TrainingJob
 from adapterbank.training.loop import train
 from adapterbank.training.run import Result, run
 
@@ -83,6 +83,7 @@ def run_auto(
     reader: DatasetReader | None = None,
     callbacks: Callbacks | None = None,
     resuming: bool = False,
+    recompute: str = "auto",
 ) -> Result:
     """Find the size, then train with it as `run` does; the record lists all trials under `sizing`.
 
@@ -97,11 +98,11 @@ def run_auto(
     began = time.perf_counter()
     rates = (config.lr,) if config.lr is not None else RATES
     reader = reader or DatasetReader()
-    builder = RunBuilder(backbone, reader=reader)
+    builder = RunBuilder(backbone, reader=reader, recompute=recompute)
     resolved = builder.resolve(canonical(config, reader.splits))
     if resolved.data.few:
         callbacks.note(f"size is 'auto', but with few labels no dev rows compare sizes; size {config.size} is used.")
-        return run(config, backbone, bank_path, reader=reader, callbacks=callbacks)
+        return run(config, backbone, bank_path, reader=reader, callbacks=callbacks, recompute=recompute)
     config = resolved.config
     usual = replace(config, few="never")  # at no rung another recipe, whatever its epochs
     trials, state = _halve(usual, builder, rates, tolerance, callbacks.note, callbacks.stage)
@@ -122,8 +123,8 @@ def run_auto(
         bank_path,
         reader=reader,
         callbacks=callbacks,
-        reached=state[chosen.size, chosen.lr],
-        about={"sizing": about},
+        begun=Begun(state[chosen.size, chosen.lr], {"sizing": about}),
+        recompute=recompute,
     )
 
 
@@ -181,7 +182,7 @@ def _rung(
 
     try:
         states = train(
-            place(builder.backbone, resolved.device, resolved.dtype),
+            place(builder.backbone, resolved.device, resolved.dtype, resolved.recompute),
             jobs,
             dropout=config.dropout,
             watch=count,

@@ -17,6 +17,7 @@ import torch
 
 from adapterbank.config import Config
 from adapterbank.encoder.backbone import Backbone, load
+from adapterbank.encoder.recompute import check_recompute
 from adapterbank.errors import AdapterbankError, ConfigError, InputError, TrainingError
 from adapterbank.methods import find_method
 from adapterbank.storage import records
@@ -56,6 +57,8 @@ class SweepContext:
     """The folder for the state of unfinished runs."""
     at_once: int = AT_ONCE
     keep: str = "none"
+    recompute: str = "auto"
+    """Whether steps compute outputs again instead of keeping them; changes no result."""
     notify: Callable[[RunEvent], None] = lambda event: None
     stage: Callable[[str, int, int], None] = lambda what, done, total: None
     is_best: Callable[[str, float], bool] = lambda task, score: True
@@ -67,19 +70,25 @@ UnitRunner = Callable[[Sequence[Unit], SweepContext], None]
 
 
 def make_context(
-    bank: str | Path | None, records: str | Path | None, *, keep: str = "none", at_once: int = AT_ONCE
+    bank: str | Path | None,
+    records: str | Path | None,
+    *,
+    keep: str = "none",
+    at_once: int = AT_ONCE,
+    recompute: str = "auto",
 ) -> SweepContext:
     """Return the context of a sweep; records are stored in the bank unless `records` is given."""
+    check_recompute(recompute)
     if keep not in KEEP:
         raise ConfigError([f"keep is {keep!r}; it must be one of {', '.join(KEEP)}."])
     if bank is None and (records is None or keep != "none"):
         raise ConfigError(["A sweep needs a bank, or a folder of records if it keeps no packages."])
     if records is None:
         assert bank is not None
-        return SweepContext(open_store(Path(bank, "records")), str(bank), Path(bank, "runs"), at_once, keep)
+        return SweepContext(open_store(Path(bank, "records")), str(bank), Path(bank, "runs"), at_once, keep, recompute)
     store = open_store(records)
     states = store.path / "runs" if isinstance(store, FolderStore) else None
-    return SweepContext(store, str(bank) if keep != "none" else None, states, at_once, keep)
+    return SweepContext(store, str(bank) if keep != "none" else None, states, at_once, keep, recompute)
 
 
 @dataclass
@@ -245,7 +254,7 @@ def run_unit(unit: Unit, backbone: Backbone | None, context: SweepContext) -> No
         return
     if context.bank is not None:
         bank = Bank.open(context.bank, backbone.reference, create=True)
-    builder = RunBuilder(backbone, context.stage, reader)
+    builder = RunBuilder(backbone, context.stage, reader, context.recompute)
     waiting = list(_prepared(unit, builder, context, recorded))
     if not waiting:
         return

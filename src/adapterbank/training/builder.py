@@ -20,6 +20,7 @@ from torch import Tensor
 
 from adapterbank.config import Config
 from adapterbank.encoder.backbone import Backbone
+from adapterbank.encoder.recompute import check_recompute
 from adapterbank.encoder.tokenizer import token_counts
 from adapterbank.errors import ConfigError, DataError
 from adapterbank.inference.predictions import decide
@@ -73,6 +74,8 @@ class ResolvedRun:
     dtype: torch.dtype
     windows: int
     """The most windows of a text, as `make_rows` takes it."""
+    recompute: str
+    """Whether its steps compute outputs again; changes no result, so it is not part of the identity."""
 
     @cached_property
     def hash(self) -> str:
@@ -101,8 +104,11 @@ class RunBuilder:
         backbone: Backbone,
         stage: Callable[[str, int, int], None] = lambda what, done, total: None,
         reader: DatasetReader | None = None,
+        recompute: str = "auto",
     ) -> None:
         """Create a builder; it calls `stage` with the progress of tokenising: what, how much is done, of how much."""
+        check_recompute(recompute)
+        self._recompute = recompute
         self.backbone, self._stage, self._reader = backbone, stage, reader or DatasetReader()
         self._rows: dict[tuple[Any, ...], tuple[Any, Rows]] = {}
         self._are_long: dict[tuple[int, int], tuple[Examples, bool]] = {}
@@ -120,7 +126,8 @@ class RunBuilder:
         plan = make_run_plan(config, self.backbone, data, windows)
         device = find_device(config.device)
         dtype = find_dtype(config.precision, device)
-        return ResolvedRun(config, data, plan, identity(config, self.backbone, data.about()), device, dtype, windows)
+        named = identity(config, self.backbone, data.about())
+        return ResolvedRun(config, data, plan, named, device, dtype, windows, self._recompute)
 
     def prepare(self, resolved: ResolvedRun) -> PreparedRun:
         """Tokenise the data and build the training loop's job."""

@@ -48,7 +48,7 @@ class EagerStep:
             try:
                 losses = self._gradients(stacks, adam, inputs)
             except RuntimeError as error:
-                self._halve(error, inputs)
+                self._need_less(error, inputs)
             if losses is None and torch.cuda.is_available():
                 torch.cuda.empty_cache()  # only here: until then the error keeps the activations alive
         return losses
@@ -72,7 +72,6 @@ class EagerStep:
         places_of = [inputs[k].places(units) for k, units in part]
         rows = [(inputs[k], place) for (k, _), places in zip(part, places_of, strict=True) for place in places]
         batch = pack([run.rows.tokens[run.batch[place]] for run, place in rows], stacks.device)
-        route = Route(stacks, segments([(run.slot, run.length(place)) for run, place in rows]))
         keys = [
             row_keys(inputs[k].seed, inputs[k].step, torch.from_numpy(places))
             for (k, _), places in zip(part, places_of, strict=True)
@@ -84,9 +83,10 @@ class EagerStep:
             rate=self._context.rates[0],
             attention_rate=self._context.rates[1],
         )
-        hidden = forward(
-            self._context.config, route, batch, drop, self._context.first, self._prefix(inputs, part, batch)
-        )
+        prefix, first = self._prefix(inputs, part, batch), self._context.first
+        with self._context.recomputing.of_a_pass() as recompute:
+            route = Route(stacks, segments([(run.slot, run.length(place)) for run, place in rows]), recompute)
+            hidden = forward(self._context.config, route, batch, drop, first, prefix)
         losses, at = [], 0
         by_input = heads.outputs(hidden, batch, route, drop)
         for (k, units), places, out in zip(part, places_of, by_input, strict=True):
@@ -144,11 +144,16 @@ class EagerStep:
         if part:
             yield [(j, np.array(units)) for j, units in part]
 
-    def _halve(self, error: RuntimeError, inputs: Sequence[StepInput]) -> None:
-        """Halve the parts after running out of memory; raise any other error, and if one row is too large."""
+    def _need_less(self, error: RuntimeError, inputs: Sequence[StepInput]) -> None:
+        """After running out of memory, compute outputs again, then halve the parts; raise any other error.
+
+        The error is raised, too, if one row is too large.
+        """
         signs = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
         if not (isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)):
             raise error
+        if self._context.recomputing.start():
+            return
         longest, windows = max(run.longest for run in inputs), max(int(np.diff(run.starts).max()) for run in inputs)
         largest, smallest = longest * sum(len(run.batch) for run in inputs), longest * windows
         if min(self._limit, largest) <= smallest:

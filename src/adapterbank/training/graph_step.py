@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,6 +22,7 @@ from adapterbank.encoder.forward import LayerFns, compiled_layer_fns, forward, f
 from adapterbank.encoder.kernels import Kernels, find_kernels
 from adapterbank.encoder.kernels.launch import Compilation, compiling
 from adapterbank.encoder.prefix_cache import Prefix
+from adapterbank.encoder.recompute import Recompute
 from adapterbank.inference.graphs import GraphCompiler
 from adapterbank.inference.rows import Rows
 from adapterbank.kinds.table import KINDS
@@ -207,12 +209,17 @@ class GraphStep:
         host = torch.from_numpy(numbers.astype(np.float32) if into.is_floating_point() else numbers)
         into.copy_(host.pin_memory() if into.is_cuda else host, non_blocking=True)
 
-    def _route(self, width: int) -> InPlaceRoute | StaticRoute:
+    def _route(self, width: int, recompute: Recompute | None) -> InPlaceRoute | StaticRoute:
         own = self._in_place
         if not own:
             return StaticRoute(self._stacks.frozen, self._own, self._plan)
         rows = torch.arange(self.places, device=own.table.device).repeat_interleave(width)
-        return InPlaceRoute(self._stacks.frozen, own.columns, own.kernels, own.widths, own.table, rows, own.gradients)
+        form = own.columns, own.kernels, own.widths
+        return InPlaceRoute(self._stacks.frozen, *form, own.table, rows, own.gradients, recompute)
+
+    def _recomputed(self) -> AbstractContextManager[Recompute | None]:
+        """Yield what remembers the outputs of layers, if they are not kept; torch's compiler decides for itself."""
+        return self._context.recomputing.of_a_pass() if self._in_place else nullcontext()
 
     def _body(self, longest: int, width: int) -> None:
         """Run one step on the tensors that `step` has filled."""
@@ -228,8 +235,9 @@ class GraphStep:
         prefix = None
         if self._prefix is not None and self._prefix.store is not None:
             prefix = self._prefix.store[where]
-        route = self._route(width)
-        hidden = forward(self._context.config, route, batch, drop, self._context.first, prefix, self._layer_fns)
+        with self._recomputed() as recompute:
+            route = self._route(width, recompute)
+            hidden = forward(self._context.config, route, batch, drop, self._context.first, prefix, self._layer_fns)
         head = self._plan.head
         x = heads.reads(hidden, batch, head, route.linear, drop)
         x = heads.apply(x.view(places, -1, x.shape[-1]).squeeze(0), head, without_places(self._own))

@@ -80,6 +80,16 @@ class RunState:
 
 
 @dataclass(frozen=True)
+class Begun:
+    """What has been trained of a run before it is started."""
+
+    state: RunState
+    """The state from which it continues."""
+    about: Mapping[str, Any]
+    """What its record says of that."""
+
+
+@dataclass(frozen=True)
 class Progress:
     """The report after each step (on a GPU after a few), and after each epoch with its dev score."""
 

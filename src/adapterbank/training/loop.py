@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,6 +30,19 @@ AT_ONCE = 8
 """Runs that share a batch by default."""
 
 
+@dataclass(frozen=True)
+class Together:
+    """How runs share steps."""
+
+    at_once: int = AT_ONCE
+    """The most runs that share a batch."""
+    rule: GraphRule = BY_THE_CLOCK
+    """Which steps run as graphs, on a GPU."""
+
+
+TOGETHER = Together()
+
+
 def train(
     encoder: PlacedEncoder,
     jobs: Sequence[TrainingJob],
@@ -37,28 +51,27 @@ def train(
     watch: Callable[[Progress], None] = lambda progress: None,
     keep: Callable[[int, RunState], None] = lambda run, state: None,
     resume: Mapping[int, RunState] | None = None,
-    at_once: int = AT_ONCE,
     end: Callable[[int, RunState], None] | None = None,
-    rule: GraphRule = BY_THE_CLOCK,
+    together: Together = TOGETHER,
 ) -> list[RunState]:
     """Train all jobs and return their final states, which include the weights of the best epoch.
 
-    At most `at_once` runs share a batch; when one ends, the next of the queue takes its place. `watch` is called after
-    each step and epoch, `keep` with a run's state after each epoch; `resume` has such states. `end` is called with a
-    run's final state as soon as the run ends, or fails with its `failure` set, while the others continue; its tensors
-    are released after that. Without `end` the first failure is raised. `rule` says which steps run as graphs on a GPU.
+    When a run ends, the next of the queue takes its place. `watch` is called after each step and epoch, `keep` with a
+    run's state after each epoch; `resume` has such states. `end` is called with a run's final state as soon as the run
+    ends, or fails with its `failure` set, while the others continue; its tensors are released after that. Without `end`
+    the first failure is raised.
     """
     states = {i: (resume or {}).get(i, RunState()).copy() for i in range(len(jobs))}
     prefixes = PrefixCache(encoder.config, encoder.tensors)
     programs = GraphCompiler(encoder.device, fixed_sizes=True)
     for (first, alone, *_), group in group_jobs(encoder.config, jobs, encoder.device).items():
-        trainer = Trainer(encoder, prefixes, dropout=dropout, first=first, programs=programs, rule=rule)
+        trainer = Trainer(encoder, prefixes, dropout=dropout, first=first, programs=programs, rule=together.rule)
         coming = [ActiveRun(i, jobs[i], states[i]) for i in group]
         for run in coming:
             if run.done:  # resumed after its last epoch
                 _end_run(run, end)
         waiting = deque(run for run in coming if not run.done)
-        trainer.prepare(waiting, 1 if alone else at_once)
+        trainer.prepare(waiting, 1 if alone else together.at_once)
         while trainer.fill(waiting):
             try:
                 if not trainer.step():

@@ -39,8 +39,8 @@ from adapterbank.training.callbacks import Callbacks
 from adapterbank.training.dataset import Dataset, DatasetReader, canonical
 from adapterbank.training.final_scores import fitted_task, measure_reliability, score_split
 from adapterbank.training.fitted import train_fitted
-from adapterbank.training.job import Progress, RunState
-from adapterbank.training.loop import AT_ONCE, train
+from adapterbank.training.job import Begun, Progress, RunState
+from adapterbank.training.loop import AT_ONCE, Together, train
 from adapterbank.training.once import PutOnce, find_added
 
 _OF_EPOCHS = ("epochs", "patience")
@@ -95,19 +95,19 @@ def run(
     reader: DatasetReader | None = None,
     callbacks: Callbacks | None = None,
     resuming: bool = False,
-    reached: RunState | None = None,
-    about: Mapping[str, Any] | None = None,
+    begun: Begun | None = None,
+    recompute: str = "auto",
 ) -> Result:
     """Train one task and add it to the bank, which is created if it does not exist.
 
     `backbone` is loaded if it is None and the method needs it. `reader` reads the data, by default the config's files;
-    `reached` is a state from which this run continues; `about` is added to its record.
+    `recompute` is one of `recompute.RECOMPUTE` and changes no result.
     """
     callbacks, reader = callbacks or Callbacks(), reader or DatasetReader()
     config = canonical(config, reader.splits)
     if not find_method(config.method).slot:
         return _run_search(config, backbone, Path(bank_path), reader, callbacks)
-    builder = RunBuilder(backbone := backbone or load(config.backbone), callbacks.stage, reader)
+    builder = RunBuilder(backbone := backbone or load(config.backbone), callbacks.stage, reader, recompute)
     resolved = builder.resolve(config)
     prepared = builder.prepare(resolved)
     bank = _open(bank_path, backbone)
@@ -127,7 +127,7 @@ def run(
         if resuming and (ended := _ended_before(bank, resolved, newest)):
             run_state.forget(folder)
             return ended
-        resumed = {0: reached} if reached else _resumed(folder, resuming, prepared)
+        resumed = {0: begun.state} if begun else _resumed(folder, resuming, prepared)
         report()
         outcomes: list[RunOutcome] = []
         train_together(
@@ -143,7 +143,7 @@ def run(
         (outcome,) = outcomes
         if outcome.package is None:
             raise TrainingError(outcome.failure)
-        record = {**outcome.record, **(about or {})}
+        record = {**outcome.record, **(begun.about if begun else {})}
         path = records.write(bank.records_path, record)
         run_state.forget(folder)
     return Result(record, path, outcome.package, tuple(prepared.notes))
@@ -251,7 +251,7 @@ def train_together(
     `into` returns, for a run's number and dev score, the bank for its package, or None to keep no package.
     """
     first = runs[0].resolved
-    placed = place(backbone, first.device, first.dtype)  # once, for training and for the final scores
+    placed = place(backbone, first.device, first.dtype, first.recompute)  # once, for training and for the final scores
     LOG.debug("the encoder is on %s", placed.device)
     engine: Engine | None = None
 
@@ -276,7 +276,7 @@ def train_together(
         watch=lambda progress: watch(replace(progress, run=looped[progress.run])),
         keep=lambda place, state: keep(looped[place], state),
         resume={place: resumed[number] for place, number in enumerate(looped) if resumed and number in resumed},
-        at_once=at_once,
+        together=Together(at_once),
         end=lambda place, state: finish(looped[place], state),
     )
 

@@ -10,6 +10,7 @@ import numpy as np
 from adapterbank.encoder.batch import cell_numbers
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.prefix_cache import PrefixCache
+from adapterbank.encoder.recompute import Recomputing
 from adapterbank.inference.rows import Rows
 from adapterbank.slots.plan import Plan
 
@@ -30,6 +31,8 @@ class StepContext:
     """The lowest layer that trains."""
     rates: tuple[float, float]
     """Dropout rates of hidden states and of attention weights."""
+    recomputing: Recomputing
+    """Whether the backward pass computes outputs again."""
 
 
 @dataclass(frozen=True)

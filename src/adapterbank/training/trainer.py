@@ -17,6 +17,7 @@ from adapterbank.encoder.batch import padded_length
 from adapterbank.encoder.kernels.launch import CompilerError
 from adapterbank.encoder.placed import PlacedEncoder
 from adapterbank.encoder.prefix_cache import Prefix, PrefixCache
+from adapterbank.encoder.recompute import Recomputing
 from adapterbank.errors import SlowerWarning
 from adapterbank.inference.graphs import GraphCompiler, runs_graphs
 from adapterbank.inference.rows import Rows
@@ -56,7 +57,9 @@ class Trainer:
     ) -> None:
         config = encoder.config
         self.encoder, self.programs = encoder, programs
-        self.context = StepContext(config, prefixes, first, dropout_rates(config, dropout))
+        self.context = StepContext(
+            config, prefixes, first, dropout_rates(config, dropout), Recomputing(encoder.recompute)
+        )
         self.stacks = Stacks(encoder.tensors)
         self.adam = StackedAdam(self.stacks, compute=encoder.dtype)
         self.limit = token_limit(config, self.stacks.device)
@@ -117,16 +120,22 @@ class Trainer:
 
     @contextlib.contextmanager
     def _graphs_or_none(self) -> Iterator[None]:
-        """Run this and all further steps without graphs if the device lacks the memory, or kernels do not compile."""
+        """Run this and all further steps without graphs if the device lacks the memory, or kernels do not compile.
+
+        Where outputs are still kept, only this step: the next one is a graph that computes them again.
+        """
+        again = False
         try:
             yield
             return
         except torch.OutOfMemoryError:
-            pass
+            again = self.context.recomputing.start()
         except CompilerError as error:
             warnings.warn(f"Training runs slower, without its own kernels ({error}).", SlowerWarning, 2)
         self.read_losses()
-        self.graph_step, self.data, self.sets = None, None, []
+        self.graph_step = None
+        if not again:
+            self.data, self.sets = None, []
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 

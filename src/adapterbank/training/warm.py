@@ -22,7 +22,7 @@ from adapterbank.tasks.spec import Task
 from adapterbank.training.builder import initial_tensors
 from adapterbank.training.graph_rule import ALWAYS
 from adapterbank.training.job import TrainingJob
-from adapterbank.training.loop import train
+from adapterbank.training.loop import Together, train
 
 _BATCH = 2
 _SHORTEST = 32
@@ -56,7 +56,7 @@ def warm(
     engine = Engine(backbone, placed=placed)
     for done, plan in enumerate(different):
         watch(done, len(different))
-        train(placed, [_job(backbone, plan, max_length)], rule=ALWAYS)
+        train(placed, [_job(backbone, plan, max_length)], together=Together(rule=ALWAYS))
         for task in _TASKS:
             own = replace(plan, head=Head(task.kind, 2))
             tensors = {name: t.numpy() for name, t in initial_tensors(own, backbone, sigma=0.0, seed=0).items()}

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as a script
 
+from adapterbank.encoder.blocks import ACTIVATIONS
 from adapterbank.encoder.dropout import Dropout, row_keys
-from adapterbank.encoder.forward import ACTIVATIONS
 from adapterbank.encoder.kernels.forms import Drop, Form, Into, Places, TrainedSite
 from encoder.kernels.interpreter import interpreted_or_skip
 
@@ -226,7 +226,8 @@ def gradients(dtype, device):
         )
         about = TrainedSite(case.kernel_places(), case.kernel_form(), 2, 0 if norm else None, 1e-6, case.drop(), into)
         anchor = torch.zeros(1, device=device, requires_grad=True)
-        out = trained_site(anchor, *inputs, about)
+        out, again = trained_site(anchor, *inputs, about)
+        assert not norm or torch.equal(again(), out), what
         found = [out, *torch.autograd.grad(out, [*inputs, anchor], case.dout, allow_unused=True)[:2]]
         found += [(grads[n] - 0.5).to(dtype) for n in names]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from adapterbank.cli.console import format_count, print_json, print_message, print_table, print_text, rerun_command
-from adapterbank.cli.options import AsJson, DataRoot, EngineName, RayAddress, bank_defaults, check_engine
+from adapterbank.cli.options import AsJson, DataRoot, EngineName, RayAddress, Recomputed, bank_defaults, check_engine
 from adapterbank.config import Config
 from adapterbank.errors import ConfigError
 from adapterbank.storage.record_store import open_store
@@ -59,6 +59,7 @@ def command(
     ] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Repeat runs that failed.")] = False,
     jobs: Annotated[int, typer.Option("--jobs", help="Largest number of runs that train together.", min=1, max=64)] = 8,
+    recompute: Recomputed = "auto",
     engine: EngineName = "local",
     ray_address: RayAddress = None,
     cpus_per_worker: Annotated[int, typer.Option("--cpus-per-worker", help="Ray: CPUs per worker.", min=1)] = 1,
@@ -77,7 +78,7 @@ def command(
         return
     from adapterbank.studies.sweep import make_context
 
-    context = make_context(bank, records, keep=keep, at_once=jobs)
+    context = make_context(bank, records, keep=keep, at_once=jobs, recompute=recompute)
     runner = _on_ray(ray_address, cpus_per_worker) if engine == "ray" else None
     outcome = _run(made, context, quiet=json, engine=runner, limit=limit_runs, retry=retry_failed)
     if json:

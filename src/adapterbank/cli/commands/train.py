@@ -16,7 +16,7 @@ import typer
 
 from adapterbank import config as configs
 from adapterbank.cli.console import format_size, print_json, print_message, print_text, rerun_command
-from adapterbank.cli.options import bank_defaults
+from adapterbank.cli.options import RECOMPUTED, bank_defaults
 from adapterbank.config import TOLERANCE, Config
 from adapterbank.errors import ConfigError
 from adapterbank.methods import METHODS
@@ -42,7 +42,14 @@ Python: adapterbank.open_bank("bank", backbone="minilm").train("sentiment", "rev
 
 
 def _run(
-    bank: str, config: str | None, resume: bool, json: bool, prune: bool, tolerance: str | None, **given: Any
+    bank: str,
+    config: str | None,
+    resume: bool,
+    json: bool,
+    prune: bool,
+    tolerance: str | None,
+    recompute: str,
+    **given: Any,
 ) -> None:
     chosen = {name: value for name, value in given.items() if value is not None}
     points = _points(tolerance)
@@ -54,12 +61,14 @@ def _run(
     _require_task_and_data(parsed)
     from adapterbank.api.progress import Display
     from adapterbank.encoder.backbone import load
+    from adapterbank.encoder.recompute import check_recompute
     from adapterbank.inference.engine import Engine
     from adapterbank.studies.pruning import prune_result
     from adapterbank.studies.size_search import run_auto
     from adapterbank.training.callbacks import Callbacks
     from adapterbank.training.run import Result, run
 
+    check_recompute(recompute)
     reader = DatasetReader()
     data = reader.read(canonical(parsed))  # most mistakes are in the data: report them before the encoder is loaded
     display = Display(quiet=json)
@@ -74,6 +83,7 @@ def _run(
                 reader=reader,
                 callbacks=Callbacks(display.watch, display.stage, display.note),
                 resuming=resume,
+                recompute=recompute,
             )
             if prune and encoder:
                 engine = Engine(encoder, device=parsed.device, precision=parsed.precision, programs=False)
@@ -164,6 +174,7 @@ def _options() -> list[inspect.Parameter]:
         _option("resume", bool, "Resume an unfinished run with the same options and data.", "Bank", False),
         _option("prune", bool, "Then remove the adapters that are not needed, as a new version.", "Bank", False),
         _option("tolerance", float | None, tolerance, "Bank", None),
+        _option("recompute", str, f"{RECOMPUTED} (default: auto)", "Bank", "auto"),
         _option("json", bool, "Print the record as JSON, and nothing else, to standard output.", "Bank", False),
     ]
 

@@ -17,7 +17,7 @@ class Kernels(NamedTuple):
 
     site: Callable[..., Tensor]
     """See `site.site`."""
-    trained_site: Callable[..., Tensor]
+    trained_site: Callable[..., tuple[Tensor, Callable[[], Tensor]]]
     """See `site_gradient.trained_site`."""
     vectors: Callable[..., None]
     """See `slots.vectors`."""
@@ -29,6 +29,8 @@ class Kernels(NamedTuple):
     """See `elementwise.mix`."""
     gelu: Callable[[Tensor], Tensor]
     """See `elementwise.gelu`."""
+    linear_gelu: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """See `elementwise.linear_gelu`."""
     update: Callable[..., None]
     """See `elementwise.update`."""
 
@@ -50,5 +52,6 @@ def find_kernels(device: torch.device) -> Kernels | None:
         elementwise.drop,
         elementwise.mix,
         elementwise.gelu,
+        elementwise.linear_gelu,
         elementwise.update,
     )

@@ -80,10 +80,10 @@ def _forward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _weights(  # type: ignore[no-untyped-def]
-    q, k, v, dy, bias, sums, delta, keys, columns, row, n, length, scale, inverse,
+    q, k, v, dy, bias, sums, keys, columns, row, n, length, scale, inverse,
     FIRST: tl.constexpr, SECOND: tl.constexpr, THRESHOLD: tl.constexpr, DROP: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Recompute a block's weights after dropout, and the gradient of its scores."""
+    """Recompute a block's weights before and after dropout, and the gradient of those before."""
     p = tl.exp(_scores(q, k, bias, row, n, length, scale, EXACT) - sums[:, None])
     dp = tl.dot(dy, tl.trans(v), input_precision="ieee" if EXACT else "tf32")
     kept = p
@@ -91,7 +91,7 @@ def _weights(  # type: ignore[no-untyped-def]
         kept_ones = keep(keys[:, None] ^ columns[None, :], FIRST, SECOND, THRESHOLD)
         kept = tl.where(kept_ones, p * inverse, 0.0)
         dp = tl.where(kept_ones, dp * inverse, 0.0)
-    return kept, p * (dp - delta[:, None]) * scale
+    return p, kept, dp
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -115,8 +115,7 @@ def _backward(  # type: ignore[no-untyped-def]
     k = tl.load(x + HEADS * WIDTH + at, mask=here[:, None], other=0.0)
     v = tl.load(x + 2 * HEADS * WIDTH + at, mask=here[:, None], other=0.0)
     dy = tl.load(dout + at_out, mask=here[:, None], other=0.0)
-    y = tl.load(out + at_out, mask=here[:, None], other=0.0)
-    delta = tl.sum(y.to(tl.float32) * dy.to(tl.float32), 1)
+    delta = tl.sum(tl.load(out + at_out, mask=here[:, None], other=0.0).to(tl.float32) * dy.to(tl.float32), 1)
     total = tl.load(sums + mine, mask=here, other=float("inf"))
     head_key = tl.load(heads + head) if DROP else 0
     query_keys = _keys(queries + row * length, mine, length, DROP) ^ head_key
@@ -130,12 +129,12 @@ def _backward(  # type: ignore[no-untyped-def]
         other = n[:, None] * (3 * HEADS * WIDTH) + d[None, :]
         k_n = tl.load(x + HEADS * WIDTH + other, mask=there[:, None], other=0.0)
         v_n = tl.load(x + 2 * HEADS * WIDTH + other, mask=there[:, None], other=0.0)
-        columns_n = _keys(columns, n, length, DROP)
-        _, ds = _weights(
-            q, k_n, v_n, dy, bias, total, delta, query_keys, columns_n, row, n, length, scale, inverse,
+        p, _, dp = _weights(
+            q, k_n, v_n, dy, bias, total, query_keys, _keys(columns, n, length, DROP), row, n, length, scale, inverse,
             FIRST, SECOND, THRESHOLD, DROP, EXACT,
         )  # fmt: skip
-        dq += tl.dot(ds.to(k_n.dtype), k_n, input_precision="ieee" if EXACT else "tf32")
+        ds = (p * (dp - delta[:, None]) * scale).to(k_n.dtype)
+        dq += tl.dot(ds, k_n, input_precision="ieee" if EXACT else "tf32")
     tl.store(dx + at, dq.to(q.dtype), mask=here[:, None])
     for start in range(0, length, BLOCK):
         m = start + tl.arange(0, BLOCK)
@@ -143,27 +142,32 @@ def _backward(  # type: ignore[no-untyped-def]
         other_out = m[:, None] * (HEADS * WIDTH) + d[None, :]
         q_m = tl.load(x + m[:, None] * (3 * HEADS * WIDTH) + d[None, :], mask=there[:, None], other=0.0)
         dy_m = tl.load(dout + other_out, mask=there[:, None], other=0.0)
-        y_m = tl.load(out + other_out, mask=there[:, None], other=0.0)
-        delta_m = tl.sum(y_m.to(tl.float32) * dy_m.to(tl.float32), 1)
+        y_m = tl.load(out + other_out, mask=there[:, None], other=0.0).to(tl.float32)
+        delta_m = tl.sum(y_m * dy_m.to(tl.float32), 1)
         total_m = tl.load(sums + m, mask=there, other=float("inf"))
         keys_m = _keys(queries + row * length, m, length, DROP) ^ head_key
-        kept, ds = _weights(
-            q_m, k, v, dy_m, bias, total_m, delta_m, keys_m, column_keys, row, mine, length, scale, inverse,
+        p, kept, dp = _weights(
+            q_m, k, v, dy_m, bias, total_m, keys_m, column_keys, row, mine, length, scale, inverse,
             FIRST, SECOND, THRESHOLD, DROP, EXACT,
         )  # fmt: skip
         dv += tl.dot(tl.trans(kept).to(dy_m.dtype), dy_m, input_precision="ieee" if EXACT else "tf32")
-        dk += tl.dot(tl.trans(ds).to(q_m.dtype), q_m, input_precision="ieee" if EXACT else "tf32")
+        ds = tl.trans(p * (dp - delta_m[:, None]) * scale).to(q_m.dtype)
+        dk += tl.dot(ds, q_m, input_precision="ieee" if EXACT else "tf32")
     tl.store(dx + HEADS * WIDTH + at, dk.to(q.dtype), mask=here[:, None])
     tl.store(dx + 2 * HEADS * WIDTH + at, dv.to(q.dtype), mask=here[:, None])
 
 
 @triton.jit(do_not_specialize=["length"])
 def _backward_whole(  # type: ignore[no-untyped-def]
-    x, bias, queries, heads, columns, out, sums, dout, dx, length, scale, inverse,
+    x, bias, queries, heads, columns, sums, dout, dx, length, scale, inverse,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, THRESHOLD: tl.constexpr,
     DROP: tl.constexpr, EXACT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The same for rows that are one block: their weights are computed once, not for queries and again for keys."""
+    """The same for rows that are one block: their weights are computed once, not for queries and again for keys.
+
+    The sum of the output times its gradient, which the gradient of a softmax needs, is that of the weights times
+    theirs, and all weights are here: the output need not be kept.
+    """
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     t, d = tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     here = t < length
@@ -173,19 +177,17 @@ def _backward_whole(  # type: ignore[no-untyped-def]
     k = tl.load(x + HEADS * WIDTH + at, mask=here[:, None], other=0.0)
     v = tl.load(x + 2 * HEADS * WIDTH + at, mask=here[:, None], other=0.0)
     dy = tl.load(dout + at_out, mask=here[:, None], other=0.0)
-    y = tl.load(out + at_out, mask=here[:, None], other=0.0)
-    delta = tl.sum(y.to(tl.float32) * dy.to(tl.float32), 1)
     total = tl.load(sums + (row * HEADS + head) * length + t, mask=here, other=float("inf"))
     query_keys = _keys(queries + row * length, t, length, DROP)
     if DROP:
         query_keys = query_keys ^ tl.load(heads + head)
-    kept, ds = _weights(
-        q, k, v, dy, bias, total, delta, query_keys, _keys(columns, t, length, DROP), row, t, length, scale, inverse,
+    p, kept, dp = _weights(
+        q, k, v, dy, bias, total, query_keys, _keys(columns, t, length, DROP), row, t, length, scale, inverse,
         FIRST, SECOND, THRESHOLD, DROP, EXACT,
     )  # fmt: skip
     dv = tl.dot(tl.trans(kept.to(dy.dtype)), dy, input_precision="ieee" if EXACT else "tf32")
     tl.store(dx + 2 * HEADS * WIDTH + at, dv.to(q.dtype), mask=here[:, None])
-    ds = ds.to(q.dtype)
+    ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * scale).to(q.dtype)
     dq = tl.dot(ds, k, input_precision="ieee" if EXACT else "tf32")
     tl.store(dx + at, dq.to(q.dtype), mask=here[:, None])
     dk = tl.dot(tl.trans(ds), q, input_precision="ieee" if EXACT else "tf32")
@@ -231,17 +233,24 @@ def _attend_backward(
     x: Tensor, bias: Tensor, queries: Tensor, keys: Tensor, columns: Tensor, out: Tensor, sums: Tensor, dout: Tensor,
     heads: int, rate: float,
 ) -> Tensor:  # fmt: skip
-    """Return the gradient of `x`."""
+    """Return the gradient of `x`; rows that are one block need no `out`, and any tensor may stand for it."""
     grid, options = _options(x, bias, heads, rate)
     dx, dout = torch.empty_like(x), dout.contiguous()
     width, length = x.shape[-1] // (3 * heads), bias.shape[-1]
-    scale, inverse, backward = 1 / math.sqrt(width), 1 / (1 - rate), _backward
-    if length <= _WHOLE and width * length <= _WHOLE_NUMBERS:
-        block = max(32, triton.next_power_of_2(length))
-        backward, grid = _backward_whole, (1, *grid[1:])
-        options |= {"BLOCK": block, "num_warps": _WHOLE_WARPS if block == _WHOLE else _WARPS, "num_stages": 1}
-    launch(backward, grid, x, bias, queries, keys, columns, out, sums, dout, dx, length, scale, inverse, **options)
+    numbers = length, 1 / math.sqrt(width), 1 / (1 - rate)
+    if not _whole(x, bias, heads):
+        launch(_backward, grid, x, bias, queries, keys, columns, out, sums, dout, dx, *numbers, **options)
+        return dx
+    block, grid = max(32, triton.next_power_of_2(length)), (1, *grid[1:])
+    options |= {"BLOCK": block, "num_warps": _WHOLE_WARPS if block == _WHOLE else _WARPS, "num_stages": 1}
+    launch(_backward_whole, grid, x, bias, queries, keys, columns, sums, dout, dx, *numbers, **options)
     return dx
+
+
+def _whole(x: Tensor, bias: Tensor, heads: int) -> bool:
+    """Return whether the gradient handles each row as one block."""
+    length = bias.shape[-1]
+    return length <= _WHOLE and x.shape[-1] // (3 * heads) * length <= _WHOLE_NUMBERS
 
 
 def _like_attend_backward(
@@ -253,7 +262,9 @@ def _like_attend_backward(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.heads, ctx.rate = inputs
-    ctx.save_for_backward(*tensors, *output)
+    (x, bias, *_), (out, sums) = inputs, output
+    known = isinstance(bias.shape[-1], int)  # not where torch compiles for rows of any length
+    ctx.save_for_backward(*tensors, sums if known and _whole(x, bias, ctx.heads) else out, sums)
 
 
 def _gradient(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:

@@ -182,13 +182,14 @@ def blocks(form: Form | None, width: int, exact: bool) -> dict[str, int]:
 def site(
     y: Tensor | None, x: Tensor, places: Places, *, read: Tensor | None = None, out: Tensor | None = None,
     form: Form | None = None, adapter_at: int = 0, norm_at: int | None = None, epsilon: float = 0.0,
-    residual: bool = True, drop: Drop | None = None, saved: Saved | None = None,
+    residual: bool = True, drop: Drop | None = None, saved: Saved | None = None, sized_for: Form | None = None,
 ) -> Tensor:  # fmt: skip
     """Return what slots make of the output `y` of a sub-layer with the residual `x`, both `[T, width]`.
 
     `read` is what a parallel bottleneck reads. `adapter_at` and `norm_at` are columns of the table: the bottleneck's
     width and tensors begin at the first, the LayerNorm's gain and shift at the other, without which nothing is
-    normalised. `out` may be a part of wider rows, also those of `y`; it is written in place.
+    normalised. `out` may be a part of wider rows, also those of `y`; it is written in place. Programs of the same form
+    or `sized_for` it add up in the same order.
     """
     given = x if y is None else y
     out = torch.empty_like(given) if out is None else out
@@ -198,7 +199,7 @@ def site(
     exact = x.dtype == torch.float32
     nothing = places.rows
     z, inner, stats = (saved.z, saved.inner, saved.stats) if saved else (out, out, nothing)
-    constants = blocks(form, width, exact)
+    constants = blocks(form or sized_for, width, exact)
     launch(
         _site, (triton.cdiv(length, constants["BLOCK"]), rows),
         given, x, v, out, z, inner, stats, places.base, places.rows, places.table,

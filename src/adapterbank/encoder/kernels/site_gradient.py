@@ -10,6 +10,8 @@ One kernel computes these; `site_weights` adds up over tokens what the slots' ow
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -116,17 +118,13 @@ class _Site(torch.autograd.Function):
     """`site` with gradients of its inputs; those of the slots' numbers are added to where they are wanted."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, y: Tensor | None, x: Tensor, about: TrainedSite) -> Tensor:
-        form, width = about.form, blocks(about.form, x.shape[1], False)["M"]
-        nothing = x.new_empty(0)
-        z = torch.empty_like(x) if about.norm_at is not None else nothing
-        inner = x.new_empty(len(x) if form else 0, width)
-        stats = torch.empty(len(x) if about.norm_at is not None else 0, 2, dtype=torch.float32, device=x.device)
-        ctx.save_for_backward(nothing if form is None or y is None else y, z, inner, stats)
+    def forward(ctx: Any, anchor: Tensor, y: Tensor | None, x: Tensor, about: TrainedSite, saved: Saved) -> Tensor:
+        needed = saved.inner.new_empty(0) if about.form is None or y is None else y
+        ctx.save_for_backward(needed, saved.z, saved.inner, saved.stats)
         ctx.about, ctx.alone = about, y is None
         return site(
-            y, x, about.places, form=form, adapter_at=about.adapter_at, norm_at=about.norm_at, epsilon=about.epsilon,
-            drop=about.drop, saved=Saved(z, inner, stats),
+            y, x, about.places, form=about.form, adapter_at=about.adapter_at, norm_at=about.norm_at,
+            epsilon=about.epsilon, drop=about.drop, saved=saved,
         )  # fmt: skip
 
     @staticmethod
@@ -134,7 +132,7 @@ class _Site(torch.autograd.Function):
         about, dout = ctx.about, douts[0].contiguous()
         dx, dy, da = _launch(ctx.saved_tensors, about, dout, ctx.alone)
         add_gradients(about, ctx.saved_tensors, dout, dx, da, da.shape[1])
-        return None, None if ctx.alone else dy, dx, None
+        return None, None if ctx.alone else dy, dx, None, None
 
 
 def _launch(saved: tuple[Tensor, ...], about: TrainedSite, dout: Tensor, alone: bool) -> tuple[Tensor, ...]:
@@ -160,11 +158,25 @@ def _launch(saved: tuple[Tensor, ...], about: TrainedSite, dout: Tensor, alone: 
     return dx, dy, da
 
 
-def trained_site(anchor: Tensor, y: Tensor | None, x: Tensor, about: TrainedSite) -> Tensor:
-    """Return `site` of `y` and `x` with gradients, without `y` a LayerNorm alone.
+def _saved(y: Tensor | None, x: Tensor, about: TrainedSite) -> Saved:
+    """Return the memory for what the gradient reads; without a sub-layer, what is normalised is there already."""
+    norms, count = about.norm_at is not None, len(x)
+    z = x.new_empty(0) if not norms else x.detach() if y is None else torch.empty_like(x)
+    inner = x.new_empty(count if about.form else 0, blocks(about.form, x.shape[1], False)["M"])
+    return Saved(z, inner, torch.empty(count if norms else 0, 2, dtype=torch.float32, device=x.device))
+
+
+def trained_site(
+    anchor: Tensor, y: Tensor | None, x: Tensor, about: TrainedSite
+) -> tuple[Tensor, Callable[[], Tensor]]:
+    """Return `site` of `y` and `x` with gradients, without `y` a LayerNorm alone, and what computes it again.
 
     The gradients of the slots' numbers are added to `about.into` when `anchor` is asked for its gradient, which is
-    none.
+    none. Only the output of a LayerNorm can be computed again, from what its gradient keeps.
     """
-    out: Tensor = _Site.apply(anchor, y, x, about)  # type: ignore[no-untyped-call]
-    return out
+    saved = _saved(y, x, about)
+    out: Tensor = _Site.apply(anchor, y, x, about, saved)  # type: ignore[no-untyped-call]
+    again = partial(
+        site, None, saved.z, about.places, norm_at=about.norm_at, epsilon=about.epsilon, sized_for=about.form
+    )
+    return out, again

@@ -20,8 +20,8 @@ from torch import Tensor
 from adapterbank import schema
 from adapterbank.config import limited
 from adapterbank.draws import RandomStream
+from adapterbank.encoder.blocks import ACTIVATIONS
 from adapterbank.encoder.families import EncoderConfig
-from adapterbank.encoder.forward import ACTIVATIONS
 from adapterbank.encoder.kernels.forms import Form
 from adapterbank.methods import SITES, Options
 from adapterbank.slots.addition import layer_numbers, size_class
