@@ -65,7 +65,7 @@ def job_on(backbone, new_slot, options=None, *, head=None, rows=20, seed=0, rate
 def train_jobs(backbone, *jobs, **options):
     """Train on the CPU in float32; return the states."""
     dtype, recompute = options.pop("dtype", torch.float32), options.pop("recompute", "auto")
-    return train(place(backbone, CPU, dtype, recompute), jobs, **options)
+    return train(place(backbone, CPU, dtype, recompute=recompute), jobs, **options)
 
 
 def assert_same_bits(found, expected):
