@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from adapterbank.encoder.dropout import Mask
+from adapterbank.encoder.dropout import Mask, mix
 from adapterbank.encoder.forward import ACTIVATIONS
 from adapterbank.encoder.kernels import Kernels
 from adapterbank.training import optimizer
@@ -179,4 +179,4 @@ def update(p, m, v, g, numbers, *, first, second):
     optimizer.update_rows(p, m, v, g, numbers)
 
 
-PLAIN = Kernels(site, trained_site, vectors, project, drop, F.gelu, update)
+PLAIN = Kernels(site, trained_site, vectors, project, drop, mix, F.gelu, update)

@@ -33,6 +33,7 @@ from adapterbank.cli.commands import (
     sweep,
     tasks,
     train,
+    warm,
 )
 from adapterbank.cli.console import be_verbose, guarded, print_message
 
@@ -42,7 +43,7 @@ COMMANDS = {
     "Bank": (tasks, show, remove, rollback, audit, gc),
     _SERVING: (serve,),
     "Studies and analysis": (sweep, ablate, prune, figures, report),
-    "Encoders and data": (backbones, catalog, data, cache),
+    "Encoders and data": (backbones, catalog, data, cache, warm),
     "Benchmarks": (squad, glue_score, glue_submission),
 }
 """The commands by their section of `--help`; `keys` has commands of its own and is added to the section Serving."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +20,22 @@ _GOLDEN = -1640531527  # 2**32 / golden ratio, 0x9e3779b9: spreads small whole n
 
 DropFn = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 """See `kernels.elementwise.drop`."""
+MixFn = Callable[[Tensor], Tensor]
+"""See `mix`."""
+
+
+class Faster(Protocol):
+    """Kernels for what is composed of torch's operations here."""
+
+    @property
+    def drop(self) -> DropFn:
+        """Drop elements of hidden states."""
+        ...
+
+    @property
+    def mix(self) -> MixFn:
+        """Hash numbers."""
+        ...
 
 
 def mix(x: Tensor) -> Tensor:
@@ -33,10 +50,10 @@ def row_keys(seed: int, step: int, rows: Tensor) -> Tensor:
     return step_keys(torch.tensor([[seed & 0x7FFFFFFF, step & 0x7FFFFFFF]], device=rows.device), rows)
 
 
-def step_keys(seeds_and_steps: Tensor, rows: Tensor) -> Tensor:
+def step_keys(seeds_and_steps: Tensor, rows: Tensor, hashed: MixFn = mix) -> Tensor:
     """Return the `row_keys` of several runs, one after the other; `seeds_and_steps` is `[runs, 2]`, 31-bit numbers."""
-    run, now = mix(seeds_and_steps.to(torch.int32) * _GOLDEN + 1)[:, :, None].unbind(1)  # each [runs, 1]
-    return mix(mix(rows.to(torch.int32) * _GOLDEN + run) ^ now).flatten()
+    run, now = hashed(seeds_and_steps.to(torch.int32) * _GOLDEN + 1)[:, :, None].unbind(1)  # each [runs, 1]
+    return hashed(hashed(rows.to(torch.int32) * _GOLDEN + run) ^ now).flatten()
 
 
 @functools.cache
@@ -60,15 +77,13 @@ class Dropout:
         *,
         rate: float,
         attention_rate: float,
-        kernel: DropFn | None = None,
+        faster: Faster | None = None,
     ) -> None:
-        """Take `keys` [B] from `row_keys`, and the row and position of each token, both in the shape of the tokens.
-
-        `kernel` drops elements of hidden states faster.
-        """
-        self.rate, self.attention_rate, self._kernel = rate, attention_rate, kernel
+        """Take `keys` [B] from `row_keys`, and the row and position of each token, both in the shape of the tokens."""
+        self.rate, self.attention_rate, self._kernel = rate, attention_rate, faster.drop if faster else None
+        self._mix = faster.mix if faster else mix
         self.keys = keys
-        self.tokens = _token_keys(keys[rows], positions)
+        self.tokens = _token_keys(keys[rows], positions, self._mix)
         self._queries: dict[int, Tensor] = {}
 
     def hidden(self, x: Tensor, place: int) -> Tensor:
@@ -81,7 +96,8 @@ class Dropout:
 
     def pooled(self, x: Tensor, place: int) -> Tensor:
         """Drop elements of one vector a row, `[B, n]`."""
-        return Mask(self.rate, mix(self.keys + place)[:, None], self._columns(x.shape[-1], place), self._kernel).drop(x)
+        keys = self._mix(self.keys + place)[:, None]
+        return Mask(self.rate, keys, self._columns(x.shape[-1], place), self._kernel).drop(x)
 
     def layer(self, i: int, *, hidden: int, heads: int, longest: int) -> LayerDropout:
         """Return the masks of layer `i`."""
@@ -90,7 +106,7 @@ class Dropout:
                 queries = self.tokens.view(-1, longest)
             else:
                 positions = torch.arange(longest, device=self.keys.device)
-                queries = _token_keys(self.keys[:, None], positions[None])
+                queries = _token_keys(self.keys[:, None], positions[None], self._mix)
             self._queries[longest] = queries[:, None, :, None]
         attention, first, second = range(3 * i + 1, 3 * i + 4)
         return LayerDropout(
@@ -164,7 +180,7 @@ def threshold(rate: float) -> int:
     return round((rate - 0.5) * 2**32)
 
 
-def _token_keys(keys: Tensor, positions: Tensor) -> Tensor:
+def _token_keys(keys: Tensor, positions: Tensor, mix: MixFn) -> Tensor:
     return mix(keys + positions.to(torch.int32) * _GOLDEN)
 
 

@@ -44,7 +44,7 @@ class _HostBuffer:
     """The memory of the host for the inputs and outputs of one launch."""
 
     inputs: Tensor  # see `_Layout`
-    array: np.ndarray  # the same memory
+    parts: Sequence[np.ndarray]  # the same memory
     outputs: Tensor | None = None
 
 
@@ -137,8 +137,8 @@ class GraphRunner:
         shape = _Shape(family, widths, rows, self.padded_length(int(sizes.max())))
         layout = _Layout(shape, len(columns))
         graph = self.graphs.get(shape) or self._graph(shape, layout)
-        host = graph.idle.pop() if graph.idle else self._host_buffer(graph)
-        parts = np.split(host.array, np.cumsum(layout.parts)[:-1])
+        host = graph.idle.pop() if graph.idle else self._host_buffer(graph, layout)
+        parts = host.parts
         _write(parts, tokens, sizes, shape)
         parts[3][: len(slots)] = [lines[slot] for slot in slots]
         self._forget_moved()
@@ -216,9 +216,9 @@ class GraphRunner:
         inputs = torch.zeros(sum(layout.parts), dtype=torch.int64, device=self._stacks.device)
         return self.graphs.setdefault(shape, _Graph(inputs))
 
-    def _host_buffer(self, graph: _Graph) -> _HostBuffer:
+    def _host_buffer(self, graph: _Graph, layout: _Layout) -> _HostBuffer:
         inputs = self._on_host(torch.zeros_like(graph.inputs, device="cpu"))
-        return _HostBuffer(inputs, inputs.numpy())
+        return _HostBuffer(inputs, np.split(inputs.numpy(), np.cumsum(layout.parts)[:-1]))
 
     def _on_host(self, tensor: Tensor) -> Tensor:
         """Return host memory that a GPU can access asynchronously."""

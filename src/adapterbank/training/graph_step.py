@@ -228,9 +228,10 @@ class GraphStep:
         clocks, units, rows, owners = self._whole[: sum(sizes)].split(sizes)
         weights, table = self._real[:count], self._real[count:].view(places + 1, 7)
         batch, where = self._data.tokens.batch(rows, longest, self._fused)
-        keys = step_keys(clocks.view(places, 2), torch.arange(width, device=rows.device))
-        kernel = self._in_place.kernels.drop if self._in_place else None
-        drop = Dropout(keys, batch.rows, batch.positions, rate=rates[0], attention_rate=rates[1], kernel=kernel)
+        faster = self._in_place.kernels if self._in_place else None
+        hashed = (faster.mix,) if faster else ()
+        keys = step_keys(clocks.view(places, 2), torch.arange(width, device=rows.device), *hashed)
+        drop = Dropout(keys, batch.rows, batch.positions, rate=rates[0], attention_rate=rates[1], faster=faster)
         prefix = None
         if self._prefix is not None and self._prefix.store is not None:
             prefix = self._prefix.store[where]

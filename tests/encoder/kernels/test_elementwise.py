@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as a script
 
+from adapterbank.encoder import dropout
 from adapterbank.encoder.dropout import Dropout, row_keys
 from adapterbank.training import optimizer
 from encoder.kernels.interpreter import interpreted_or_skip
@@ -33,6 +34,15 @@ def dropped(device):
         assert torch.equal(found == 0, mask.drop(x) == 0)
         expected = torch.autograd.grad(mask.drop(x), x, dy)[0]
         torch.testing.assert_close(torch.autograd.grad(found, x, dy)[0], expected, rtol=1e-6, atol=0)
+
+
+def hashed(device):
+    """Compare the hash with the one composed of torch's operations, to the bit."""
+    from adapterbank.encoder.kernels.elementwise import mix
+
+    numbers = torch.randint(-(2**31), 2**31, (37, 129), device=device).to(torch.int32)
+    for x in (numbers, numbers.t(), numbers[:1, :1], torch.tensor([-(2**31), -1, 0, 1, 2**31 - 1], dtype=torch.int32)):
+        assert torch.equal(mix(x.to(device)), dropout.mix(x.to(device)))
 
 
 def activated(device):
@@ -71,7 +81,7 @@ def updated(device):
         torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=1e-7)
 
 
-CHECKS = (dropped, activated, updated)
+CHECKS = (dropped, hashed, activated, updated)
 
 
 class TestOnAGpu:

@@ -25,6 +25,8 @@ class Kernels(NamedTuple):
     """See `slots.project`."""
     drop: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     """See `elementwise.drop`."""
+    mix: Callable[[Tensor], Tensor]
+    """See `elementwise.mix`."""
     gelu: Callable[[Tensor], Tensor]
     """See `elementwise.gelu`."""
     update: Callable[..., None]
@@ -46,6 +48,7 @@ def find_kernels(device: torch.device) -> Kernels | None:
         slots.vectors,
         slots.project,
         elementwise.drop,
+        elementwise.mix,
         elementwise.gelu,
         elementwise.update,
     )

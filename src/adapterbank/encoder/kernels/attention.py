@@ -23,6 +23,8 @@ from adapterbank.encoder.kernels.parts import keep
 
 _WHOLE, _WHOLE_NUMBERS = 128, 128 * 64
 """The longest rows, and the most numbers of a head's queries, that the gradient handles as one block."""
+_WARPS, _STAGES, _WHOLE_WARPS = 4, 2, 8
+"""Of a program, and of one whose block has the longest rows."""
 
 
 @triton.jit
@@ -199,7 +201,7 @@ def _options(x: Tensor, bias: Tensor, heads: int, rate: float) -> tuple[tuple[in
     constants = {"HEADS": heads, "WIDTH": width, "FIRST": FIRST, "SECOND": SECOND, "THRESHOLD": threshold(rate)}
     exact = x.dtype == torch.float32
     return (triton.cdiv(length, block), heads, rows), {
-        **constants, "DROP": rate > 0, "EXACT": exact, "BLOCK": block, "num_warps": 4, "num_stages": 2,
+        **constants, "DROP": rate > 0, "EXACT": exact, "BLOCK": block, "num_warps": _WARPS, "num_stages": _STAGES,
     }  # fmt: skip
 
 
@@ -240,7 +242,7 @@ def _attend_backward(
         launch(_backward, grid, x, bias, queries, keys, columns, out, sums, dout, dx, *numbers, **options)
         return dx
     block, grid = max(32, triton.next_power_of_2(length)), (1, *grid[1:])
-    options |= {"BLOCK": block, "num_warps": 8 if block == _WHOLE else 4, "num_stages": 1}
+    options |= {"BLOCK": block, "num_warps": _WHOLE_WARPS if block == _WHOLE else _WARPS, "num_stages": 1}
     launch(_backward_whole, grid, x, bias, queries, keys, columns, sums, dout, dx, *numbers, **options)
     return dx
 

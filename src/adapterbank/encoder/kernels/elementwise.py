@@ -1,4 +1,4 @@
-"""Elementwise kernels: dropout with computed masks, GELU, the update of Adam. Knows no layers and no schedule."""
+"""Elementwise kernels: dropout and its hash, GELU, the update of Adam. Knows no layers and no schedule."""
 
 from __future__ import annotations
 
@@ -28,6 +28,15 @@ def _drop(  # type: ignore[no-untyped-def]
     v = tl.load(x + at, mask=there, other=0.0).to(tl.float32) * inverse
     v = tl.where(keep(numbers, FIRST, SECOND, THRESHOLD), v, 0.0)
     tl.store(out + at, v.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _mix(x, out, count, FIRST: tl.constexpr, SECOND: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + at, mask=at < count, other=0)
+    v = (v ^ ((v >> 16) & 0xFFFF)) * FIRST
+    v = (v ^ ((v >> 13) & 0x7FFFF)) * SECOND
+    tl.store(out + at, v ^ ((v >> 16) & 0xFFFF), mask=at < count)
 
 
 @triton.jit
@@ -105,6 +114,14 @@ def gelu(x: Tensor) -> Tensor:
     if not x.requires_grad:
         return _launch_gelu(x, None, out=x)
     out: Tensor = _Gelu.apply(x)  # type: ignore[no-untyped-call]
+    return out
+
+
+def mix(x: Tensor) -> Tensor:
+    """Hash int32 numbers, as `dropout.mix` does."""
+    x = x.contiguous()
+    out, grid = torch.empty_like(x), (triton.cdiv(x.numel(), _BLOCK),)
+    launch(_mix, grid, x, out, x.numel(), FIRST=FIRST, SECOND=SECOND, BLOCK=_BLOCK)
     return out
 
 

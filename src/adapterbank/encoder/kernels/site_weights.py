@@ -21,6 +21,8 @@ from adapterbank.encoder.kernels.parts import activate, keep
 _COLUMNS, _TOKENS = 64, 32
 _PROGRAMS = 264
 """About twice as many as a large GPU has multiprocessors."""
+_WARPS, _STAGES = 4, 3
+"""Of a program that adds up tokens; twice the warps for bottlenecks wider than 64."""
 _SUMMED = 512
 
 
@@ -125,7 +127,8 @@ def add_gradients(
         each, 1 / (1 - drop.rate) if drop else 1.0,
         FIRST=FIRST, SECOND=SECOND, THRESHOLD=threshold(drop.rate) if drop else 0, DROP=drop is not None,
         ACTIVATION=ACTIVATIONS.index(about.form.activation) if about.form else 0, EXACT=dout.dtype == torch.float32,
-        COLUMNS=_COLUMNS, TOKENS=_TOKENS, num_warps=4 if width <= 64 else 8, num_stages=3, **constants,
+        COLUMNS=_COLUMNS, TOKENS=_TOKENS, num_warps=_WARPS if width <= 64 else 2 * _WARPS, num_stages=_STAGES,
+        **constants,
     )  # fmt: skip
     gain, shift = about.into.norm or (sums, sums)
     down, down_bias, up, up_bias = about.into.adapter or (sums, sums, sums, sums)

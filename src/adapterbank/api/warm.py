@@ -1,0 +1,58 @@
+"""Compiling ahead: an encoder's name, a bank and options to what `training.warm` compiles. Knows no shell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from adapterbank import config as configs
+from adapterbank.encoder.backbone import load
+from adapterbank.encoder.placed import place
+from adapterbank.methods import Options
+from adapterbank.runtime import find_device, find_dtype
+from adapterbank.slots.plan import Head, Plan, make_plan
+from adapterbank.storage.bank import Bank
+from adapterbank.training.warm import kernel_cache, warm
+
+
+class Warmed(NamedTuple):
+    """What was compiled."""
+
+    forms: int
+    """How many forms of tasks."""
+    folder: Path
+    """Where compiled kernels are kept."""
+
+
+def warm_up(
+    backbone: str,
+    bank: str | Path | None = None,
+    *,
+    sizes: Sequence[int] | None = None,
+    max_length: int = 128,
+    device: str = "auto",
+    precision: str = "auto",
+    watch: Callable[[int, int], None] = lambda done, total: None,
+) -> Warmed:
+    """Compile what adapters of these sizes need, and the tasks of a bank; without either, those of the default size."""
+    wanted = [
+        Options(size=configs.parse({"size": size, "max_length": max_length}).size)
+        for size in sizes or ([] if bank else [Options().size])
+    ]
+    target = find_device(device)
+    dtype = find_dtype(precision, target)
+    plans, longest = _plans_of(bank) if bank else ([], max_length)
+    encoder = load(backbone)
+    config = encoder.config
+    head = Head("classification", 2)
+    plans += [make_plan(one, depth=config.layers, head=head, shared_layers=config.shared_layers) for one in wanted]
+    forms = warm(encoder, place(encoder, target, dtype), plans, min(max(max_length, longest), config.max_length), watch)
+    return Warmed(forms, kernel_cache())
+
+
+def _plans_of(bank: str | Path) -> tuple[list[Plan], int]:
+    """Return the forms of a bank's tasks that share batches, and the most tokens that any of them reads."""
+    manifests = [package.manifest for package in Bank.open(bank).listing()[0]]
+    plans = [Plan.from_json(manifest.method) for manifest in manifests]
+    return [plan for plan in plans if not plan.alone], max((one.recipe["max_length"] for one in manifests), default=1)
