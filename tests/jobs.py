@@ -66,7 +66,7 @@ def train_jobs(backbone, *jobs, **options):
     """Train on the CPU in float32; return the states."""
     dtype, recompute = options.pop("dtype", torch.float32), options.pop("recompute", "auto")
     together = Together(options.pop("at_once", AT_ONCE), options.pop("rule", BY_THE_CLOCK))
-    return train(place(backbone, CPU, dtype, recompute), jobs, together=together, **options)
+    return train(place(backbone, CPU, dtype, recompute=recompute), jobs, together=together, **options)
 
 
 def assert_same_bits(found, expected):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from adapterbank.encoder import forward
 from adapterbank.encoder.backbone import Backbone
+from adapterbank.encoder.blocks import ACTIVATIONS
 from adapterbank.encoder.config_json import CHECKPOINT_ACTIVATIONS, read_config
 from adapterbank.encoder.families import FAMILIES, EncoderConfig
 from adapterbank.errors import BackboneError, UnknownName
@@ -69,8 +69,8 @@ def test_shared_layers_are_assigned_to_groups_in_order(layers: int, groups: int,
 
 
 def test_every_activation_that_is_read_can_be_computed() -> None:
-    assert set(CHECKPOINT_ACTIVATIONS.values()) == set(forward.ACTIVATIONS)
-    for activation in forward.ACTIVATIONS.values():
+    assert set(CHECKPOINT_ACTIVATIONS.values()) == set(ACTIVATIONS)
+    for activation in ACTIVATIONS.values():
         assert activation(torch.zeros(1)).item() == 0
 
 

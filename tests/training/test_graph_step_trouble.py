@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from adapterbank.training.eager_step import EagerStep
 from adapterbank.training.graph_rule import ALWAYS
 from adapterbank.training.graph_step import padded_length
 from adapterbank.training.job import ActiveRun, RunState
-from jobs import GPU, assert_close, assert_same_bits, job_on, three_runs, train_jobs
+from jobs import CPU, GPU, assert_close, assert_same_bits, job_on, three_runs, train_jobs
 
 # --- losses that are read late
 
@@ -165,7 +166,8 @@ def test_rows_are_padded_to_few_lengths_with_little_padding():
 def prepared(backbone, jobs, *, places=8, limit=1 << 30):
     """Return a trainer that was prepared as if it were on a GPU."""
     stacks = SimpleNamespace(device=GPU)
-    trainer = SimpleNamespace(context=SimpleNamespace(config=backbone.config), stacks=stacks, limit=limit, sets=[])
+    context = SimpleNamespace(config=backbone.config)
+    trainer = SimpleNamespace(context=context, stacks=stacks, captured_limit=limit, sets=[])
     trainers.Trainer.prepare(trainer, [ActiveRun(i, x, RunState()) for i, x in enumerate(jobs)], places)
     return trainer
 
@@ -183,6 +185,19 @@ def test_a_graph_has_as_many_places_as_fit_into_memory(bert, new_slot):
 def test_the_steps_that_are_left_are_counted_by_place(bert, new_slot):
     jobs = [job_on(bert, new_slot, seed=seed, epochs=2) for seed in range(4)]  # 8 steps each
     assert [prepared(bert, jobs, places=places).left for places in (4, 2, 1)] == [8, 16, 32]
+
+
+def test_a_captured_step_may_hold_what_its_kernels_keep(bert, monkeypatch):
+    monkeypatch.setattr(graph_step, "total_memory", lambda device: 1 << 30)
+    monkeypatch.setattr(graph_step, "fused_attention", lambda config, device: device == GPU)
+    config, limits = bert.config, {}
+    for dtype, when in itertools.product((torch.float32, torch.bfloat16), ("never", "auto", "always")):
+        encoder = SimpleNamespace(config=config, device=GPU, dtype=dtype, recompute=when)
+        limits[dtype, when] = graph_step.captured_limit(encoder)
+    numbers = (1 << 29) // config.layers
+    assert limits[torch.float32, "auto"] == limits[torch.float32, "always"] == numbers // (4 * 12 * config.hidden)
+    assert limits[torch.bfloat16, "never"] == numbers // (2 * (12 * config.hidden + 3 * config.feedforward))
+    assert graph_step.captured_limit(SimpleNamespace(config=config, device=CPU)) == 0
 
 
 def test_the_cpu_never_uses_graphs(bert, new_slot, monkeypatch):

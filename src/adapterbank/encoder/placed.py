@@ -25,7 +25,7 @@ class PlacedEncoder:
     """Whether training steps compute outputs again instead of keeping them (`recompute.RECOMPUTE`)."""
 
 
-def place(backbone: Backbone, device: torch.device, dtype: torch.dtype, recompute: str = "auto") -> PlacedEncoder:
+def place(backbone: Backbone, device: torch.device, dtype: torch.dtype, *, recompute: str = "auto") -> PlacedEncoder:
     """Copy an encoder's tensors to a device in a type, query, key and value joined."""
     tensors = join_projections({name: tensor.to(device, dtype) for name, tensor in backbone.tensors.items()})
-    return PlacedEncoder(backbone.config, tensors, device, dtype, recompute)
+    return PlacedEncoder(backbone.config, tensors, device, dtype, recompute=recompute)

@@ -21,11 +21,13 @@ from adapterbank.encoder.dropout import Dropout, step_keys
 from adapterbank.encoder.forward import LayerFns, compiled_layer_fns, forward, fused_attention
 from adapterbank.encoder.kernels import Kernels, find_kernels
 from adapterbank.encoder.kernels.launch import Compilation, compiling
+from adapterbank.encoder.placed import PlacedEncoder
 from adapterbank.encoder.prefix_cache import Prefix
 from adapterbank.encoder.recompute import Recompute
 from adapterbank.inference.graphs import GraphCompiler
 from adapterbank.inference.rows import Rows
 from adapterbank.kinds.table import KINDS
+from adapterbank.runtime import total_memory
 from adapterbank.slots import heads
 from adapterbank.slots.in_place import Gradients, InPlaceRoute, TableColumns, Widths, trains_in_place
 from adapterbank.slots.plan import Head, Plan
@@ -262,3 +264,16 @@ def _still(table: np.ndarray) -> np.ndarray:
     still = table.copy()
     still[:, 0] = still[:, 1] = 0.0
     return still
+
+
+def captured_limit(encoder: PlacedEncoder) -> int:
+    """Estimate the number of padded tokens of a captured step whose outputs fit into half of the memory.
+
+    A layer keeps about 12 vectors of the hidden width, and 3 of the feed-forward width unless these may be computed
+    again; 0 where no kernel spares it the attention weights (`eager_step.token_limit`).
+    """
+    config = encoder.config
+    if not fused_attention(config, encoder.device):
+        return 0
+    kept = 12 * config.hidden + (3 * config.feedforward if encoder.recompute == "never" else 0)
+    return total_memory(encoder.device) // 2 // (config.layers * kept * encoder.dtype.itemsize)

@@ -251,7 +251,8 @@ def train_together(
     `into` returns, for a run's number and dev score, the bank for its package, or None to keep no package.
     """
     first = runs[0].resolved
-    placed = place(backbone, first.device, first.dtype, first.recompute)  # once, for training and for the final scores
+    # Once, for training and for the final scores.
+    placed = place(backbone, first.device, first.dtype, recompute=first.recompute)
     LOG.debug("the encoder is on %s", placed.device)
     engine: Engine | None = None
 

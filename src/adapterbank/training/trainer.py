@@ -27,7 +27,7 @@ from adapterbank.slots.in_place import trains_in_place
 from adapterbank.slots.stack import LARGEST, Stacks
 from adapterbank.training.eager_step import EagerStep, token_limit
 from adapterbank.training.graph_rule import GraphRule, StepClock
-from adapterbank.training.graph_step import DeviceRows, GraphStep
+from adapterbank.training.graph_step import DeviceRows, GraphStep, captured_limit
 from adapterbank.training.job import ActiveRun
 from adapterbank.training.optimizer import StackedAdam
 from adapterbank.training.step_input import StepContext, StepInput, dropout_rates
@@ -63,6 +63,7 @@ class Trainer:
         self.stacks = Stacks(encoder.tensors)
         self.adam = StackedAdam(self.stacks, compute=encoder.dtype)
         self.limit = token_limit(config, self.stacks.device)
+        self.captured_limit = captured_limit(encoder) or self.limit
         self.eager = EagerStep(self.context, limit=self.limit)
         self.runs: list[ActiveRun] = []
         self.places = 1
@@ -84,9 +85,9 @@ class Trainer:
         largest = max(
             run.job.batch * run.job.train.most_windows * padded_length(run.longest, longest) for run in waiting
         )
-        if largest > self.limit:
+        if largest > self.captured_limit:
             return
-        self.places = min(self.places, self.limit // largest, LARGEST)
+        self.places = min(self.places, self.captured_limit // largest, LARGEST)
         self.sets, self.left = [run.job.train for run in waiting], -(-steps // self.places)
 
     def fill(self, waiting: deque[ActiveRun]) -> bool:

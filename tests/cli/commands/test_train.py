@@ -71,7 +71,7 @@ def test_every_field_of_a_config_is_an_option_with_its_help_and_its_default(page
 
 
 def test_the_only_other_options_are_those_of_the_bank(page):
-    own = {"--bank", "--config", "--resume", "--json", "--help", "--prune", "--tolerance"}
+    own = {"--bank", "--config", "--resume", "--json", "--help", "--prune", "--tolerance", "--recompute"}
     assert set(page) == own | {f"--{f.name.replace('_', '-')}" for f in FIELDS}
 
 
@@ -99,6 +99,17 @@ def test_flags_can_be_turned_on_and_off(here, encoder):
     words = ["--no-train-norms", "--inner-norm", "--no-bias-correction", "--json"]
     found = train(*words, *encoder, options={**FAST, "epochs": 1}).json["config"]
     assert (found["train_norms"], found["inner_norm"], found["bias_correction"]) == (False, True, False)
+
+
+def test_outputs_computed_again_change_neither_the_record_nor_the_weights(here, encoder):
+    found = [train("--recompute", when, "--json", *encoder).json for when in ("always", "never")]
+    for name in ("config", "metrics", "params"):
+        assert found[0][name] == found[1][name]
+    always, never = (Bank.open(here / "bank").get(f"s@{version}").tensors() for version in (1, 2))
+    assert all((always[name] == never[name]).all() for name in never)
+    refused = train("--recompute", "sometimes", *encoder)
+    assert refused.code == 2
+    assert "recompute is 'sometimes'; it must be one of auto, always, never" in refused.err
 
 
 def test_the_command_line_overrides_a_config_file(here, encoder):
