@@ -332,6 +332,14 @@ def test_a_rehearsal_counts_what_a_step_keeps(tmp_path):
 
 
 @pytest.mark.slow
+def test_kernels_are_counted_by_step_and_batch(tmp_path):
+    found, printed = rehearse("kernel_times.py", tmp_path / "kernels.json")
+    assert "training step: 0.000 ms of kernels" in printed
+    assert found["batch of one task"]["wall_ms"] > 0
+    assert found["batch of 32 tasks"]["wall_ms"] > 0
+
+
+@pytest.mark.slow
 def test_a_rehearsal_emulates_fp8(tmp_path):
     found, _ = rehearse("fp8.py", tmp_path / "fp8.json")
     for each in found["shapes"]["tiny"]["products"].values():
