@@ -34,8 +34,11 @@ DEFAULTS = ("new", "better")
 _OF_SLOTS = (
     *("pooling", "head_hidden", "lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction"),
     *("clip", "dropout", "class_weights", "patience", "calibrate", "long", "max_windows", "window_pooling"),
+    "start_from",
 )
 """Fields that a method without a slot does not use."""
+FRESH, AUTO = "none", "auto"
+"""Values of `start_from` that name no task."""
 LONGEST_SEPARATOR = 8
 """Characters between two labels of a cell."""
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -169,21 +172,14 @@ class Config:
     sites: str = option("attention,feedforward", "Adapter: after which sub-layers.", group="Method")
     activation: str = option("gelu_tanh", "Adapter: activation function.", group="Method", choices=methods.ACTIVATIONS)
     sigma: float = option(
-        1e-2,
-        "Adapter: standard deviation of the initial weights, truncated at two sigma.",
-        group="Method",
-        low=0,
-        high=10,
+        1e-2, "Adapter: standard deviation of the initial weights, cut at two sigma.", group="Method", low=0, high=10
     )
     train_norms: bool = option(True, "Adapter: train the LayerNorms too.", group="Method")
     placement: str = option(
         "sequential", "Adapter: read the sub-layer's output, or its input.", group="Method", choices=methods.PLACEMENTS
     )
     combine: str = option(
-        "add",
-        "Adapter: add to the sub-layer's output, or multiply it.",
-        group="Method",
-        choices=methods.COMBINATIONS,
+        "add", "Adapter: add to the sub-layer's output, or multiply it.", group="Method", choices=methods.COMBINATIONS
     )
     inner_norm: bool = option(False, "Adapter: use a LayerNorm inside the adapter.", group="Method")
     depth: int = option(1, "Adapter: hidden layers of the bottleneck.", group="Method", low=1, high=8)
@@ -200,6 +196,12 @@ class Config:
     pooling: str | None = option(None, "How a text becomes one vector.", group="Method", choices=methods.POOLINGS)
     head_hidden: int = option(
         0, "Width of a hidden layer in the head; 0 for a linear head.", group="Method", low=0, high=65536
+    )
+    start_from: str = option(
+        FRESH,
+        "Task whose adapters and LayerNorms the run starts from: name, name@version, the folder of a package, or none.",
+        group="Method",
+        later=True,
     )
     lr: float | None = option(None, "Peak learning rate.", group="Recipe", low=0, high=10)
     epochs: int | None = option(

@@ -80,6 +80,18 @@ def test_an_earlier_version_of_the_same_run_is_not_taken_for_it(bank, monkeypatc
     assert bank.train("s", ROWS, ROWS, **FAST).package.ref == "s@6"
 
 
+@pytest.mark.parametrize(("where", "name"), [(records, "write"), (run_state, "forget")])
+def test_a_run_that_continues_its_own_task_is_killed_after_its_put_and_adds_one_version(bank, monkeypatch, where, name):
+    bank.train("s", ROWS, ROWS, **FAST)
+    killed_at(monkeypatch, bank, where, name, start_from="s")
+    result = bank.train("s", ROWS, ROWS, resume=True, start_from="s", **FAST)
+    assert (result.package.ref, versions(bank)) == ("s@2", ([1, 2], 2))
+    assert bank.train("s", ROWS, ROWS, start_from="s", **FAST).record["start_from"]["package"] == "s@2"
+    killed_at(monkeypatch, bank, Bank, "put", start_from="s")
+    assert bank.train("s", ROWS, ROWS, resume=True, start_from="s", **FAST).record["start_from"]["package"] == "s@3"
+    assert versions(bank) == ([1, 2, 3, 4], 4)
+
+
 def test_a_sweep_killed_between_a_package_and_its_record_adds_no_second_version(bank, monkeypatch):
     files.write_json(bank.path.parent / "rows.json", [{"text": text, "label": label} for text, label in ROWS])
     rows = str(bank.path.parent / "rows.json")

@@ -16,8 +16,9 @@ from adapterbank.storage import files, records
 from adapterbank.studies import selection
 from adapterbank.training.dataset import catalog_name
 
-_VARIANTS = ("layers", "sites", "activation", "sigma", "train_norms", "placement", "combine", "inner_norm", "depth")
-"""The options of an adapter that make a run a variant of the paper's method."""
+_VARIANTS = ("layers", "sites", "activation", "sigma", "train_norms", "placement", "combine", "inner_norm", "depth",
+             "start_from")  # fmt: skip
+"""The options that make a run a variant of the paper's method."""
 
 
 class _RowsFields(TypedDict):

@@ -88,7 +88,7 @@ def manifest_facts(m: Manifest) -> dict[str, str]:
     """Return what is shown of a version, by name, in order."""
     shown = [f"{name} {_plain(value)}" for name, value in shown_fields(m.method).items()]
     made_with = m.fingerprint.get("stamp", {}).get("torch", "unknown")
-    recipe = _joined(f"{k} {v}" for k, v in m.recipe.items() if v is not None and k != "pruned")
+    recipe = _joined(f"{k} {v}" for k, v in m.recipe.items() if v is not None and not isinstance(v, dict))
     return {
         "task": f"{m.name}@{m.version}, {m.task['kind']}, reads {_joined(m.task['text'], ' and ')}",
         "labels": _joined(m.task["labels"]) or "-",
@@ -103,6 +103,7 @@ def manifest_facts(m: Manifest) -> dict[str, str]:
         "size": format_size(m.bytes),
         "backbone": f"{m.backbone['name']} ({m.backbone['sha256'][:12]})",
         "recipe": f"{recipe}, seed {m.seed}",
+        **_started(m.recipe.get("start_from")),
         **_pruned(m.recipe.get("pruned")),
         "data": _joined(f"{s} {d['rows']} rows ({d['sha256'][:12]})" for s, d in m.data.items()),
         "created": f"{m.created} by adapterbank {m.library}, torch {made_with}",
@@ -157,6 +158,10 @@ def _interval(bounds: Sequence[float] | None) -> str:
 
 def _joined(parts: Iterable[str], between: str = ", ") -> str:
     return between.join(short(part, LONGEST) for part in parts)
+
+
+def _started(found: Mapping[str, Any] | None) -> dict[str, str]:
+    return {"started from": f"{found['package']} ({found['weights_sha256'][:12]})"} if found else {}
 
 
 def _pruned(found: Mapping[str, Any] | None) -> dict[str, str]:

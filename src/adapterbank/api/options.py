@@ -56,6 +56,7 @@ class ModelOptions(TypedDict, total=False):
     patience: int
     calibrate: bool
     few: str
+    start_from: str
     seed: int
     device: str
     precision: str

@@ -154,7 +154,7 @@ class Engine:
             expected = self._check_plan(task, plan, max_length, windows)
         except (ValueError, InputError) as error:
             raise PackageDamaged(f"{package.ref} cannot be used ({error}); {RESTORE}.") from error
-        source = partial(_read_tensors, package, expected)
+        source = partial(read_tensors, package, expected)
         self.put(name or package.ref, task, plan, source(), max_length, stride, windows, source)
         LOG.debug("loaded %s from %s: %s bytes", package.ref, package.path, f"{manifest.bytes:,}")
         return name or package.ref
@@ -373,7 +373,7 @@ def _head_outputs(prepared: Prepared, handle: TaskHandle, outputs: Sequence[np.n
     return HeadOutputs(handle.about.task, prepared.examples, prepared.rows, outputs)
 
 
-def _read_tensors(package: Package, expected: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+def read_tensors(package: Package, expected: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """Read a package's tensors, no more bytes than those of its plan can take, and refuse any others."""
     numbers = sum(map(math.prod, expected.values()))
     tensors = package.tensors(_NUMBER_BYTES * numbers + _TENSOR_HEADER * (len(expected) + 1))

@@ -68,6 +68,11 @@ def parse_ref(ref: str) -> tuple[str, int | None]:
     return name, int(version) if at else None
 
 
+def is_package_path(text: str) -> bool:
+    """Return whether a text is the path of a package's folder rather than a task: it has a slash, or is a dot."""
+    return bank_name(text) == text and ("/" in text or text in (".", ".."))
+
+
 Count: TypeAlias = Annotated[int, {"low": 0}]
 
 
@@ -109,6 +114,13 @@ class PrunedFields(TypedDict):
     after: float
 
 
+class StartFields(TypedDict):
+    """The package that a run started from."""
+
+    package: str
+    weights_sha256: str
+
+
 class RecipeFields(TypedDict):
     """The part of a recipe that prediction depends on."""
 
@@ -116,6 +128,7 @@ class RecipeFields(TypedDict):
     doc_stride: NotRequired[Count]
     windows: NotRequired[Count]
     pruned: NotRequired[Annotated[dict[str, Any], PrunedFields] | None]
+    start_from: NotRequired[StartFields]
 
 
 class SplitFields(TypedDict):

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from adapterbank import config as configs
-from adapterbank.config import Config, unused_options
+from adapterbank.config import AUTO, Config, unused_options
 from adapterbank.errors import ConfigError, InputError
 from adapterbank.kinds.values import short
 from adapterbank.methods import METHODS
@@ -211,6 +211,8 @@ def _block(name: str, values: dict[str, Any], overrides: Mapping[str, Any], base
             runs[canonical(configs.parse({**base, **own, **given}))] = None
         except ConfigError as error:
             mistakes |= dict.fromkeys(error.mistakes)
+    if any(run.start_from == AUTO for run in runs):
+        mistakes["start_from is 'auto', which only train can use; list the tasks to start from, and none."] = None
     if any(not run.task for run in runs):
         mistakes["task is missing; give a task or a list of tasks."] = None
     elif any(not run.train for run in runs):

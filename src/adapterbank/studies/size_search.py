@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from adapterbank.config import TOLERANCE, Config, check_tolerance
+from adapterbank.config import FRESH, TOLERANCE, Config, check_tolerance
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.placed import place
 from adapterbank.errors import ConfigError, TrainingError
@@ -91,6 +91,9 @@ def run_auto(
     """
     if "size" not in METHODS[config.method].uses:
         raise ConfigError([f"size is 'auto', but method {config.method!r} has no size; leave it out."])
+    if config.start_from != FRESH:
+        mistake = f"size is 'auto', but start_from is {config.start_from!r}, which has a size"
+        raise ConfigError([f"{mistake}; name that size, or leave start_from out."])
     if resuming:
         raise ConfigError(["size is 'auto', which cannot be resumed; leave --resume out."])
     check_tolerance(tolerance)

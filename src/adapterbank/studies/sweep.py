@@ -60,6 +60,8 @@ class SweepContext:
     recompute: str = "auto"
     """Whether steps compute outputs again instead of keeping them; changes no result."""
     notify: Callable[[RunEvent], None] = lambda event: None
+    source: str | None = None
+    """The bank whose tasks runs may start from; None if there is none."""
     stage: Callable[[str, int, int], None] = lambda what, done, total: None
     is_best: Callable[[str, float], bool] = lambda task, score: True
     """Returns whether a score is a task's best so far, for `keep` best."""
@@ -83,12 +85,14 @@ def make_context(
         raise ConfigError([f"keep is {keep!r}; it must be one of {', '.join(KEEP)}."])
     if bank is None and (records is None or keep != "none"):
         raise ConfigError(["A sweep needs a bank, or a folder of records if it keeps no packages."])
+    source = None if bank is None else str(bank)
     if records is None:
         assert bank is not None
-        return SweepContext(open_store(Path(bank, "records")), str(bank), Path(bank, "runs"), at_once, keep, recompute)
+        kept = open_store(Path(bank, "records"))
+        return SweepContext(kept, source, Path(bank, "runs"), at_once, keep, recompute, source=source)
     store = open_store(records)
     states = store.path / "runs" if isinstance(store, FolderStore) else None
-    return SweepContext(store, str(bank) if keep != "none" else None, states, at_once, keep, recompute)
+    return SweepContext(store, source if keep != "none" else None, states, at_once, keep, recompute, source=source)
 
 
 @dataclass
@@ -254,7 +258,7 @@ def run_unit(unit: Unit, backbone: Backbone | None, context: SweepContext) -> No
         return
     if context.bank is not None:
         bank = Bank.open(context.bank, backbone.reference, create=True)
-    builder = RunBuilder(backbone, context.stage, reader, context.recompute)
+    builder = RunBuilder(backbone, context.stage, reader, context.recompute, context.source)
     waiting = list(_prepared(unit, builder, context, recorded))
     if not waiting:
         return

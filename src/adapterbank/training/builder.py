@@ -1,4 +1,4 @@
-"""From a config to a run that is ready to train: data, plan, tokens, initial tensors. Knows no bank.
+"""From a config to a run that is ready to train: data, plan, tokens, initial tensors. Writes nothing.
 
 What several runs have in common (a data set, its tokens) is read and tokenised once. Those runs share the same object,
 by which the training loop sees that they can share work.
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,11 +39,16 @@ from adapterbank.training.dataset import Dataset, DatasetReader
 from adapterbank.training.job import TrainingJob
 from adapterbank.training.optimizer import AdamSettings
 from adapterbank.training.pairs import count_steps
+from adapterbank.training.start import Start, Starts
 
 _COUNTED = 1000
 """Of many long texts, so many are tokenised to find whether they should be read in windows."""
 
-
+_RECIPE = (
+    *("lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction", "clip", "dropout"),
+    *("class_weights", "patience", "max_length", "doc_stride", "sigma"),
+)
+"""The options that a package's recipe has."""
 FEWEST_DEV_ROWS = 10
 """Dev rows below which no epoch is chosen on them."""
 STILL_FALLING = 0.95
@@ -74,6 +80,8 @@ class ResolvedRun:
     dtype: torch.dtype
     windows: int
     """The most windows of a text, as `make_rows` takes it."""
+    start: Start | None
+    """What its tensors start from; None if they are new."""
     recompute: str
     """Whether its steps compute outputs again; changes no result, so it is not part of the identity."""
 
@@ -81,6 +89,13 @@ class ResolvedRun:
     def hash(self) -> str:
         """The name of its record."""
         return records.config_hash(self.identity)
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What its package says of how it was trained."""
+        found = {name: getattr(self.config, name) for name in _RECIPE}
+        found |= {"windows": self.windows} if self.windows else {}
+        return found | ({"start_from": self.start.about()} if self.start else {})
 
 
 @dataclass(frozen=True)
@@ -105,10 +120,14 @@ class RunBuilder:
         stage: Callable[[str, int, int], None] = lambda what, done, total: None,
         reader: DatasetReader | None = None,
         recompute: str = "auto",
+        bank: str | Path | None = None,
     ) -> None:
-        """Create a builder; it calls `stage` with the progress of tokenising: what, how much is done, of how much."""
+        """Create a builder; it calls `stage` with the progress of tokenising: what, how much is done, of how much.
+
+        `bank` is the folder of the bank whose tasks runs may start from.
+        """
         check_recompute(recompute)
-        self._recompute = recompute
+        self._recompute, self._starts = recompute, Starts(backbone, bank)
         self.backbone, self._stage, self._reader = backbone, stage, reader or DatasetReader()
         self._rows: dict[tuple[Any, ...], tuple[Any, Rows]] = {}
         self._are_long: dict[tuple[int, int], tuple[Examples, bool]] = {}
@@ -117,8 +136,11 @@ class RunBuilder:
         """Read a run's data, once for all runs that use it."""
         return self._reader.read(config)
 
-    def resolve(self, config: Config) -> ResolvedRun:
-        """Read a run's data and check a canonical config against it and against the backbone."""
+    def resolve(self, config: Config, start_from: str = "") -> ResolvedRun:
+        """Read a run's data and check a canonical config against it and against the backbone.
+
+        `start_from` is a package in place of the one that the config's name leads to now.
+        """
         if not find_method(config.method).slot:
             raise ConfigError([f"method is {config.method!r}, which trains no slot; run it on its own with train."])
         data = self.read(config)
@@ -126,8 +148,9 @@ class RunBuilder:
         plan = make_run_plan(config, self.backbone, data, windows)
         device = find_device(config.device)
         dtype = find_dtype(config.precision, device)
-        named = identity(config, self.backbone, data.about())
-        return ResolvedRun(config, data, plan, named, device, dtype, windows, self._recompute)
+        start = self._starts.find(start_from or config.start_from, plan)
+        named = identity(config, self.backbone, data.about()) | ({"start_from_sha256": start.sha256} if start else {})
+        return ResolvedRun(config, data, plan, named, device, dtype, windows, start, self._recompute)
 
     def prepare(self, resolved: ResolvedRun) -> PreparedRun:
         """Tokenise the data and build the training loop's job."""
@@ -237,6 +260,13 @@ def initial_tensors(plan: Plan, backbone: Backbone, *, sigma: float, seed: int) 
     return own | tensors.initial(plan, backbone.config, sigma, seed)
 
 
+def _first_tensors(resolved: ResolvedRun, backbone: Backbone) -> dict[str, Tensor]:
+    """Return the first value of every tensor that trains: new, or that of the task it starts from."""
+    new = initial_tensors(resolved.plan, backbone, sigma=resolved.config.sigma, seed=resolved.config.seed)
+    given = resolved.start.tensors if resolved.start else {}
+    return new | {name: tensor for name, tensor in given.items() if name in new}
+
+
 def _make_job(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) -> TrainingJob:
     config, task, splits = resolved.config, resolved.data.task, resolved.data.splits
     dev_examples = splits.get("dev", splits["train"])
@@ -244,7 +274,7 @@ def _make_job(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) 
     assert config.weight_decay is not None and config.bias_correction is not None
     return TrainingJob(
         resolved.plan,
-        initial_tensors(resolved.plan, backbone, sigma=config.sigma, seed=config.seed),
+        _first_tensors(resolved, backbone),
         rows,
         dev,
         lambda outputs: scoring.score(task, decide(task, dev_examples, dev, outputs), dev_examples.targets or []),
@@ -327,9 +357,10 @@ def _few_labels_note(resolved: ResolvedRun, rows: Mapping[str, Rows]) -> str:
     if not resolved.plan.only_head:
         steps = count_steps(count, resolved.config.batch)
         what = f"{steps} steps train on pairs of rows, then {what}"
+    encoder = f"the encoder with {resolved.start.ref}" if resolved.start else "the bare encoder"
     score = (
         ""
         if "dev" in rows
-        else (" No row is held out; the dev score is that of cross-validated logistic regressions on the bare encoder.")
+        else (f" No row is held out; the dev score is that of cross-validated logistic regressions on {encoder}.")
     )
     return f"Few labels: {what}, on all {count} rows.{score} --few never trains as with many."

@@ -6,13 +6,15 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from adapterbank.config import Config
 from adapterbank.errors import AdapterbankError
 from adapterbank.storage import files
 from adapterbank.storage.bank import Bank
-from adapterbank.storage.package import Array, Manifest, Package
-from adapterbank.training.builder import ResolvedRun
+from adapterbank.storage.package import Array, Manifest, Package, parse_ref
+from adapterbank.training.builder import ResolvedRun, RunBuilder
 
 Scores = Mapping[str, Mapping[str, float]]
 _ROUNDING = 1e-4
@@ -53,9 +55,31 @@ def find_added(bank: Bank, run: ResolvedRun, after: int) -> Package | None:
     return None
 
 
+def resolve_again(builder: RunBuilder, config: Config, bank: Path, newest: int | None = None) -> ResolvedRun:
+    """Return an interrupted run as it was resolved at first, if it started from its own task's default.
+
+    Killed after its put, it has replaced that default. `newest` is the task's newest version when the run began; by
+    default a saved state, or else the version before the newest one, says what the run began with.
+    """
+    found = builder.resolve(config)
+    if found.start is None or config.start_from != config.task:
+        return found
+    made = found.start.package.manifest
+    if newest is None:
+        newest = made.version if (bank / "runs" / found.hash).exists() else Bank.open(bank).newest(config.task) - 1
+    before = made.recipe.get("start_from", {}).get("package", "")
+    if made.version <= newest or not before or parse_ref(before)[0] != config.task:
+        return found
+    with contextlib.suppress(AdapterbankError):  # that version is gone
+        first = builder.resolve(config, start_from=before)
+        return first if is_version_of(made, first) else found
+    return found
+
+
 def is_version_of(made: Manifest, run: ResolvedRun) -> bool:
     """Return whether a version has the data, the method, the seed and the recipe of a run."""
-    recipe = {name: getattr(run.config, name, None) for name in made.recipe}
+    recipe = {name: run.recipe.get(name) for name in made.recipe}
+    recipe |= {"start_from": run.start.about()} if run.start else {}
     about = {"data": run.data.about(), "method": run.plan.to_json(), "seed": run.config.seed, "recipe": recipe}
     return _identity(made.to_json()) == _identity(about)
 

@@ -41,7 +41,7 @@ from adapterbank.training.final_scores import fitted_task, measure_reliability, 
 from adapterbank.training.fitted import train_fitted
 from adapterbank.training.job import Begun, Progress, RunState
 from adapterbank.training.loop import AT_ONCE, Together, train
-from adapterbank.training.once import PutOnce, find_added
+from adapterbank.training.once import PutOnce, find_added, resolve_again
 
 _OF_EPOCHS = ("epochs", "patience")
 """Options that a run whose head is fitted does not use."""
@@ -107,8 +107,8 @@ def run(
     config = canonical(config, reader.splits)
     if not find_method(config.method).slot:
         return _run_search(config, backbone, Path(bank_path), reader, callbacks)
-    builder = RunBuilder(backbone := backbone or load(config.backbone), callbacks.stage, reader, recompute)
-    resolved = builder.resolve(config)
+    builder = RunBuilder(backbone := backbone or load(config.backbone), callbacks.stage, reader, recompute, bank_path)
+    resolved = resolve_again(builder, config, Path(bank_path)) if resuming else builder.resolve(config)
     prepared = builder.prepare(resolved)
     bank = _open(bank_path, backbone)
     reported = 0
@@ -343,6 +343,7 @@ def _finish(
         "stamp": stamp(resolved.device, resolved.dtype),
         **state.about,
         **({"windows": resolved.windows} if resolved.windows else {}),
+        **({"start_from": resolved.start.about()} if resolved.start else {}),
         **({"restarts": state.restarts} if state.restarts else {}),
         "notes": list(prepared.notes),
         **({"calibration": measured} if measured else {}),
@@ -372,8 +373,6 @@ def _draft(
     config, data = resolved.config, resolved.data
     count = sum(array.size for array in tensors.values())
     new = sum(array.size for name, array in tensors.items() if name not in backbone.tensors)
-    recipe = ("lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction", "clip", "dropout",
-              "class_weights", "patience", "max_length", "doc_stride", "sigma")  # fmt: skip
     return Manifest(
         format=FORMAT,
         name=config.task,
@@ -381,8 +380,7 @@ def _draft(
         task=task.to_json(),
         method=resolved.plan.to_json(),
         backbone=backbone.reference,
-        recipe={name: getattr(config, name) for name in recipe if not (prepared.job.fitted and name in _OF_EPOCHS)}
-        | ({"windows": resolved.windows} if resolved.windows else {}),
+        recipe={k: v for k, v in resolved.recipe.items() if not (prepared.job.fitted and k in _OF_EPOCHS)},
         seed=config.seed,
         data=data.about(),
         metrics={name: {k: v for k, v in s.items() if isinstance(v, int | float)} for name, s in scores.items()},

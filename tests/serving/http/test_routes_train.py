@@ -58,6 +58,17 @@ def app(jobs):
     return create_app(Dummy(), jobs=jobs, page=False)
 
 
+def test_a_key_starts_only_from_tasks_that_it_may_train(jobs, tmp_path):
+    keys = Keys(tmp_path / "keys.json")
+    secret = keys.add("one", ["train"], tasks=["sentiment"])
+    app = create_app(Dummy(), jobs=jobs, keys=keys, page=False)
+    headers = {**CSV, "Authorization": f"Bearer {secret}"}
+    for start, status in (("other@1", 403), ("../other/1", 403), ("none", 202), ("sentiment@1", 202)):
+        found = ask(app, "POST", f"{PATH}?start_from={start}", content=table(), headers=headers)
+        assert found.status_code == status, (start, found.text)
+    assert ask(app, "POST", f"{PATH}?start-from=other", content=table(), headers=headers).status_code == 403
+
+
 def test_the_metrics_count_runs_and_omit_them_while_their_table_cannot_be_read(app, jobs):
     ask(app, "POST", PATH, content=table(), headers=CSV)
     found = ask(app, "GET", "/metrics").text

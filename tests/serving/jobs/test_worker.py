@@ -55,6 +55,18 @@ def test_a_version_that_was_added_before_a_kill_is_not_added_twice(idle):
     assert other["version"] == 2
 
 
+def test_a_run_that_continues_its_own_task_is_not_added_twice(idle):
+    worker.train({**idle.job(send(idle), resuming=False), "newest": 0}, lambda message: None)
+    job = {**idle.job(send(idle, start_from="sentiment"), resuming=False), "newest": 1}
+    first = worker.train(job, lambda message: None)
+    again = worker.train({**job, "resuming": True}, lambda message: None)
+    assert (first["version"], again["version"]) == (2, 2)
+    manifest = Bank.open(idle.bank).get("sentiment").manifest
+    assert manifest.recipe["start_from"]["package"] == "sentiment@1"
+    further = worker.train({**job, "resuming": True, "newest": 2}, lambda message: None)
+    assert further["version"] == 3
+
+
 def test_a_damaged_state_loses_the_epochs_and_not_the_run(idle):
     run = send(idle)
     job = {**idle.job(run, resuming=True), "newest": 0}

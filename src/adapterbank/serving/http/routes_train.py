@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 
-from adapterbank.config import LONGEST_SEPARATOR, Config, resolve
+from adapterbank.config import FRESH, LONGEST_SEPARATOR, Config, resolve
 from adapterbank.errors import InputError, StorageError
 from adapterbank.methods import METHODS, PROJECTIONS, SITES
 from adapterbank.serving.daemon_pool import DaemonPool
@@ -109,6 +109,8 @@ def train_router(jobs: JobQueue, *, per_key: int | None = None, heartbeat: float
         sizes = _sizes(options, request.headers.get("content-length", ""))
         format = _format(request.headers.get("content-type", ""), options.pop("format", ""))
         context: RequestContext = request.state.context
+        if (start := options.get("start_from") or options.get("start-from")) and start != FRESH:
+            context.require("train", start)  # the weights of a task are as private as its answers
         uploads.check(context.key_name)
         limit = None if context.allows("admin", None) else per_key
         with uploads.acquire(context.key_name):

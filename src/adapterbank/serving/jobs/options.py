@@ -9,7 +9,7 @@ from adapterbank import config as configs
 from adapterbank.errors import ConfigError, InputError, UnknownName
 from adapterbank.methods import METHODS
 from adapterbank.serving.jobs.run_row import FORMATS
-from adapterbank.storage.package import parse_ref
+from adapterbank.storage.package import is_package_path, parse_ref
 
 OPTIONS = (
     *("text", "text_pair", "label", "kind", "labels", "label_separator", "drop_unlabelled", "separator", "header"),
@@ -17,7 +17,7 @@ OPTIONS = (
     *("method", "size", "layers", "sites", "activation", "sigma", "train_norms", "placement", "combine", "inner_norm"),
     *("depth", "rank", "alpha", "targets", "top", "pooling", "head_hidden"),
     *("lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction", "clip", "dropout"),
-    *("class_weights", "patience", "calibrate", "few", "seed", "default"),
+    *("class_weights", "patience", "calibrate", "few", "seed", "start_from", "default"),
 )
 """The options a request may set. None of them names a file, an encoder or a device of this machine."""
 
@@ -38,6 +38,8 @@ def check(task: str, options: Mapping[str, Any], format: str) -> tuple[str, dict
     if not METHODS[parsed.method].slot:
         choices = ", ".join(method for method, row in METHODS.items() if row.slot)
         mistakes.append(f"method is {parsed.method!r}, which produces nothing to serve; use one of {choices}.")
+    if is_package_path(parsed.start_from):
+        mistakes.append(f"start_from is {parsed.start_from!r}, a path; name a task, or one version of it.")
     if mistakes:
         raise ConfigError(mistakes)
     return name, {key: getattr(parsed, key) for key in (option.replace("-", "_") for option in options)}

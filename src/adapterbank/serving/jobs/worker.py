@@ -33,7 +33,7 @@ from adapterbank.training.builder import RunBuilder
 from adapterbank.training.callbacks import Callbacks
 from adapterbank.training.dataset import DatasetReader, canonical, file_form
 from adapterbank.training.job import Progress
-from adapterbank.training.once import find_added
+from adapterbank.training.once import find_added, resolve_again
 from adapterbank.training.run import run
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ def train(job: Mapping[str, Any], send: Send) -> dict[str, Any]:
     config = configs.parse({**job["options"], **named})
     bank = Bank.open(job["bank"], backbone.reference)
     reader = read_data(job, config)
-    resolved = RunBuilder(backbone, reader=reader).resolve(canonical(config))
+    builder = RunBuilder(backbone, reader=reader, bank=bank.path)
+    resolved = resolve_again(builder, canonical(config), bank.path, job["newest"])
     send({"kept": resolved.hash})
     resuming = job["resuming"] and _can_resume(bank.runs_path / resolved.hash)
     if job["resuming"] and not resuming and (made := find_added(bank, resolved, job["newest"])):

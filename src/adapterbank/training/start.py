@@ -1,0 +1,150 @@
+"""What a run starts from: the adapters, LayerNorms and other tensors of a task that is trained. Knows no data, no loop.
+
+The head is always new: labels, outputs and the scale of numbers belong to the task that trains. Everything else of the
+slot must have the same form in both tasks, so that nothing is resized or left out.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adapterbank.config import AUTO, FRESH
+from adapterbank.encoder.backbone import Backbone
+from adapterbank.errors import BackboneMismatch, ConfigError, InputError, PackageDamaged, UnknownName
+from adapterbank.inference.engine import read_tensors
+from adapterbank.methods import roles
+from adapterbank.slots.plan import Plan
+from adapterbank.slots.tensors import shapes
+from adapterbank.storage import records
+from adapterbank.storage.bank import Bank
+from adapterbank.storage.package import RESTORE, Package, is_package_path, parse_ref, read_manifest
+
+
+@dataclass(frozen=True)
+class Start:
+    """The package that a run starts from."""
+
+    package: Package
+    plan: Plan = field(repr=False)
+    backbone: Backbone = field(repr=False)
+
+    @property
+    def ref(self) -> str:
+        """Its name with the version."""
+        return self.package.ref
+
+    @property
+    def sha256(self) -> str:
+        """The checksum of its weights."""
+        return self.package.manifest.weights_sha256
+
+    def about(self) -> dict[str, str]:
+        """Return what the manifest of the new package says of it."""
+        return {"package": self.ref, "weights_sha256": self.sha256}
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors without those of its head, read once for all runs that start from it."""
+        expected = shapes(self.plan, self.backbone.config, has_pooler=self.backbone.has_pooler)
+        stored = read_tensors(self.package, expected)
+        kept = {name: array for name, array in stored.items() if "head" not in roles(name)}
+        return {name: torch.tensor(array, dtype=torch.float32) for name, array in kept.items()}
+
+
+class Starts:
+    """Finds the packages that runs start from, in a bank or in folders; a package is read once for all of them."""
+
+    def __init__(self, backbone: Backbone, bank: str | Path | None = None) -> None:
+        """`bank` is the folder of the bank whose tasks can be named; None if only folders of packages can."""
+        self._backbone, self._bank = backbone, bank
+        self._found: dict[str, Start] = {}
+
+    def find(self, name: str, plan: Plan) -> Start | None:
+        """Return what a run with this plan starts from, or None if its tensors are new; refuse another form of slot."""
+        if name == FRESH:
+            return None
+        if plan.only_head:
+            mistake = f"start_from is {name!r}, but method {plan.method!r} trains only a head, which is always new"
+            raise ConfigError([f"{mistake}; leave it out, or use another method, such as adapter."])
+        if name not in self._found:
+            self._found[name] = self._read(name)
+        start = self._found[name]
+        pruned = start.package.manifest.recipe.get("pruned")
+        problem = difference(plan, start.plan)
+        if pruned and problem:
+            problem = f"was pruned, and has no adapters in some layers; name {pruned.get('from')}"
+        if problem:
+            raise ConfigError([f"start_from is {name!r}, but {start.ref} {problem}."])
+        return start
+
+    def _read(self, name: str) -> Start:
+        package = self._package(name)
+        stored = package.manifest.backbone
+        if stored["sha256"] != self._backbone.sha256:
+            raise BackboneMismatch(
+                f"start_from is {name!r}, which was trained on backbone {stored['name']!r} ({stored['sha256'][:12]}), "
+                f"not on {self._backbone.name!r} ({self._backbone.sha256[:12]}); name a task of the same encoder."
+            )
+        try:
+            plan = Plan.from_json(package.manifest.method)
+        except (ValueError, InputError) as error:
+            raise PackageDamaged(f"{package.ref} cannot be used ({error}); {RESTORE}.") from error
+        return Start(package, plan, self._backbone)
+
+    def _package(self, name: str) -> Package:
+        if is_package_path(name):
+            folder = Path(name).expanduser()
+            if not os.path.lexists(folder / "manifest.json"):
+                what = f"start_from is {name!r}, but that is not the folder of a package: it has no manifest.json"
+                raise InputError(f"{what}; name such a folder, as in bank/tasks/mnli/1, or a task of the bank.")
+            return Package(read_manifest(folder), folder)
+        if name == AUTO:
+            raise ConfigError(["start_from is 'auto', which only train can use; name tasks, or none."])
+        if self._bank is None:
+            raise ConfigError([f"start_from is {name!r}, but there is no bank to find it in; name one with --bank."])
+        return _in_bank(Bank.open(self._bank), name)
+
+
+def _in_bank(bank: Bank, name: str) -> Package:
+    """Return a package of a bank; the error for a task whose method writes no package names the method."""
+    try:
+        return bank.get(name)
+    except UnknownName as error:
+        task = parse_ref(name)[0]
+        runs = (record for record in records.read_all(bank.records_path) if record["config"].get("task") == task)
+        method = next((run["config"].get("method") for run in runs if run.get("package", "") is None), None)
+        if method is None:
+            raise InputError(f"start_from: {error}") from None
+        raise InputError(
+            f"start_from is {name!r}, which was run with method {method!r} and has no package to start from; "
+            "train it with another method, such as adapter."
+        ) from None
+
+
+def difference(plan: Plan, other: Plan) -> str | None:
+    """Return how the slots of two plans differ beside their heads, as the end of a sentence about the `other` one."""
+    if plan.method != other.method:
+        return (
+            f"was trained with method {other.method!r}, and this run uses {plan.method!r}; use --method {other.method}"
+        )
+    mine, its = plan.to_json(), other.to_json()
+    for key in plan.keys if plan.keys == other.keys else ():
+        for name, own in mine[key].items():
+            if own != its[key][name]:
+                needed = _as_option(its[key][name])
+                option = f"--{name.replace('_', '-')} {needed}"
+                return f"has {name} {needed}, and this run {name} {_as_option(own)}; use {option}"
+    if plan.keys != other.keys or plan.trains != other.trains:
+        return "trains other tensors than this run; use the same options of the method"
+    return None
+
+
+def _as_option(value: Any) -> str:
+    return ",".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
