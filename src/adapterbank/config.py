@@ -199,7 +199,7 @@ class Config:
     )
     start_from: str = option(
         FRESH,
-        "Task whose adapters and LayerNorms the run starts from: name, name@version, the folder of a package, or none.",
+        "Task whose adapters and LayerNorms the run starts from: name, name@version, a package's folder, auto or none.",
         group="Method",
         later=True,
     )

@@ -32,7 +32,7 @@ from adapterbank.storage.package import Manifest, Package
 from adapterbank.studies import ablation, grid, pruning
 from adapterbank.studies.progress import SweepProgress
 from adapterbank.studies.ray_sweep import find_unit_runner
-from adapterbank.studies.size_search import run_auto
+from adapterbank.studies.start_search import choose_training
 from adapterbank.studies.sweep import SweepOutcome, make_context, sweep
 from adapterbank.tasks.catalog import bank_name
 from adapterbank.tasks.dialects import FileForm
@@ -41,7 +41,7 @@ from adapterbank.tasks.spec import Examples, Task
 from adapterbank.tasks.tables import Table, table_from
 from adapterbank.training.dataset import DatasetReader, canonical, defaults, scored_table
 from adapterbank.training.loop import AT_ONCE
-from adapterbank.training.run import Result, run
+from adapterbank.training.run import Result
 
 LOG = logging.getLogger("adapterbank.load")
 
@@ -114,8 +114,7 @@ class OpenBank(BankHandle):
         auto = chosen.get("size") == "auto"
         chosen = {name: value for name, value in chosen.items() if not (auto and name == "size")}
         splits, config = self._configured(task, splits_from(train=train, dev=dev, test=test), chosen)
-        train_run: Callable[..., Result] = partial(run_auto, tolerance=tolerance) if auto else run
-        train_run = partial(train_run, recompute=recompute)
+        train_run = partial(choose_training(config, any_size=auto, tolerance=tolerance), recompute=recompute)
         reader = DatasetReader(splits)
         with reporting(progress, given) as callbacks:
             encoder = self.backbone if auto or METHODS[config.method].slot else self._backbone

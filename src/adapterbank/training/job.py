@@ -83,10 +83,10 @@ class RunState:
 class Begun:
     """What has been trained of a run before it is started."""
 
-    state: RunState
-    """The state from which it continues."""
+    state: RunState | None
+    """The state from which it continues; None for the first epoch."""
     about: Mapping[str, Any]
-    """What its record says of that."""
+    """What its record says of what went before."""
 
 
 @dataclass(frozen=True)

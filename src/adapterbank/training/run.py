@@ -127,7 +127,7 @@ def run(
         if resuming and (ended := _ended_before(bank, resolved, newest)):
             run_state.forget(folder)
             return ended
-        resumed = {0: begun.state} if begun else _resumed(folder, resuming, prepared)
+        resumed = {0: begun.state} if begun and begun.state else _resumed(folder, resuming, prepared)
         report()
         outcomes: list[RunOutcome] = []
         train_together(

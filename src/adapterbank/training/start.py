@@ -7,6 +7,7 @@ slot must have the same form in both tasks, so that nothing is resized or left o
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,14 +18,15 @@ from torch import Tensor
 
 from adapterbank.config import AUTO, FRESH
 from adapterbank.encoder.backbone import Backbone
-from adapterbank.errors import BackboneMismatch, ConfigError, InputError, PackageDamaged, UnknownName
+from adapterbank.errors import AdapterbankError, BackboneMismatch, ConfigError, InputError, PackageDamaged, UnknownName
 from adapterbank.inference.engine import read_tensors
 from adapterbank.methods import roles
 from adapterbank.slots.plan import Plan
 from adapterbank.slots.tensors import shapes
 from adapterbank.storage import records
 from adapterbank.storage.bank import Bank
-from adapterbank.storage.package import RESTORE, Package, is_package_path, parse_ref, read_manifest
+from adapterbank.storage.bank_head import is_unused
+from adapterbank.storage.package import RESTORE, Manifest, Package, is_package_path, parse_ref, read_manifest
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,27 @@ class Starts:
             raise ConfigError([f"start_from is {name!r}, but {start.ref} {problem}."])
         return start
 
+    def fitting(self, plan: Plan, may: Callable[[Manifest], bool], most: int) -> tuple[list[Start], dict[str, str]]:
+        """Return the default versions that a run with this plan may start from, and why others are left out.
+
+        At most so many are returned, those that were trained on the most rows; `may` chooses among all.
+        """
+        found: list[Start] = []
+        left_out: dict[str, str] = {}
+        if plan.only_head or self._bank is None or is_unused(Path(self._bank)):
+            return found, left_out
+        packages = [package for package in Bank.open(self._bank).tasks() if may(package.manifest)]
+        for package in sorted(packages, key=_trained_rows, reverse=True):
+            try:
+                start = self.find(package.ref, plan)
+                if start and len(found) < most and start.tensors:
+                    found.append(start)
+                else:
+                    left_out[package.ref] = f"the {most} tasks that are compared were trained on more rows"
+            except AdapterbankError as error:
+                left_out[package.ref] = str(error)
+        return found, left_out
+
     def _read(self, name: str) -> Start:
         package = self._package(name)
         stored = package.manifest.backbone
@@ -110,6 +133,10 @@ class Starts:
         if self._bank is None:
             raise ConfigError([f"start_from is {name!r}, but there is no bank to find it in; name one with --bank."])
         return _in_bank(Bank.open(self._bank), name)
+
+
+def _trained_rows(package: Package) -> int:
+    return int(package.manifest.data.get("train", {}).get("rows", 0))
 
 
 def _in_bank(bank: Bank, name: str) -> Package:

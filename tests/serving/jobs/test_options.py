@@ -29,6 +29,7 @@ def test_no_option_of_a_request_names_a_file_or_a_device():
         ("a", {"epochs": "many"}, "epochs is 'many'; it must be a whole number."),
         ("a", {"lr": "0"}, "lr is 0, so nothing would train"),
         ("a", {"method": "automl"}, "produces nothing to serve"),
+        ("a", {"start_from": "auto"}, "start_from is 'auto', which a request cannot use"),
         ("a", {"start_from": "../b/tasks/b/1"}, "start_from is '../b/tasks/b/1', a path; name a task"),
         ("a", {"method": "layernorm", "size": "8"}, "does not use it"),
     ],

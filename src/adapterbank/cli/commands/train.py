@@ -7,8 +7,7 @@ import difflib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +16,7 @@ import typer
 from adapterbank import config as configs
 from adapterbank.cli.console import format_size, print_json, print_message, print_text, rerun_command
 from adapterbank.cli.options import RECOMPUTED, bank_defaults
-from adapterbank.config import TOLERANCE, Config
+from adapterbank.config import AUTO, TOLERANCE, Config
 from adapterbank.errors import ConfigError
 from adapterbank.methods import METHODS
 from adapterbank.tasks.catalog import CATALOG
@@ -64,9 +63,8 @@ def _run(
     from adapterbank.encoder.recompute import check_recompute
     from adapterbank.inference.engine import Engine
     from adapterbank.studies.pruning import prune_result
-    from adapterbank.studies.size_search import run_auto
+    from adapterbank.studies.start_search import choose_training
     from adapterbank.training.callbacks import Callbacks
-    from adapterbank.training.run import Result, run
 
     check_recompute(recompute)
     reader = DatasetReader()
@@ -75,8 +73,7 @@ def _run(
     try:
         with display:
             encoder = load(parsed.backbone) if auto or METHODS[parsed.method].slot else None
-            train_run: Callable[..., Result] = partial(run_auto, tolerance=points) if auto else run
-            result = train_run(
+            result = choose_training(parsed, any_size=auto, tolerance=points)(
                 parsed,
                 encoder,
                 bank,
@@ -89,7 +86,7 @@ def _run(
                 engine = Engine(encoder, device=parsed.device, precision=parsed.precision, programs=False)
                 result = prune_result(engine, result, data, tolerance=points, note=display.note)
     except KeyboardInterrupt:
-        how = "" if auto else " To resume:"
+        how = "" if auto or parsed.start_from == AUTO else " To resume:"
         print_message(f"adapterbank: stopped {display.reached}; the bank's tasks are unchanged.{how}")
         if how:
             print_message(f"  {rerun_command(drop='--resume', add='--resume')}")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from adapterbank import config as configs
+from adapterbank.config import AUTO
 from adapterbank.errors import ConfigError, InputError, UnknownName
 from adapterbank.methods import METHODS
 from adapterbank.serving.jobs.run_row import FORMATS
@@ -38,6 +39,8 @@ def check(task: str, options: Mapping[str, Any], format: str) -> tuple[str, dict
     if not METHODS[parsed.method].slot:
         choices = ", ".join(method for method, row in METHODS.items() if row.slot)
         mistakes.append(f"method is {parsed.method!r}, which produces nothing to serve; use one of {choices}.")
+    if parsed.start_from == AUTO:
+        mistakes.append("start_from is 'auto', which a request cannot use; name a task, or leave it out.")
     if is_package_path(parsed.start_from):
         mistakes.append(f"start_from is {parsed.start_from!r}, a path; name a task, or one version of it.")
     if mistakes:
