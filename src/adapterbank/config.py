@@ -34,7 +34,7 @@ DEFAULTS = ("new", "better")
 _OF_SLOTS = (
     *("pooling", "head_hidden", "lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction"),
     *("clip", "dropout", "class_weights", "patience", "calibrate", "long", "max_windows", "window_pooling"),
-    "start_from",
+    *("start_from", "average"),
 )
 """Fields that a method without a slot does not use."""
 FRESH, AUTO = "none", "auto"
@@ -101,7 +101,7 @@ class Config:
         later=True,
     )
     drop_unlabelled: bool = option(
-        False, "Leave out rows without a label, which are refused otherwise.", group="Data", later=True
+        False, "Leave out rows without a label, refused otherwise.", group="Data", later=True
     )
     separator: str | None = option(
         None, "Between the fields of CSV and TSV files: , ; | : or tab (default: found).", group="Data", later=True
@@ -228,10 +228,14 @@ class Config:
     )
     few: str = option(
         "auto",
-        "Train on pairs of rows, then fit the head (auto: up to 64 rows a class, without --epochs and --patience).",
+        "Train on pairs of rows, then fit the head (auto: up to 64 rows a class, without --epochs, --patience and "
+        "--average).",
         group="Recipe",
         choices=FEW,
         later=True,
+    )
+    average: bool = option(
+        False, "Also score the average of the epochs' weights, and keep it if it is better.", group="Recipe", later=True
     )
     calibrate: bool = option(
         True, "After training, fit the temperature and the thresholds on dev.", group="Recipe", later=True

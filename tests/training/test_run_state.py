@@ -69,6 +69,7 @@ def test_an_interrupted_run_leaves_its_state_and_no_new_version(bank):
         {"dropout": 0.3, "clip": 0, "warmup": 0.5},
         {"bias_correction": False, "class_weights": "balanced"},
         {"patience": 2},
+        {"average": True},
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(bank, tmp_path, bert, options):

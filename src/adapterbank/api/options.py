@@ -54,6 +54,7 @@ class ModelOptions(TypedDict, total=False):
     dropout: float | None
     class_weights: str
     patience: int
+    average: bool
     calibrate: bool
     few: str
     start_from: str

@@ -95,6 +95,7 @@ class ResolvedRun:
         """What its package says of how it was trained."""
         found = {name: getattr(self.config, name) for name in _RECIPE}
         found |= {"windows": self.windows} if self.windows else {}
+        found |= {"average": True} if self.config.average else {}
         return found | ({"start_from": self.start.about()} if self.start else {})
 
 
@@ -168,8 +169,10 @@ class RunBuilder:
         if not job.fitted and not job.chooses:
             notes.append(
                 f"{len(data.splits['dev'])} dev rows are too few to choose an epoch; the last one is kept"
-                f"{', and patience has no effect' if config.patience else ''}."
+                f"{_without_effect(config)}."
             )
+        if job.fitted and config.average:
+            notes.append("The head is fitted, not trained in epochs, so that there is no average of their weights.")
         return PreparedRun(resolved, job, scored, notes, time.perf_counter() - began)
 
     def _windows(self, config: Config, data: Dataset) -> int:
@@ -288,6 +291,7 @@ def _make_job(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) 
         class_weights=_class_weights(config, task, rows),
         collapsed=_collapse_check(config, task, rows, dev, dev_examples),
         chooses=len(dev_examples) >= FEWEST_DEV_ROWS,
+        averages=config.average and len(dev_examples) >= FEWEST_DEV_ROWS,
         fitted=_is_fitted(config, resolved.plan, resolved.data),
     )
 
@@ -341,6 +345,12 @@ def _note_lengths(config: Config, rows: Rows, examples: int, note: Callable[[str
             f"{longer} of {examples} training documents are longer than {config.max_length} tokens with their "
             f"question and are cut into overlapping windows: {len(rows)} rows in all."
         )
+
+
+def _without_effect(config: Config) -> str:
+    """Return which options have no effect without a choice on dev, as the end of a sentence."""
+    names = [name for name in ("patience", "average") if getattr(config, name)]
+    return f", and {' and '.join(names)} {'has' if len(names) == 1 else 'have'} no effect" if names else ""
 
 
 def _class_weights(config: Config, task: Task, rows: Rows) -> tuple[float, ...] | None:

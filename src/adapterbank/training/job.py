@@ -43,6 +43,8 @@ class TrainingJob:
     """(head outputs of the dev rows, mean loss of each epoch) -> whether the run learns nothing but the prior."""
     chooses: bool = True
     """Whether the dev rows are enough to choose the best epoch; otherwise the last one is kept."""
+    averages: bool = False
+    """Whether the mean of the epochs' weights is scored at the end, and kept if it is better than the best epoch."""
     fitted: bool = False
     """Whether the head is fitted to all rows at the end, by `fitted`, instead of trained by the loop."""
 
@@ -55,11 +57,11 @@ class RunState:
     """Finished epochs."""
     step: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
-    """Loss, dev score and seconds of each epoch."""
+    """Loss, dev score and seconds of each epoch; the last one has the score of the `average` if one was computed."""
     best_epoch: int = 0
-    """The epoch, from 1, whose weights are kept; 0 before the first."""
+    """The epoch, from 1, with the best score, whose weights are kept unless the average is; 0 before the first."""
     tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
-    """`weights`, `best`, and the optimiser's `first` and `second` moments, each by tensor name."""
+    """`weights`, `best`, the optimiser's `first` and `second` moments, the `average` if there is one, each by name."""
     failure: str = ""
     """Why the run failed, in one sentence; empty if it did not."""
     restarts: list[dict[str, float]] = field(default_factory=list)
@@ -75,8 +77,35 @@ class RunState:
 
     @property
     def best_score(self) -> float:
-        """The best epoch's dev score."""
-        return self.history[self.best_epoch - 1]["score"] if self.best_epoch else float("-inf")
+        """The dev score of the weights that are kept: the best epoch's, or the average's."""
+        if not self.best_epoch:
+            return float("-inf")
+        return max(self.history[self.best_epoch - 1]["score"], self.history[-1].get("average", float("-inf")))
+
+    @property
+    def average(self) -> dict[str, Any]:
+        """What the record says of the average: the score, and whether it is kept; empty without one."""
+        if not self.history or "average" not in self.history[-1]:
+            return {}
+        score = self.history[-1]["average"]
+        return {"score": score, "kept": score > self.history[self.best_epoch - 1]["score"]}
+
+    def notes(self) -> list[str]:
+        """Return what a user should know of the training: starts that were given up, and which weights are kept."""
+        found = [
+            f"After {one['epochs']} epochs at the learning rate {one['lr']:g} the run gave one answer to everything, "
+            "or had learned no more than how frequent the answers are; it began again at "
+            f"{one['lr'] / 3:.3g}."
+            for one in self.restarts
+        ]
+        if self.average:
+            than, best = "better" if self.average["kept"] else "no better", self.history[self.best_epoch - 1]["score"]
+            kept = "the average" if self.average["kept"] else "that epoch"
+            found.append(
+                f"The average of the epochs scores {self.average['score']:.4f} on dev, {than} than epoch "
+                f"{self.best_epoch} ({best:.4f}); {kept} is kept."
+            )
+        return found
 
 
 @dataclass(frozen=True)

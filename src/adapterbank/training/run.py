@@ -308,11 +308,7 @@ def _finish(
     outputs = {name: replace(given, task=task) for name, given in outputs.items()}
     if state.held_out is not None:  # each training row as scored by a head that was fitted to others
         outputs["dev"] = HeadOutputs(task, data.splits["train"], prepared.job.train, state.held_out)
-    prepared.notes.extend(
-        f"After {one['epochs']} epochs at the learning rate {one['lr']:g} the run gave one answer to everything, or "
-        f"had learned no more than how frequent the answers are; it began again at {one['lr'] / 3:.3g}."
-        for one in state.restarts
-    )
+    prepared.notes.extend(state.notes())
     notes = prepared.notes if state.held_out is None else None  # those outputs are not the model's own
     LOG.debug("computed the outputs of %s with the best weights", " and ".join(outputs) or "no split")
     scores = {name: score_split(given, name == "dev", notes) for name, given in outputs.items()}
@@ -344,6 +340,7 @@ def _finish(
         **state.about,
         **({"windows": resolved.windows} if resolved.windows else {}),
         **({"start_from": resolved.start.about()} if resolved.start else {}),
+        **({"average": state.average} if state.average else {}),
         **({"restarts": state.restarts} if state.restarts else {}),
         "notes": list(prepared.notes),
         **({"calibration": measured} if measured else {}),

@@ -27,6 +27,7 @@ class EpochScores(TypedDict):
     loss: float
     score: float
     seconds: NotRequired[float]
+    average: NotRequired[float]
 
 
 class Restart(TypedDict):
@@ -121,9 +122,10 @@ def _check_state(state: RunState, job: TrainingJob | None) -> None:
     """Refuse a state that no run has saved, or none of this job; a checksum does not exclude it."""
     if len(state.history) != state.epoch or state.best_epoch > state.epoch or (job and state.epoch > job.epochs):
         raise InputError("its epochs contradict each other")
+    averaged = ["average"] if job and job.averages else []
     shapes = [
         {name: tuple(tensor.shape) for name, tensor in state.tensors.get(part, {}).items()}
-        for part in ("weights", "first", "second", *(["best"] if state.best_epoch else []))
+        for part in ("weights", "first", "second", *(["best"] if state.best_epoch else []), *averaged)
     ]
     expected = {name: tuple(tensor.shape) for name, tensor in job.initial.items()} if job else shapes[0]
     if not expected or any(found != expected for found in shapes):

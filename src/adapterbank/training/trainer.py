@@ -239,8 +239,7 @@ class Trainer:
         Return None, and mark the run as failed, if its outputs are not finite.
         """
         job, state = run.job, run.state
-        slots = [run.slot] * len(job.dev)
-        dev_outputs = outputs(self.context.config, self.stacks, job.dev.tokens, slots, self._prefix(job.dev))
+        dev_outputs = self._dev_outputs(run)
         if not all(np.isfinite(out).all() for out in dev_outputs):
             what = "the outputs on the dev rows are not finite"
             state.failure = _diverged(run, what, run.state.step)
@@ -259,7 +258,32 @@ class Trainer:
             state.best_epoch, state.tensors["best"] = state.epoch, state.tensors["weights"]
         if self._gives_up(run) and job.collapsed(dev_outputs, [one["loss"] for one in state.history]):
             self._restart(run)
+        elif job.averages:
+            self._average(run)
         return score
+
+    def _average(self, run: ActiveRun) -> None:
+        """Add an epoch's weights to their mean; after the last epoch, score the mean, and keep it if it is better.
+
+        Each epoch counts twice as much as the one before: the last four have 15 of 16 parts.
+        """
+        state, weights = run.state, run.state.tensors["weights"]
+        before = state.tensors.get("average", weights)
+        state.tensors["average"] = {name: (before[name] + tensor) / 2 for name, tensor in weights.items()}
+        if not run.done:
+            return
+        self.stacks.write(run.slot, state.tensors["average"])
+        found = self._dev_outputs(run)
+        self.stacks.write(run.slot, weights)
+        if all(np.isfinite(out).all() for out in found):
+            state.history[-1]["average"] = run.job.score(found)
+        if state.average.get("kept"):
+            state.tensors["best"] = state.tensors["average"]
+
+    def _dev_outputs(self, run: ActiveRun) -> list[np.ndarray]:
+        """Return the head outputs of a run's dev rows with its present weights."""
+        slots, dev = [run.slot] * len(run.job.dev), run.job.dev
+        return outputs(self.context.config, self.stacks, dev.tokens, slots, self._prefix(dev))
 
     def _gives_up(self, run: ActiveRun) -> bool:
         """Return whether a run that has collapsed by now may begin again; in a few steps, none has learned much.

@@ -143,6 +143,7 @@ def _print_summary(record: dict[str, Any]) -> None:
     name, best = record["package"] or record["task"]["name"], "epoch" if record["package"] else "model"
     where = "on dev" if "dev" in record["config"]["data"] else "cross-validated before training"
     chosen = "" if "fitted" in record else f", {best} {record['best_epoch']}"
+    chosen = ", average of the epochs" if record.get("average", {}).get("kept") else chosen
     print_text(f"{name}  {metric} {dev[metric]:.4f} {where}{majority}{chosen}")
     for split, scores in record["metrics"].items():
         if split != "dev":
