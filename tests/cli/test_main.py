@@ -14,7 +14,7 @@ from small_data import FAST, flags, reviews, shell, write
 
 COMMANDS = (
     *("train", "predict", "evaluate", "tasks", "show", "remove", "rollback", "audit", "gc", "serve"),
-    *("sweep", "ablate", "prune", "figures", "report"),
+    *("sweep", "ablate", "prune", "soup", "figures", "report"),
     *("backbones", "catalog", "data", "cache", "warm", "squad", "glue-score", "glue-submission"),
 )
 
@@ -83,7 +83,18 @@ def test_json_prints_one_json_value_and_nothing_else(here, name):
 
 
 def test_every_command_has_json_output():
-    elsewhere = {"backbones", "serve", "sweep", "ablate", "prune", "catalog", "data", "cache", "warm"}  # in commands/
+    elsewhere = {
+        "backbones",
+        "serve",
+        "sweep",
+        "ablate",
+        "prune",
+        "soup",
+        "catalog",
+        "data",
+        "cache",
+        "warm",
+    }  # in commands/
     benchmarks = {"squad", "glue-score", "glue-submission"}  # in commands/
     reports = {"figures", "report"}  # in tests/analysis
     assert {*JSON, *elsewhere, *benchmarks, *reports} == set(COMMANDS)

@@ -88,7 +88,7 @@ def manifest_facts(m: Manifest) -> dict[str, str]:
     """Return what is shown of a version, by name, in order."""
     shown = [f"{name} {_plain(value)}" for name, value in shown_fields(m.method).items()]
     made_with = m.fingerprint.get("stamp", {}).get("torch", "unknown")
-    recipe = _joined(f"{k} {v}" for k, v in m.recipe.items() if v is not None and not isinstance(v, dict))
+    recipe = _joined(f"{k} {v}" for k, v in m.recipe.items() if v is not None and not isinstance(v, dict | list))
     return {
         "task": f"{m.name}@{m.version}, {m.task['kind']}, reads {_joined(m.task['text'], ' and ')}",
         "labels": _joined(m.task["labels"]) or "-",
@@ -104,6 +104,7 @@ def manifest_facts(m: Manifest) -> dict[str, str]:
         "backbone": f"{m.backbone['name']} ({m.backbone['sha256'][:12]})",
         "recipe": f"{recipe}, seed {m.seed}",
         **_started(m.recipe.get("start_from")),
+        **_averaged(m.recipe.get("soup")),
         **_pruned(m.recipe.get("pruned")),
         "data": _joined(f"{s} {d['rows']} rows ({d['sha256'][:12]})" for s, d in m.data.items()),
         "created": f"{m.created} by adapterbank {m.library}, torch {made_with}",
@@ -162,6 +163,10 @@ def _joined(parts: Iterable[str], between: str = ", ") -> str:
 
 def _started(found: Mapping[str, Any] | None) -> dict[str, str]:
     return {"started from": f"{found['package']} ({found['weights_sha256'][:12]})"} if found else {}
+
+
+def _averaged(found: Sequence[Mapping[str, Any]] | None) -> dict[str, str]:
+    return {"average of": _joined(f"{one['package']} ({one['weights_sha256'][:12]})" for one in found)} if found else {}
 
 
 def _pruned(found: Mapping[str, Any] | None) -> dict[str, str]:

@@ -17,7 +17,7 @@ from adapterbank.inference.engine import Engine
 from adapterbank.inference.task_rows import TaskRows, table_rows
 from adapterbank.kinds.kind import ReportTable
 from adapterbank.storage import records
-from adapterbank.storage.bank import Bank
+from adapterbank.storage.bank import Bank, Removed
 from adapterbank.storage.bank_head import is_unused
 from adapterbank.storage.package import Package
 from adapterbank.tasks.catalog import bank_name
@@ -55,6 +55,18 @@ class BankHandle(Shown):
             self._name = self._name or stored["name"]
         elif not is_unused(self.path):
             Bank.open(self.path)  # refuse a file or a folder that is not a bank
+
+    def remove(self, task: str) -> None:
+        """Remove a task, or one version of it."""
+        self.bank.remove(task)
+
+    def rollback(self, task: str, to: int | None = None) -> int:
+        """Make the previous default, or version `to`, the default again; return its number."""
+        return self.bank.rollback(bank_name(task), to)
+
+    def gc(self, *, dry_run: bool = False) -> list[Removed]:
+        """Remove versions that are neither default nor the target of a rollback, and leftovers of failed writes."""
+        return self.bank.gc(dry_run=dry_run)
 
     def _tables(self) -> list[ReportTable]:
         """Return what is shown of the bank; a bank that cannot be read says why, and nothing is loaded."""

@@ -26,10 +26,10 @@ from adapterbank.inference.task_rows import by_task, in_order, is_tabular
 from adapterbank.kinds.span import Reading
 from adapterbank.kinds.table import KINDS
 from adapterbank.methods import METHODS
-from adapterbank.storage.bank import Removed
 from adapterbank.storage.bank_head import is_unused
 from adapterbank.storage.package import Manifest, Package
 from adapterbank.studies import ablation, grid, pruning
+from adapterbank.studies import soup as soups
 from adapterbank.studies.progress import SweepProgress
 from adapterbank.studies.ray_sweep import find_unit_runner
 from adapterbank.studies.start_search import choose_training
@@ -173,6 +173,17 @@ class OpenBank(BankHandle):
         package = self.bank.get(task)
         rows = {"dev": self._examples(package, data, split)}
         return pruning.prune(self._separate_engine(), self.bank, package, rows, tolerance=tolerance, watch=watch)
+
+    def soup(self, tasks: Sequence[str], name: str | None = None, data: Any = None, *, split: str = "dev") -> Manifest:
+        """Average versions of a task that have one start, add the average to the bank, and return its manifest.
+
+        `name` is the task of the new version, by default that of the versions. `data`, as in `evaluate`, scores and
+        calibrates the average; without it nothing is scored.
+        """
+        packages = [self._package(task) for task in tasks]
+        rows = None if data is None or not packages else self._examples(packages[0], data, split)
+        made = soups.soup(self._separate_engine(), self.bank, packages, name=bank_name(name or ""), examples=rows)
+        return TaskManifest.of(made.manifest)
 
     def sweep(
         self,
@@ -374,18 +385,6 @@ class OpenBank(BankHandle):
     def show(self, task: str) -> Manifest:
         """Return the manifest of a task or of one version, `name@2`."""
         return TaskManifest.of(self._package(task).manifest)
-
-    def remove(self, task: str) -> None:
-        """Remove a task, or one version of it."""
-        self.bank.remove(task)
-
-    def rollback(self, task: str, to: int | None = None) -> int:
-        """Make the previous default, or version `to`, the default again; return its number."""
-        return self.bank.rollback(bank_name(task), to)
-
-    def gc(self, *, dry_run: bool = False) -> list[Removed]:
-        """Remove versions that are neither default nor the target of a rollback, and leftovers of failed writes."""
-        return self.bank.gc(dry_run=dry_run)
 
     def audit(self) -> Iterator[audits.Finding]:
         """Prove that every package's files and outputs are unchanged."""

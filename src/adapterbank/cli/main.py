@@ -29,6 +29,7 @@ from adapterbank.cli.commands import (
     rollback,
     serve,
     show,
+    soup,
     squad,
     sweep,
     tasks,
@@ -42,7 +43,7 @@ COMMANDS = {
     "Tasks": (train, predict, evaluate),
     "Bank": (tasks, show, remove, rollback, audit, gc),
     _SERVING: (serve,),
-    "Studies and analysis": (sweep, ablate, prune, figures, report),
+    "Studies and analysis": (sweep, ablate, prune, soup, figures, report),
     "Encoders and data": (backbones, catalog, data, cache, warm),
     "Benchmarks": (squad, glue_score, glue_submission),
 }

@@ -114,8 +114,8 @@ class PrunedFields(TypedDict):
     after: float
 
 
-class StartFields(TypedDict):
-    """The package that a run started from."""
+class SourceFields(TypedDict):
+    """A package that a run started from, or that a soup averages."""
 
     package: str
     weights_sha256: str
@@ -128,7 +128,8 @@ class RecipeFields(TypedDict):
     doc_stride: NotRequired[Count]
     windows: NotRequired[Count]
     pruned: NotRequired[Annotated[dict[str, Any], PrunedFields] | None]
-    start_from: NotRequired[StartFields]
+    start_from: NotRequired[SourceFields]
+    soup: NotRequired[list[SourceFields]]
 
 
 class SplitFields(TypedDict):
