@@ -19,6 +19,7 @@ from sklearn.utils.estimator_checks import check_estimator, parametrize_with_che
 from sklearn.utils.validation import validate_data
 
 from adapterbank import AdapterClassifier
+from adapterbank.api.opened import open_bank
 from adapterbank.api.options import ModelOptions
 from adapterbank.errors import ArrayError
 from families import save_random
@@ -46,6 +47,16 @@ def test_it_learns_and_predicts(fitted):
     assert (fitted.predict(TEXTS) == fitted.classes_[likely.argmax(axis=1)]).all()
     assert fitted.score(TEXTS, LABELS) > 0.9
     assert fitted.record_["params"]["trained"] == sum(one.size for one in fitted.package_.tensors().values())
+
+
+def test_it_starts_from_the_folder_of_a_package(encoder, tmp_path):
+    package = (
+        open_bank(tmp_path / "bank", encoder, device="cpu").train("s", reviews(48), **{**GOOD, "epochs": 1}).package
+    )
+    found = AdapterClassifier(encoder, **{**GOOD, "epochs": 1}, start_from=str(package.path)).fit(TEXTS, LABELS)
+    assert found.record_["start_from"]["package"] == "s@1"
+    with pytest.raises(ArrayError, match="there is no bank to find it in; name a bank that has this task, or the fold"):
+        AdapterClassifier(encoder, **GOOD, start_from="s").fit(TEXTS, LABELS)
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,12 @@ def test_without_rows_or_tasks_to_compare_the_run_starts_with_new_tensors_and_sa
     assert "start_from" not in result.record["config"]
 
 
+def test_slots_that_cannot_share_a_batch_are_not_raced(known):
+    options = {name: value for name, value in AUTO.items() if name != "size"}
+    with pytest.raises(ConfigError, match="slots of method 'full' do not share a batch; name the task to start from"):
+        known.train("t", renamed(ROWS), **options, method="full")
+
+
 def test_in_a_new_bank_the_run_starts_with_new_tensors(bank):
     assert "no task of the bank" in bank.train("t", ROWS, **AUTO).record["starting"]["reason"]
 

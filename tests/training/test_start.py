@@ -239,7 +239,7 @@ def test_a_task_without_a_package_is_refused_with_its_method(bank):
 
 
 def test_a_new_bank_has_no_task_to_start_from(bank):
-    with pytest.raises(Exception, match="does not exist"):
+    with pytest.raises(Exception, match="'s', but there is no bank to find it in; name a bank that has"):
         bank.train("t", PAIRS, PAIRS, **quick(start_from="s"))
     assert not bank.path.exists()
 

@@ -107,6 +107,9 @@ def run_from_best(
     callbacks, reader = callbacks or Callbacks(), reader or DatasetReader()
     builder = RunBuilder(backbone, reader=reader, recompute=recompute)
     resolved = builder.resolve(canonical(replace(config, start_from=FRESH), reader.splits))
+    if resolved.plan.alone:
+        what = f"start_from is 'auto', but slots of method {config.method!r} do not share a batch"
+        raise ConfigError([f"{what}; name the task to start from, or use another method, such as adapter."])
     began = time.perf_counter()
     found, left_out = Starts(backbone, bank_path).fitting(resolved.plan, _is_other(resolved), MOST - 1)
     about: dict[str, Any] = {"left_out": left_out}

@@ -130,8 +130,9 @@ class Starts:
             return Package(read_manifest(folder), folder)
         if name == AUTO:
             raise ConfigError(["start_from is 'auto', which only train can use; name tasks, or none."])
-        if self._bank is None:
-            raise ConfigError([f"start_from is {name!r}, but there is no bank to find it in; name one with --bank."])
+        if self._bank is None or is_unused(Path(self._bank)):
+            what = f"start_from is {name!r}, but there is no bank to find it in"
+            raise ConfigError([f"{what}; name a bank that has this task, or the folder of a package."])
         return _in_bank(Bank.open(self._bank), name)
 
 
