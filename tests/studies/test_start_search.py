@@ -102,7 +102,7 @@ def test_the_rounds_are_bounded_and_new_tensors_take_part_in_each(known, monkeyp
 
     def scores(jobs, course, encoder, watch):
         steps = [job.epochs * -(-job.train.units // job.batch) for job in jobs]
-        assert all(job.train is jobs[0].train for job in jobs)
+        assert all(job.train is jobs[0].train and not job.averages for job in jobs)
         counts.append((len(jobs), max(steps), len(course.held_out)))
         return list(range(len(jobs)))
 
@@ -114,7 +114,7 @@ def test_the_rounds_are_bounded_and_new_tensors_take_part_in_each(known, monkeyp
         return (found * 20)[:most], {}
 
     monkeypatch.setattr(start_search.Starts, "fitting", many)
-    known.train("t", renamed(ROWS), **{**AUTO, "batch": 32})
+    known.train("t", renamed(ROWS), **{**AUTO, "batch": 32, "average": True})
     assert [count for count, _, _ in counts] == [MOST, MOST // 2, MOST // 4]
     assert all(steps <= most for (_, steps, _), most in zip(counts, STEPS, strict=True))
     assert sum(count * steps for count, steps, _ in counts) <= 960

@@ -76,7 +76,7 @@ class Course:
             (),
         )
         epochs = max(1, steps // -(-len(data.splits["train"]) // batch))
-        config = replace(self.resolved.config, epochs=epochs, patience=0)
+        config = replace(self.resolved.config, epochs=epochs, patience=0, average=False)
         runs = [replace(self.resolved, config=config, data=data, start=start) for start in starts]
         usual = [self.builder.prepare(one).job for one in runs]
         return [replace(job, chooses=False, collapsed=lambda outputs, losses: False) for job in usual]
