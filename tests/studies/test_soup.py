@@ -7,6 +7,7 @@ import pytest
 
 from adapterbank.api.opened import open_bank
 from adapterbank.errors import AdapterbankError, InputError
+from adapterbank.studies import soup
 from small_data import FAST, pairs, reviews, shell, snapshot
 
 ROWS, PAIRS = reviews(), pairs()
@@ -54,6 +55,21 @@ def test_without_data_nothing_is_scored_and_with_data_it_is_and_calibrated(bank)
     assert (scored.data["dev"]["rows"], scored.data["train"]["rows"]) == (120, 120)
     assert scored.task["temperature"]
     assert bank.rollback("s") == 3
+
+
+def test_an_average_that_scores_lower_is_noted_and_not_served_if_the_better_one_is_wanted(bank, monkeypatch):
+    monkeypatch.setattr(soup, "average", lambda parts: parts[0])
+    wrong = [(text, "negative" if label == "positive" else "positive") for text, label in ROWS]
+    fitting = {**OPTIONS, "epochs": 8, "labels": "negative,positive"}
+    for rows in (wrong, ROWS):
+        bank.train("s", rows, ROWS, **fitting)
+    kept = bank.soup(["s@1", "s@2"], data=ROWS, default="better")
+    assert any(note.endswith("of s@2, which remains the default.") for note in kept.notes)
+    assert (kept.version, bank.show("s").version) == (3, 2)
+    assert any("which it replaces" in note for note in bank.soup(["s@1", "s@2"], data=ROWS).notes)
+    assert bank.show("s").version == 4
+    with pytest.raises(InputError, match="default is 'best'"):
+        bank.soup(["s@1", "s@2"], default="best")
 
 
 def test_the_outputs_of_averaged_linear_heads_are_averaged(bank):

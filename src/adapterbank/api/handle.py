@@ -9,7 +9,7 @@ from typing import Any
 
 from adapterbank import config as configs
 from adapterbank.api import display
-from adapterbank.api.results import Shown
+from adapterbank.api.results import Shown, TaskList, TaskManifest
 from adapterbank.encoder import backbone as checkpoint
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.errors import AdapterbankError, InputError, UnknownName
@@ -19,7 +19,7 @@ from adapterbank.kinds.kind import ReportTable
 from adapterbank.storage import records
 from adapterbank.storage.bank import Bank, Removed
 from adapterbank.storage.bank_head import is_unused
-from adapterbank.storage.package import Package
+from adapterbank.storage.package import Manifest, Package
 from adapterbank.tasks.catalog import bank_name
 from adapterbank.tasks.examples import labelled_as, read_examples, read_texts
 from adapterbank.tasks.spec import Examples, Task
@@ -55,6 +55,14 @@ class BankHandle(Shown):
             self._name = self._name or stored["name"]
         elif not is_unused(self.path):
             Bank.open(self.path)  # refuse a file or a folder that is not a bank
+
+    def tasks(self) -> TaskList:
+        """Return the manifest of each task's default version."""
+        return TaskList(package.manifest for package in self.bank.tasks()) if not is_unused(self.path) else TaskList(())
+
+    def show(self, task: str) -> Manifest:
+        """Return the manifest of a task or of one version, `name@2`."""
+        return TaskManifest.of(self._package(task).manifest)
 
     def remove(self, task: str) -> None:
         """Remove a task, or one version of it."""

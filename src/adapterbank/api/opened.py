@@ -14,7 +14,7 @@ from adapterbank.api.files import FileOptions, FileReport, FileWatch, predict_fi
 from adapterbank.api.handle import BankHandle
 from adapterbank.api.options import CALLBACKS, TrainOptions, listing
 from adapterbank.api.progress import reporting
-from adapterbank.api.results import Evaluation, Evaluations, SweepResult, TaskList, TaskManifest, TrainedResult
+from adapterbank.api.results import Evaluation, Evaluations, SweepResult, TaskManifest, TrainedResult
 from adapterbank.benchmarks import submissions
 from adapterbank.encoder import backbone as checkpoint
 from adapterbank.encoder.backbone import Backbone
@@ -26,7 +26,6 @@ from adapterbank.inference.task_rows import by_task, in_order, is_tabular
 from adapterbank.kinds.span import Reading
 from adapterbank.kinds.table import KINDS
 from adapterbank.methods import METHODS
-from adapterbank.storage.bank_head import is_unused
 from adapterbank.storage.package import Manifest, Package
 from adapterbank.studies import ablation, grid, pruning
 from adapterbank.studies import soup as soups
@@ -174,15 +173,24 @@ class OpenBank(BankHandle):
         rows = {"dev": self._examples(package, data, split)}
         return pruning.prune(self._separate_engine(), self.bank, package, rows, tolerance=tolerance, watch=watch)
 
-    def soup(self, tasks: Sequence[str], name: str | None = None, data: Any = None, *, split: str = "dev") -> Manifest:
+    def soup(
+        self,
+        tasks: Sequence[str],
+        name: str | None = None,
+        data: Any = None,
+        *,
+        split: str = "dev",
+        default: str = "new",
+    ) -> Manifest:
         """Average versions of a task that have one start, add the average to the bank, and return its manifest.
 
         `name` is the task of the new version, by default that of the versions. `data`, as in `evaluate`, scores and
-        calibrates the average; without it nothing is scored.
+        calibrates the average; without it nothing is scored. `default` is as in `train`.
         """
+        options = {"name": bank_name(name or ""), "default": configs.parse({"default": default}).default}
         packages = [self._package(task) for task in tasks]
         rows = None if data is None or not packages else self._examples(packages[0], data, split)
-        made = soups.soup(self._separate_engine(), self.bank, packages, name=bank_name(name or ""), examples=rows)
+        made = soups.soup(self._separate_engine(), self.bank, packages, examples=rows, **options)
         return TaskManifest.of(made.manifest)
 
     def sweep(
@@ -377,14 +385,6 @@ class OpenBank(BankHandle):
         name = self._load(self._package(task))
         (predictions,) = self.engine.predict([(name, examples)])
         return [prediction.value if prediction.label is None else prediction.label for prediction in predictions]
-
-    def tasks(self) -> TaskList:
-        """Return the manifest of each task's default version."""
-        return TaskList(package.manifest for package in self.bank.tasks()) if not is_unused(self.path) else TaskList(())
-
-    def show(self, task: str) -> Manifest:
-        """Return the manifest of a task or of one version, `name@2`."""
-        return TaskManifest.of(self._package(task).manifest)
 
     def audit(self) -> Iterator[audits.Finding]:
         """Prove that every package's files and outputs are unchanged."""

@@ -24,6 +24,7 @@ from adapterbank.inference.engine import Engine
 from adapterbank.slots.plan import Plan
 from adapterbank.slots.tensors import initial
 from adapterbank.storage.bank import Bank
+from adapterbank.storage.comparison import shortfall
 from adapterbank.storage.package import Manifest, Package
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.training.final_scores import fitted_task, score_split
@@ -34,11 +35,18 @@ _SOUP = "soup"
 
 
 def soup(
-    engine: Engine, bank: Bank, packages: Sequence[Package], *, name: str = "", examples: Examples | None = None
+    engine: Engine,
+    bank: Bank,
+    packages: Sequence[Package],
+    *,
+    name: str = "",
+    examples: Examples | None = None,
+    default: str = "new",
 ) -> Package:
     """Add the average of packages to the bank, as a new version of their task or of the task `name`.
 
-    With labelled `examples`, as of dev, the average is scored on them, and its probabilities are calibrated. The engine
+    With labelled `examples`, as of dev, the average is scored on them, and its probabilities are calibrated; then
+    `default` better keeps a present default that scores higher. The engine
     should hold no other task and run no programs, because it computes the fingerprint of the new package.
     """
     parts = [_read(engine, package) for package in packages]
@@ -51,9 +59,10 @@ def soup(
     reading = [draft.recipe.get("max_length"), draft.recipe.get("doc_stride"), draft.recipe.get("windows", 0)]
     engine.put(_SOUP, task, Plan.from_json(draft.method), tensors, *reading)
     draft = draft if examples is None else _scored(engine, draft, examples)
-    draft = replace(draft, fingerprint=fingerprint(engine, _SOUP))
+    lower = shortfall(draft, served, default) if (served := bank.served(task.name)) else []
+    draft = replace(draft, fingerprint=fingerprint(engine, _SOUP), notes=[*draft.notes, *lower])
     engine.remove(_SOUP)
-    return bank.put(draft, tensors)
+    return bank.put(draft, tensors, default)
 
 
 def _read(engine: Engine, package: Package) -> dict[str, np.ndarray]:

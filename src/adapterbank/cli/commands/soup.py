@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from adapterbank.cli.console import format_size, print_json, print_text
+from adapterbank.cli.console import format_size, print_json, print_message, print_text
 from adapterbank.cli.options import (
     AsJson,
     BackboneName,
@@ -37,6 +37,9 @@ def command(
         str | None, typer.Option("--as", help="Task of the new version (default: that of the versions).")
     ] = None,
     data: LabelledData = None,
+    default: Annotated[
+        str, typer.Option("--default", help="Which version is served afterwards: the new one, or the better one.")
+    ] = "new",
     split: Split = "dev",
     data_root: DataRoot = None,
     backbone: BackboneName = None,
@@ -48,10 +51,12 @@ def command(
     from adapterbank.api.opened import open_bank
 
     opened = open_bank(bank, backbone, device=device, precision=precision, data_root=data_root)
-    made = opened.soup(versions, name, data, split=split)
+    made = opened.soup(versions, name, data, split=split, default=default)
     if json:
         print_json({key: value for key, value in made.to_json().items() if key != "fingerprint"})
         return
+    for note in made.notes[1:]:
+        print_message(f"note: {note}")
     metric = made.task["metric"]
     score = f"  {metric} {made.metrics['dev'][metric]:.4f} on {split if data is None else data}" if made.metrics else ""
     print_text(
