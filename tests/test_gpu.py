@@ -246,7 +246,8 @@ def broken(function, **options):
 
 
 def test_training_without_a_compiler_is_slower_and_warns_once(backbones, new_slot, learn, replays, monkeypatch):
-    job = job_on(backbones["kernel"], new_slot, Options(method="lora"), epochs=1)
+    head = Head("classification", 2, "pooler")
+    job = job_on(backbones["kernel"], new_slot, Options(method="full"), head=head, rate=1e-4, epochs=1)
     _, expected = learn(backbones["kernel"], job, rule=NEVER)
     monkeypatch.setattr(torch, "compile", broken)
     with warnings.catch_warnings(record=True) as caught:

@@ -29,10 +29,11 @@ from adapterbank.inference.rows import Rows
 from adapterbank.kinds.table import KINDS
 from adapterbank.runtime import total_memory
 from adapterbank.slots import heads
-from adapterbank.slots.in_place import Gradients, InPlaceRoute, TableColumns, Widths, trains_in_place
+from adapterbank.slots.in_place import TableColumns, Widths
 from adapterbank.slots.plan import Head, Plan
 from adapterbank.slots.stack import Stacks
 from adapterbank.slots.static_routing import StaticRoute, without_places
+from adapterbank.slots.trained_route import Trained, TrainedRoute
 from adapterbank.training.optimizer import FIRST, SECOND, StackedAdam, UpdateFn, update_rows
 from adapterbank.training.step_input import StepContext, StepInput
 
@@ -73,7 +74,7 @@ class _InPlace:
     widths: Widths
     table: Tensor
     """Where the tensors of each place are; blocks do not move while runs train."""
-    gradients: Gradients
+    trained: Trained
 
     def update(self, *rows: Tensor) -> None:
         """See `optimizer.update_rows`."""
@@ -122,15 +123,16 @@ class GraphStep:
         """Return what our own kernels need; None if they do not cover these runs."""
         kernels = find_kernels(self._stacks.device)
         slots = [self._stacks.slot(number) for number in self._stacks.numbers]
-        if not kernels or not trains_in_place(slots[0]):
+        if not kernels or slots[0].alone:
             return None
         columns = TableColumns(self._stacks, slots[0])
         table = np.zeros((self.places, len(columns)), np.int64)
         for slot in slots:
             table[slot.rows[0][1]] = columns.line(slot)
         device = self._stacks.device
-        gradients = Gradients(self._adam.gradient_views(), torch.zeros(1, device=device, requires_grad=True))
-        return _InPlace(kernels, columns, Widths.of(slots), torch.from_numpy(table).to(device), gradients)
+        anchor = torch.zeros(1, device=device, requires_grad=True)
+        trained = Trained(self._own, self._adam.gradient_views(), anchor)
+        return _InPlace(kernels, columns, Widths.of(slots), torch.from_numpy(table).to(device), trained)
 
     def _compile(self) -> UpdateFn:
         # Without the kernel, attention's softmax and its dropout are compiled too.
@@ -211,13 +213,13 @@ class GraphStep:
         host = torch.from_numpy(numbers.astype(np.float32) if into.is_floating_point() else numbers)
         into.copy_(host.pin_memory() if into.is_cuda else host, non_blocking=True)
 
-    def _route(self, width: int, recompute: Recompute | None) -> InPlaceRoute | StaticRoute:
+    def _route(self, width: int, recompute: Recompute | None) -> TrainedRoute | StaticRoute:
         own = self._in_place
         if not own:
             return StaticRoute(self._stacks.frozen, self._own, self._plan)
         rows = torch.arange(self.places, device=own.table.device).repeat_interleave(width)
         form = own.columns, own.kernels, own.widths
-        return InPlaceRoute(self._stacks.frozen, *form, own.table, rows, own.gradients, recompute)
+        return TrainedRoute(self._stacks.frozen, *form, own.table, rows, own.trained, recompute)
 
     def _recomputed(self) -> AbstractContextManager[Recompute | None]:
         """Yield what remembers the outputs of layers, if they are not kept; torch's compiler decides for itself."""
@@ -252,7 +254,7 @@ class GraphStep:
         losses = kind.loss(x, self._data.targets[units], head, batch.counts)
         by_place = torch.where(weights > 0, losses * weights, 0.0).view(places, -1).sum(1)
         self._adam.zero_grad()
-        anchor = [self._in_place.gradients.anchor] if self._in_place else []
+        anchor = [self._in_place.trained.anchor] if self._in_place else []
         gradients = torch.autograd.grad(by_place.sum(), [*self._leaves, *anchor], allow_unused=True)
         self._adam.add_gradients(gradients[: len(self._leaves)])
         self._adam.apply(table, self._update)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from adapterbank.encoder.batch import padded_length
+from adapterbank.encoder.kernels import find_kernels
 from adapterbank.encoder.kernels.launch import CompilerError
 from adapterbank.encoder.placed import PlacedEncoder
 from adapterbank.encoder.prefix_cache import Prefix, PrefixCache
@@ -23,7 +24,6 @@ from adapterbank.inference.graphs import GraphCompiler, runs_graphs
 from adapterbank.inference.rows import Rows
 from adapterbank.inference.runner import outputs
 from adapterbank.kinds.table import KINDS
-from adapterbank.slots.in_place import trains_in_place
 from adapterbank.slots.stack import LARGEST, Stacks
 from adapterbank.training.eager_step import EagerStep, token_limit
 from adapterbank.training.graph_rule import GraphRule, StepClock
@@ -72,6 +72,7 @@ class Trainer:
         self.data: DeviceRows | None = None
         self.graph_step: GraphStep | None = None
         self.clock, self.left = StepClock(rule), 0
+        self.has_kernels = find_kernels(encoder.device) is not None
         self.unread: list[tuple[Tensor, list[tuple[ActiveRun, int, int]]]] = []
         self.read_at = 0.0
 
@@ -107,8 +108,8 @@ class Trainer:
         """Return whether steps run as graphs, now or once these are ready."""
         if not self.sets or self.data:
             return bool(self.sets)
-        first = self.stacks.slot(self.runs[0].slot)
-        return self.clock.worth_a_graph(self.left, kernels=trains_in_place(first))
+        alone = self.runs[0].job.plan.alone
+        return self.clock.worth_a_graph(self.left, kernels=self.has_kernels and not alone)
 
     def _fit_graph_step(self) -> None:
         """Make the graphs of as many places as there are runs, or keep those that half of the runs have left."""
