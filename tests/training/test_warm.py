@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from adapterbank.api import warm as api
+from adapterbank.encoder.kernels.launch import Compilation, CompilerError
 from adapterbank.encoder.placed import place
-from adapterbank.errors import ConfigError
+from adapterbank.errors import ConfigError, TrainingError
 from adapterbank.inference import graph_runner, graphs
 from adapterbank.methods import Options
 from adapterbank.slots.plan import Head, make_plan
@@ -70,6 +71,15 @@ def test_the_tasks_of_a_bank_are_compiled_for_beside_the_sizes_that_are_named(tm
     found = api.warm_up(folder, tmp_path / "bank", sizes=[16], max_length=8, device="cpu")
     assert found == (3, kernel_cache())
     assert sorted(steps) == sorted([32, 40] * 3)
+
+
+def test_a_kernel_that_does_not_compile_is_an_error(bert, pretended, monkeypatch):
+    def broken(compilation):
+        raise CompilerError("OSError: ptxas is missing")
+
+    monkeypatch.setattr(Compilation, "wait", broken)
+    with pytest.raises(TrainingError, match="ptxas is missing"):
+        warm(bert, place(bert, CPU, torch.float32), plans(bert, Options()), 32)
 
 
 def test_a_cpu_is_refused_since_nothing_is_compiled_for_it(bert):

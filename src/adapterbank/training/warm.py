@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.batch import Tokens
 from adapterbank.encoder.placed import PlacedEncoder
-from adapterbank.errors import ConfigError
+from adapterbank.errors import ConfigError, SlowerWarning, TrainingError
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.graphs import runs_graphs
 from adapterbank.inference.rows import Rows
@@ -48,10 +49,25 @@ def warm(
 ) -> int:
     """Train and ask made-up tasks of these forms, for which all kernels are compiled; return how many forms differ.
 
-    `watch` is told how many of the forms are done.
+    `watch` is told how many of the forms are done. What cannot be compiled is an error.
     """
     if not runs_graphs(placed.device):
         raise ConfigError([f"device is {str(placed.device)!r}, for which nothing is compiled; use a GPU: cuda."])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SlowerWarning)
+        try:
+            return _warm(backbone, placed, plans, max_length, watch)
+        except SlowerWarning as warning:
+            raise TrainingError(str(warning)) from None
+
+
+def _warm(
+    backbone: Backbone,
+    placed: PlacedEncoder,
+    plans: Sequence[Plan],
+    max_length: int,
+    watch: Callable[[int, int], None],
+) -> int:
     different = list({step_form(plan): plan for plan in (_with_head(plan) for plan in plans)}.values())
     engine = Engine(backbone, placed=placed)
     for done, plan in enumerate(different):
