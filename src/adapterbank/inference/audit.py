@@ -47,7 +47,7 @@ class Finding:
 
 def fingerprint(engine: Engine, name: str) -> dict[str, Any]:
     """Return a resident task's outputs on the probes and the stamp of this machine."""
-    return {"stamp": stamp(engine.device, engine.dtype), "outputs": _outputs(engine, name)}
+    return {"stamp": stamp(engine.device, engine.dtype, engine.layout), "outputs": _outputs(engine, name)}
 
 
 def audit(bank: Bank, backbone: Backbone, *, device: str = "auto", precision: str = "auto") -> Iterator[Finding]:
@@ -85,7 +85,7 @@ def _check(bank: Bank, ref: str, backbone: Backbone, device: str, precision: str
         outputs = _outputs(engine, engine.load(package))
     except AdapterbankError as error:
         return Finding(ref, False, str(error))
-    return _compare(package, outputs, stamp(engine.device, engine.dtype))
+    return _compare(package, outputs, stamp(engine.device, engine.dtype, engine.layout))
 
 
 def _compare(package: Package, outputs: list[Any], now: dict[str, Any]) -> Finding:

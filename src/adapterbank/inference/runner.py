@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -19,6 +20,7 @@ from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.forward import forward
 from adapterbank.encoder.prefix_cache import Prefix
 from adapterbank.inference.graph_runner import ROWS, GraphRunner, Wait
+from adapterbank.inference.threads import batch_tokens, run_batches
 from adapterbank.kinds.table import KINDS
 from adapterbank.slots import heads
 from adapterbank.slots.routing import Route, Segment
@@ -69,7 +71,22 @@ def launch(
         order, wait = launched.popleft()
         results.update(zip(order, wait(), strict=True))
 
+    @torch.inference_mode()
+    def run(chosen: Sequence[int]) -> None:
+        order = sorted(chosen, key=lambda i: _number(slots[i]))
+        batch = pack([tokens[i] for i in order], stacks.device)
+        route = Route(stacks, segments([(slots[i], len(tokens[i])) for i in order]))
+        lower = prefix.rows(order, batch) if prefix else None
+        hidden = forward(config, route, batch, first=prefix.first if prefix else 0, prefix=lower)
+        by_segment = heads.outputs(hidden, batch, route)
+        results.update(zip(order, by_row(by_segment, route.segments, stacks, batch.lengths), strict=True))
+
     groups = _groups(stacks, slots, graph_runner)
+    if stacks.device.type == "cpu" and graph_runner is None:
+        sizes = [len(row.ids) for row in tokens]
+        chosen_rows = list(by_length(tokens, batch_tokens(sum(sizes)), groups))
+        run_batches([partial(run, rows) for rows in chosen_rows], [sum(sizes[i] for i in rows) for rows in chosen_rows])
+        return lambda: [results[i] for i in range(len(tokens))]
     limit = tokens_at_once(stacks.device)
     with torch.inference_mode():
         for chosen in by_length(tokens, limit, groups, *((ROWS, graph_runner.padded_length) if graph_runner else ())):
@@ -80,13 +97,7 @@ def launch(
                     if len(launched) > _MAX_LAUNCHED:
                         collect()
                     continue
-            order = sorted(chosen, key=lambda i: _number(slots[i]))
-            batch = pack([tokens[i] for i in order], stacks.device)
-            route = Route(stacks, segments([(slots[i], len(tokens[i])) for i in order]))
-            lower = prefix.rows(order, batch) if prefix else None
-            hidden = forward(config, route, batch, first=prefix.first if prefix else 0, prefix=lower)
-            by_segment = heads.outputs(hidden, batch, route)
-            results.update(zip(order, by_row(by_segment, route.segments, stacks, batch.lengths), strict=True))
+            run(chosen)
 
     def wait() -> list[np.ndarray]:
         while launched:

@@ -20,6 +20,7 @@ from torch import Tensor
 from adapterbank.encoder.batch import Grid
 from adapterbank.encoder.blocks import finish
 from adapterbank.encoder.forward import ACTIVATIONS, QKV, Frozen
+from adapterbank.encoder.products import frozen_linear, multiply
 from adapterbank.encoder.protocol import Ending
 from adapterbank.methods import roles
 from adapterbank.slots.addition import Addition
@@ -65,7 +66,9 @@ class Route:
         """See `encoder.protocol.Slots`."""
         weight, bias = f"{name}.weight", f"{name}.bias"
         if bias in self._overridden and weight not in self._overridden:
-            return self._linear_with_biases(x, self._stacks.frozen[weight], [bias])
+            return self._linear_with_biases(x, weight, [bias])
+        if weight not in self._overridden:
+            return frozen_linear(self._stacks.frozen, x, name)
         return self._by_slot(F.linear, x, (weight, bias) if bias in self._stacks.frozen else (weight,))
 
     def attention(self, x: Tensor, name: str) -> Tensor:
@@ -73,8 +76,8 @@ class Route:
         weights, biases = ([f"{name}.{part}.{leaf}" for part in QKV] for leaf in ("weight", "bias"))
         if self._overridden.isdisjoint((*weights, *biases)):
             return Frozen(self._stacks.frozen).attention(x, name)
-        joined = self._stacks.frozen.get(f"{name}.joined.weight")
-        if joined is not None and self._overridden.isdisjoint(weights):
+        joined = f"{name}.joined.weight"
+        if joined in self._stacks.frozen and self._overridden.isdisjoint(weights):
             return self._linear_with_biases(x, joined, biases)
         return torch.cat([self.linear(x, f"{name}.{part}") for part in QKV], -1)
 
@@ -216,12 +219,12 @@ class Route:
             tensors.append(self.tensor(slot, f"{site}.{slot.plan.keys[number]}.{part}"))
         return tensors
 
-    def _linear_with_biases(self, x: Tensor, weight: Tensor, biases: Sequence[str]) -> Tensor:
+    def _linear_with_biases(self, x: Tensor, weight: str, biases: Sequence[str]) -> Tensor:
         """Return `x W' + b`, with one product for all segments and the biases of each, side by side."""
         each = [torch.cat([self.tensor(slot, name) for name in biases]) for slot in self._slots]
         if len(each) == 1:
-            return F.linear(x, weight, each[0])
-        y = F.linear(x, weight)
+            return multiply(self._stacks.frozen, x, weight, each[0])
+        y = multiply(self._stacks.frozen, x, weight, None)
         if torch.is_grad_enabled():  # as in `norm`
             return torch.cat([part + bias for part, bias in zip(y.split(self._sizes), each, strict=True)])
         return y + torch.stack(each).index_select(0, self._segments_by_token(x.device))

@@ -181,7 +181,7 @@ def _rung(
 
     try:
         states = train(
-            place(builder.backbone, resolved.device, resolved.dtype),
+            place(builder.backbone, resolved.device, resolved.dtype, resolved.layout),
             jobs,
             dropout=config.dropout,
             watch=count,

@@ -247,7 +247,7 @@ def train_together(
     `into` returns, for a run's number and dev score, the bank for its package, or None to keep no package.
     """
     first = runs[0].resolved
-    placed = place(backbone, first.device, first.dtype)  # once, for training and for the final scores
+    placed = place(backbone, first.device, first.dtype, first.layout)  # once, for training and for the final scores
     engine: Engine | None = None
 
     def finish(number: int, state: RunState) -> None:
@@ -281,7 +281,7 @@ def failed(identity: Mapping[str, Any], failure: str, prepared: PreparedRun | No
     record = {"config": dict(identity), "failure": " ".join(failure.split())}
     if prepared is not None:
         resolved = prepared.resolved
-        record |= {"task": resolved.data.task.to_json(), "stamp": stamp(resolved.device, resolved.dtype)}
+        record |= {"task": resolved.data.task.to_json(), "stamp": stamp(resolved.device, resolved.dtype, resolved.layout)}
     return {**record, "notes": list(prepared.notes) if prepared else [], "created": files.now()}
 
 
@@ -331,7 +331,7 @@ def _finish(
         "created": manifest.created,
         "seconds": prepared.seconds + training + time.perf_counter() - began,
         "examples_per_second": prepared.job.train.units * len(state.history) / max(training, 1e-9),
-        "stamp": stamp(resolved.device, resolved.dtype),
+        "stamp": stamp(resolved.device, resolved.dtype, resolved.layout),
         **state.about,
         **({"windows": resolved.windows} if resolved.windows else {}),
         **({"restarts": state.restarts} if state.restarts else {}),
