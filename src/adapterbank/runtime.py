@@ -75,8 +75,12 @@ def _no_problem() -> str:
 @functools.cache
 def _int8_problem() -> str:
     """Return why this machine cannot multiply int8 matrices; empty if it can."""
-    engines = torch.backends.quantized.supported_engines
-    return "" if {"fbgemm", "qnnpack"} & set(engines) else "this build of torch has no int8 products for this CPU"
+    found = {"fbgemm", "qnnpack"} & set(_supported_engines())
+    return "" if found else "this build of torch has no int8 products for this CPU"
+
+
+def _supported_engines() -> list[str]:
+    return list(torch.backends.quantized.supported_engines)
 
 
 _PROBE = """
@@ -176,7 +180,14 @@ def arithmetic(threads: int) -> str:
         for rows, inputs, outputs in ((6, 16, 48), (6, 384, 64), (33, 64, 384), (33, 384, 1536), (6, 768, 768)):
             y = F.linear(numbers(rows, inputs), numbers(outputs, inputs), numbers(outputs))
             packed = _packed_product(numbers(rows, inputs), numbers(outputs, inputs))
-            for part in (y, packed, F.gelu(y), F.gelu(y, approximate="tanh"), torch.tanh(y), F.layer_norm(y, y.shape[1:])):
+            for part in (
+                y,
+                packed,
+                F.gelu(y),
+                F.gelu(y, approximate="tanh"),
+                torch.tanh(y),
+                F.layer_norm(y, y.shape[1:]),
+            ):
                 found.update(part.numpy().tobytes())
         x = numbers(4, 12, 17, 32)
         found.update((torch.softmax(x @ x.transpose(2, 3), -1) @ x).numpy().tobytes())

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -98,10 +99,13 @@ def frozen_linear(tensors: Mapping[str, Tensor], x: Tensor, name: str) -> Tensor
 
 def _matrices(tensors: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the matrices that are multiplied: no tables, and no parts of joined matrices."""
-    joined = {name.removesuffix("joined.weight") for name in tensors if name.endswith(".joined.weight")}
     linear = [name for name in tensors if name.startswith(("layers.", "pooler.", "embeddings.project."))]
     weights = [name for name in linear if name.endswith(".weight") and tensors[name].dim() == 2]
-    return [name for name in weights if name.endswith("joined.weight") or name.rsplit(".", 2)[0] + "." not in joined]
+    return [name for name in weights if f"{name.rsplit('.', 2)[0]}.joined.weight" not in tensors or not _is_part(name)]
+
+
+def _is_part(name: str) -> bool:
+    return name.rsplit(".", 2)[1] in ("query", "key", "value")
 
 
 def _plain(weight: Tensor) -> Multiply:
@@ -139,8 +143,7 @@ def _quantised(weight: Tensor) -> Multiply:
     where the second term needs only the sum of each row of W. The answer for a row does not depend on the others.
     """
     scales = (weight.abs().amax(1) / 127).clamp_(min=torch.finfo(torch.float32).tiny)
-    zeros = torch.zeros(len(scales), dtype=torch.long)
-    quantised = torch.quantize_per_channel(weight, scales.double(), zeros, 0, torch.qint8)
+    quantised = _quantise(weight, scales)
     sums = quantised.dequantize().double().sum(1).float()
     run, step = _int8_product(quantised), 1 / _levels()
 
@@ -155,6 +158,17 @@ def _quantised(weight: Tensor) -> Multiply:
     return product
 
 
+def _quantise(weight: Tensor, scales: Tensor) -> Tensor:
+    """Return a matrix as torch's quantised tensor, with a scale for each output channel.
+
+    torch announces the end of such tensors, but its packed products still take no others.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*quantized tensor", category=UserWarning)
+        zeros = torch.zeros(len(scales), dtype=torch.long)
+        return torch.quantize_per_channel(weight, scales.double(), zeros, 0, torch.qint8)
+
+
 def _int8_product(quantised: Tensor) -> Callable[[Tensor, float], Tensor]:
     """Return the product of a quantised matrix with inputs in 0..1, which are rounded to multiples of a step."""
     engine = int8_engine()
@@ -167,10 +181,19 @@ def _int8_product(quantised: Tensor) -> Callable[[Tensor, float], Tensor]:
         finally:
             torch.backends.quantized.engine = before
     if engine == "fbgemm":
-        run = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+        run = _bare(torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default)
         return lambda u, step: run(u, step, 0, packed)
-    dynamic = torch.ops.quantized.linear_dynamic.default
+    dynamic = _bare(torch.ops.quantized.linear_dynamic.default)
     return lambda u, step: dynamic(u, packed)
+
+
+def _bare(operator: Any) -> Callable[..., Tensor]:
+    """Return an operator without the search for Python objects that torch makes among arguments like packed matrices.
+
+    The search takes as long as the operators around it; it concerns tracing alone.
+    """
+    found: Callable[..., Tensor] = getattr(operator, "_op", operator)
+    return found
 
 
 def int8_engine() -> str | None:
@@ -184,9 +207,8 @@ def _levels() -> int:
 
     CPUs without VNNI add two products in 16 bits. Two of 255 x 127 overflow there, so the product itself is asked.
     """
-    weight = torch.full((16, 64), 127.0)
-    ones = torch.quantize_per_channel(weight, torch.ones(16).double(), torch.zeros(16).long(), 0, torch.qint8)
-    found = _int8_product(ones)(torch.ones(1, 64), 1 / 255)
+    largest = _quantise(torch.full((16, 64), 127.0), torch.ones(16))
+    found = _int8_product(largest)(torch.ones(1, 64), 1 / 255)
     return 255 if torch.allclose(found, torch.full_like(found, 127.0 * 64), rtol=1e-3) else 127
 
 

@@ -85,7 +85,8 @@ def launch(
     if stacks.device.type == "cpu" and graph_runner is None:
         sizes = [len(row.ids) for row in tokens]
         chosen_rows = list(by_length(tokens, batch_tokens(sum(sizes)), groups))
-        run_batches([partial(run, rows) for rows in chosen_rows], [sum(sizes[i] for i in rows) for rows in chosen_rows])
+        counts = [sum(sizes[i] for i in rows) for rows in chosen_rows]
+        run_batches([partial(run, rows) for rows in chosen_rows], counts)
         return lambda: [results[i] for i in range(len(tokens))]
     limit = tokens_at_once(stacks.device)
     with torch.inference_mode():

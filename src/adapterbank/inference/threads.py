@@ -33,18 +33,28 @@ def batch_tokens(total: int) -> int:
 
 
 def run_batches(batches: Sequence[Callable[[], None]], tokens: Sequence[int]) -> None:
-    """Run functions that compute batches of so many tokens each."""
+    """Run functions that compute batches of so many tokens each.
+
+    The threads of a batch depend on the sizes alone, so that equal calls round alike.
+    """
     threads = torch.get_num_threads()
     if threads > 1 and len(batches) > 1:
         list(_pool(threads, os.getpid()).map(lambda run: run(), batches))
-        return
-    if threads > 1 and sum(tokens) <= _ALONE:
-        torch.set_num_threads(1)  # of this thread; those that have computed before keep theirs
+    elif threads > 1 and sum(tokens) <= _ALONE:
+        _run_on(1, threads, batches)
+    else:
+        for run in batches:
+            run()
+
+
+def _run_on(threads: int, before: int, batches: Sequence[Callable[[], None]]) -> None:
+    """Run functions with so many threads instead of those before, in this thread alone."""
+    torch.set_num_threads(threads)  # threads that have computed before keep theirs
     try:
         for run in batches:
             run()
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 @functools.cache
@@ -54,6 +64,7 @@ def _pool(threads: int, _process: int) -> ThreadPoolExecutor:
 
     def begin() -> None:
         torch.set_num_threads(1)
+        torch.get_num_threads()  # torch sets a thread's number when it is first asked; from then on it stays
         ready.wait()
 
     for _ in range(threads):

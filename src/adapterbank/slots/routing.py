@@ -22,7 +22,6 @@ from adapterbank.encoder.blocks import finish
 from adapterbank.encoder.forward import ACTIVATIONS, QKV, Frozen
 from adapterbank.encoder.products import frozen_linear, multiply
 from adapterbank.encoder.protocol import Ending
-from adapterbank.methods import roles
 from adapterbank.slots.addition import Addition
 from adapterbank.slots.plan import Plan
 from adapterbank.slots.sharing import product_form
@@ -55,6 +54,9 @@ class Route:
         self._sizes = [s.tokens for s in segments]
         self._groups: dict[tuple[int | None, ...], list[_SlotGroup]] = {}
         self._segment_of_token: Tensor | None = None
+        self._kept: dict[Any, Any] | None = None
+        if len(self.segments) == 1 and self._slots[0] and not torch.is_grad_enabled():
+            self._kept = stacks.kept(self.segments[0].slot or 0)
 
     def rows(self) -> Route:
         """Return the same route for one vector per row instead of one per token."""
@@ -118,6 +120,8 @@ class Route:
         """See `encoder.protocol.Slots`; `y` may hold several sites side by side, which read the same `x`."""
         if self._sites.isdisjoint(sites):
             return y
+        if self._kept is not None:
+            return self._add_alone(y, x, sites, self._kept)
         acting = [slot.acting(sites) if slot else () for slot in self._slots]
         for step in range(max(map(len, acting))):
             chosen = tuple(numbers[step] if step < len(numbers) else None for numbers in acting)
@@ -132,6 +136,11 @@ class Route:
         """Return a slot's tensor by name, padded, or the frozen one if the slot has none."""
         if slot is None or name not in slot.places:
             return self._stacks.frozen[name]
+        if self._kept is not None:
+            if name not in self._kept:
+                block, row = slot.places[name]
+                self._kept[name] = block.views[name][row]
+            return self._kept[name]  # type: ignore[no-any-return]
         block, row = slot.places[name]
         view = block.views[name]
         if not view.requires_grad or len(view) == 1 or not torch.is_grad_enabled():
@@ -145,9 +154,23 @@ class Route:
     def heads(self) -> list[tuple[Plan, dict[str, Tensor]] | None]:
         """Return each segment's plan and head tensors."""
         return [
-            (slot.plan, {n: self.tensor(slot, n) for n in slot.places if "head" in roles(n)}) if slot else None
+            (slot.plan, {name: self.tensor(slot, name) for name in slot.heads}) if slot else None
             for slot in self._slots
         ]
+
+    def _add_alone(self, y: Tensor, x: Tensor, sites: tuple[str, ...], kept: dict[Any, Any]) -> Tensor:
+        """Apply the additions of the batch's only slot, which are looked up once for each site."""
+        if sites not in kept:
+            slot = self._slots[0]
+            assert slot is not None
+            additions = [(slot.plan.additions[number], number) for number in slot.acting(sites)]
+            kept[sites] = [
+                (addition, self._tensors_of(_SlotGroup([(0, number)], addition, None), sites))
+                for addition, number in additions
+            ]
+        for addition, own in kept[sites]:
+            y = addition.apply(y, x, own)
+        return y
 
     def _add_chosen(self, y: Tensor, x: Tensor, sites: Sequence[str], chosen: tuple[int | None, ...]) -> Tensor:
         """Apply one addition to each segment, by its index in the segment's plan; None leaves a segment unchanged.
@@ -196,6 +219,10 @@ class Route:
 
     def _apply(self, y: Tensor, x: Tensor, group: _SlotGroup, sites: Sequence[str]) -> Tensor:
         """Apply the additions of one slot, or those of several slots, stacked or each on its own rows."""
+        return group.form.apply(y, x, self._tensors_of(group, sites, apart=y.dim() == 2))
+
+    def _tensors_of(self, group: _SlotGroup, sites: Sequence[str], *, apart: bool = False) -> list[dict[str, Any]]:
+        """Return the tensors that `Addition.apply` reads: of one slot, stacked, or with `apart` each for its rows."""
         own: list[dict[str, Any]] = []
         first, number = self._slots[group.members[0][0]], group.members[0][1]
         assert first is not None
@@ -203,12 +230,12 @@ class Route:
             each = {part: self._part_tensors(group, site, part) for part in first.added.get(site, {}).get(number, ())}
             if group.grid is None:
                 own.append({part: tensors[0] for part, tensors in each.items()})
-            elif y.dim() == 2:
+            elif apart:
                 sizes = [self._sizes[i] for i, _ in group.members]
                 own.append({part: Each(tensors, sizes) for part, tensors in each.items()})
             else:
                 own.append({part: torch.stack(tensors) for part, tensors in each.items()})
-        return group.form.apply(y, x, own)
+        return own
 
     def _part_tensors(self, group: _SlotGroup, site: str, part: str) -> list[Tensor]:
         """Return a part of each member's addition at a site."""

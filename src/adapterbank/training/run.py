@@ -281,7 +281,10 @@ def failed(identity: Mapping[str, Any], failure: str, prepared: PreparedRun | No
     record = {"config": dict(identity), "failure": " ".join(failure.split())}
     if prepared is not None:
         resolved = prepared.resolved
-        record |= {"task": resolved.data.task.to_json(), "stamp": stamp(resolved.device, resolved.dtype, resolved.layout)}
+        record |= {
+            "task": resolved.data.task.to_json(),
+            "stamp": stamp(resolved.device, resolved.dtype, resolved.layout),
+        }
     return {**record, "notes": list(prepared.notes) if prepared else [], "created": files.now()}
 
 
