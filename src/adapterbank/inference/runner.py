@@ -20,6 +20,7 @@ from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.forward import forward
 from adapterbank.encoder.prefix_cache import Prefix
 from adapterbank.inference.graph_runner import ROWS, GraphRunner, Wait
+from adapterbank.inference.shared_texts import shared_below
 from adapterbank.inference.threads import batch_tokens, run_batches
 from adapterbank.kinds.table import KINDS
 from adapterbank.slots import heads
@@ -71,13 +72,22 @@ def launch(
         order, wait = launched.popleft()
         results.update(zip(order, wait(), strict=True))
 
+    def route_of(rows: Sequence[tuple[int | None, int]]) -> Route:
+        return Route(stacks, segments(rows))
+
     @torch.inference_mode()
     def run(chosen: Sequence[int]) -> None:
         order = sorted(chosen, key=lambda i: _number(slots[i]))
         batch = pack([tokens[i] for i in order], stacks.device)
-        route = Route(stacks, segments([(slots[i], len(tokens[i])) for i in order]))
-        lower = prefix.rows(order, batch) if prefix else None
-        hidden = forward(config, route, batch, first=prefix.first if prefix else 0, prefix=lower)
+        route = route_of([(slots[i], len(tokens[i])) for i in order])
+        lower: tuple[int, Tensor] | None
+        if prefix:
+            lower = prefix.first, prefix.rows(order, batch)
+        else:
+            mine = [tokens[i] for i in order], [slots[i] for i in order]
+            lower = shared_below(config, stacks, *mine, route_of)
+        first, below = lower or (0, None)
+        hidden = forward(config, route, batch, first=first, prefix=below)
         by_segment = heads.outputs(hidden, batch, route)
         results.update(zip(order, by_row(by_segment, route.segments, stacks, batch.lengths), strict=True))
 

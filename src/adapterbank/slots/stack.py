@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from adapterbank.encoder.kernels.forms import WIDEST, Form, Scales
-from adapterbank.methods import roles
+from adapterbank.methods import MAX_LAYERS, roles
 from adapterbank.slots.addition import size_class
-from adapterbank.slots.plan import Plan, decays
+from adapterbank.slots.plan import Plan, decays, first_trained_layer
 from adapterbank.slots.sharing import graph_form
 
 LARGEST = 64
@@ -142,6 +142,11 @@ class Slot:
     def heads(self) -> tuple[str, ...]:
         """The names of its head's tensors."""
         return tuple(name for name in self.places if "head" in roles(name))
+
+    @cached_property
+    def lowest(self) -> int:
+        """The lowest layer that it changes; at least the number of layers if that is only the head."""
+        return first_trained_layer(self.places, MAX_LAYERS)
 
     def acting(self, sites: Sequence[str]) -> tuple[int, ...]:
         """Return the indices of the additions that act at any of some sites, in the order of the plan."""
