@@ -71,6 +71,11 @@ class Backbone:
             self._laid_out[layout] = FrozenTensors(join_projections(self.tensors), layout)
         return self._laid_out[layout]
 
+    def keep_only(self, layout: str) -> None:
+        """Free the matrices of all other layouts."""
+        for other in [other for other in self._laid_out if other != layout]:
+            del self._laid_out[other]
+
     @property
     def reference(self) -> dict[str, str]:
         """Its name and checksum, as banks and packages keep them."""
