@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from adapterbank.encoder.batch import pack
 from adapterbank.encoder.forward import Frozen, forward, join_projections
 from adapterbank.encoder.products import LAYOUTS, FrozenTensors, Product, int8_engine, multiply
+from adapterbank.errors import ConfigError
 from adapterbank.runtime import find_dtype
 from families import FAMILIES
 
@@ -26,7 +27,7 @@ def layouts():
     for name in ERRORS:
         try:
             find_dtype(name, CPU)
-        except ValueError:
+        except ConfigError:
             continue
         supported.append(name)
     return supported

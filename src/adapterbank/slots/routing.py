@@ -2,7 +2,7 @@
 
 This is the only module that knows that a batch may hold rows of several slots. It answers the encoder's look-ups
 (`encoder.protocol.Slots`). Rows are sorted by slot into *segments*. Segments share as much work as they can: frozen
-tensors apply to all tokens at once, LayerNorms and biases are looked up by token, and adapters or low-rank parts of
+tensors apply to all tokens at once, a GPU looks LayerNorms and biases up by token, and adapters or low-rank parts of
 one shape run as one batched product over segments laid out side by side.
 """
 
@@ -93,7 +93,9 @@ class Route:
         def normalise(x: Tensor, gain: Tensor, shift: Tensor | None = None) -> Tensor:
             return F.layer_norm(x, x.shape[-1:], gain, shift, epsilon)
 
-        if torch.is_grad_enabled():  # the gradient of a looked-up gain would be summed in bf16, and in no fixed order
+        # The gradient of a looked-up gain would be summed in bf16, and in no fixed order. A CPU takes longer to look up
+        # a gain for each token than to normalise.
+        if torch.is_grad_enabled() or not x.is_cuda:
             return self._by_slot(normalise, x, names)
         if len(self._slots) > 1 and not self._overridden.isdisjoint(names):
             segment_of_token = self._segments_by_token(x.device)
@@ -254,6 +256,10 @@ class Route:
         y = multiply(self._stacks.frozen, x, weight, None)
         if torch.is_grad_enabled():  # as in `norm`
             return torch.cat([part + bias for part, bias in zip(y.split(self._sizes), each, strict=True)])
+        if not x.is_cuda:
+            for part, bias in zip(y.split(self._sizes), each, strict=True):
+                part += bias
+            return y
         return y + torch.stack(each).index_select(0, self._segments_by_token(x.device))
 
     def _segments_by_token(self, device: torch.device) -> Tensor:
