@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +45,7 @@ def choose_layout(backbone: Backbone, seconds: float = _SECONDS) -> LayoutChoice
     """Measure the bare encoder with every layout that this CPU computes; keep the matrices of the chosen one."""
     passes = {name: _passes(backbone, name) for name in LAYOUTS if _works(name)}
     found: dict[str, list[float]] = {name: [] for name in passes}
-    with torch.inference_mode():
+    with torch.inference_mode(), _one_thread():
         for run in passes.values():
             run()
         until = time.perf_counter() + seconds
@@ -59,6 +60,17 @@ def choose_layout(backbone: Backbone, seconds: float = _SECONDS) -> LayoutChoice
     choice = LayoutChoice(best, times)
     LOG.debug("%s", choice)
     return choice
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute with one thread, as a server's lanes do."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _works(layout: str) -> bool:

@@ -17,7 +17,7 @@ import torch
 
 _ALONE = 64
 """The most tokens of a single batch that one thread computes as fast as several."""
-_SMALLEST, _LARGEST = 256, 4096
+_SMALLEST, _LARGEST = 128, 4096
 """The fewest and the most padded tokens of a batch, where there are threads for several.
 
 Products with 64 tokens take as long per token as larger ones; what a batch costs besides them is spread over more.
