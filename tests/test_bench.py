@@ -280,3 +280,10 @@ def test_a_rehearsal_times_whole_processes(tmp_path):
         assert "warning" not in one
     assert found["ratios"] == {}
     assert "failed" not in printed
+
+
+def test_texts_are_answered_without_the_peers(tmp_path, checkpoint):
+    found, printed = rehearse("texts.py", tmp_path / "texts.json", "--backbone", str(checkpoint("bert")[0]))
+    assert set(found["texts"]) == {"1", "64"}
+    assert all("adapterbank fp32" in one["contestants"] for one in found["texts"].values())
+    assert "64 a call" in printed
