@@ -28,7 +28,7 @@ from adapterbank.inference.rows import MEAN, WEIGHTS, Rows, Windows, make_rows
 from adapterbank.kinds import scoring
 from adapterbank.kinds.table import KINDS
 from adapterbank.methods import find_method
-from adapterbank.runtime import find_device, find_dtype
+from adapterbank.runtime import find_device, find_dtype, find_layout
 from adapterbank.slots import tensors
 from adapterbank.slots.plan import Head, Plan, make_plan, trained
 from adapterbank.storage import records
@@ -72,6 +72,8 @@ class ResolvedRun:
     """The config of the record: every option, the backbone's sha256 and the data's fingerprints."""
     device: torch.device
     dtype: torch.dtype
+    layout: str
+    """How a CPU keeps the frozen matrices."""
     windows: int
     """The most windows of a text, as `make_rows` takes it."""
     recompute: str
@@ -125,9 +127,9 @@ class RunBuilder:
         windows = self._windows(config, data)
         plan = make_run_plan(config, self.backbone, data, windows)
         device = find_device(config.device)
-        dtype = find_dtype(config.precision, device)
-        named = identity(config, self.backbone, data.about())
-        return ResolvedRun(config, data, plan, named, device, dtype, windows, self._recompute)
+        dtype, layout = find_dtype(config.precision, device), find_layout(config.precision, device)
+        own = identity(config, self.backbone, data.about())
+        return ResolvedRun(config, data, plan, own, device, dtype, layout, windows, self._recompute)
 
     def prepare(self, resolved: ResolvedRun) -> PreparedRun:
         """Tokenise the data and build the training loop's job."""
