@@ -236,7 +236,7 @@ class InPlaceRoute:
         GELU then is its approximation by tanh, which in 16 bits is as near as the exact one.
         """
         weight, bias = self.frozen[f"{name}.weight"], self.frozen.get(f"{name}.bias")
-        short = x.dtype in (torch.bfloat16, torch.float16) and activation in ("gelu", "gelu_tanh")
+        short = x.dtype == torch.bfloat16 and activation in ("gelu", "gelu_tanh")
         if not short or bias is None or f"{name}.bias" in self.columns.at or site in self.columns.sites:
             return None
         return self.kernels.linear_gelu(x, weight, bias)
