@@ -58,7 +58,7 @@ class SweepContext:
     at_once: int = AT_ONCE
     keep: str = "none"
     recompute: str = "auto"
-    """Whether steps compute outputs again instead of keeping them; changes no result."""
+    """Whether steps compute outputs again instead of keeping them; changes no gradient."""
     notify: Callable[[RunEvent], None] = lambda event: None
     stage: Callable[[str, int, int], None] = lambda what, done, total: None
     is_best: Callable[[str, float], bool] = lambda task, score: True

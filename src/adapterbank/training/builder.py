@@ -77,7 +77,7 @@ class ResolvedRun:
     windows: int
     """The most windows of a text, as `make_rows` takes it."""
     recompute: str
-    """Whether its steps compute outputs again; changes no result, so it is not part of the identity."""
+    """Whether its steps compute outputs again; changes no gradient, so it is not part of the identity."""
 
     @cached_property
     def hash(self) -> str:

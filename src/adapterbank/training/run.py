@@ -101,7 +101,7 @@ def run(
     """Train one task and add it to the bank, which is created if it does not exist.
 
     `backbone` is loaded if it is None and the method needs it. `reader` reads the data, by default the config's files;
-    `recompute` is one of `recompute.RECOMPUTE` and changes no result.
+    `recompute` is one of `recompute.RECOMPUTE` and changes no gradient.
     """
     callbacks, reader = callbacks or Callbacks(), reader or DatasetReader()
     config = canonical(config, reader.splits)
