@@ -23,7 +23,7 @@ from adapterbank.encoder.kernels.forms import Form, Places, Scales
 from adapterbank.encoder.protocol import Ending
 from adapterbank.encoder.recompute import Recompute
 from adapterbank.methods import roles
-from adapterbank.slots.kernel_layer import KernelLayer
+from adapterbank.slots.layers import KernelLayer
 from adapterbank.slots.stack import RowLayout, Slot, Stacks
 
 _NORM = ".norm.weight"
@@ -200,14 +200,14 @@ class InPlaceRoute:
         return self.frozen[f"{name}.weight"]
 
     def add(self, y: Tensor, x: Tensor, *sites: str) -> Tensor:
-        """See `kernel_layer.KernelRoute`."""
+        """See `layers.KernelRoute`."""
         for site, part in zip(sites, y.chunk(len(sites), -1), strict=True):
             for number in self.columns.sites.get(site, ()):
                 self._act(part, x, site, number)
         return y
 
     def finish(self, y: Tensor, x: Tensor, site: str, norm: str, ending: Ending) -> Tensor:
-        """See `kernel_layer.KernelRoute`; the last addition, the residual sum and the LayerNorm are one kernel."""
+        """See `layers.KernelRoute`; the last addition, the residual sum and the LayerNorm are one kernel."""
         numbers = self.columns.sites.get(site, ())
         last = self._forms[numbers[-1]] if numbers else None
         form = last if isinstance(last, Form) else None
@@ -231,7 +231,7 @@ class InPlaceRoute:
         return self.kernels.project(x, self._head_places, outputs, self.columns.at[name])
 
     def joined(self, x: Tensor, name: str, site: str, activation: str) -> Tensor | None:
-        """See `kernel_layer.KernelRoute`.
+        """See `layers.KernelRoute`.
 
         GELU then is its approximation by tanh, which in 16 bits is as near as the exact one.
         """

@@ -24,6 +24,7 @@ from adapterbank.encoder.forward import QKV, Frozen
 from adapterbank.encoder.products import frozen_linear, multiply
 from adapterbank.encoder.protocol import Ending
 from adapterbank.encoder.recompute import Recompute
+from adapterbank.slots import layers
 from adapterbank.slots.addition import Addition
 from adapterbank.slots.plan import Plan
 from adapterbank.slots.sharing import product_form
@@ -290,20 +291,11 @@ class RouteLayer:
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.protocol.Layer`."""
-
-        def run(x: Tensor) -> Tensor:
-            return self.route.add(self.route.linear(x, f"{self.weights}.{name}"), x, f"{self.site}.{name}")
-
-        return self.route.recompute.widened(run, x) if self.route.recompute else run(x)
+        return layers.linear(self, x, name)
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.protocol.Layer`."""
-
-        def run(x: Tensor) -> Tensor:
-            y = self.route.attention(x, f"{self.weights}.{name}")
-            return self.route.add(y, x, *(f"{self.site}.{name}.{part}" for part in QKV))
-
-        return self.route.recompute.widened(run, x) if self.route.recompute else run(x)
+        return layers.attention(self, x, name)
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `encoder.protocol.Layer`."""

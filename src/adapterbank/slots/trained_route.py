@@ -22,7 +22,7 @@ from adapterbank.encoder.kernels.forms import WIDEST, Drop, Form, Into, Places, 
 from adapterbank.encoder.protocol import Ending
 from adapterbank.encoder.recompute import Recompute
 from adapterbank.slots.in_place import TableColumns, Widths
-from adapterbank.slots.kernel_layer import KernelLayer
+from adapterbank.slots.layers import KernelLayer
 from adapterbank.slots.static_routing import StaticRoute
 
 
@@ -102,14 +102,14 @@ class TrainedRoute:
         return self.frozen[f"{name}.weight"]
 
     def add(self, y: Tensor, x: Tensor, *sites: str) -> Tensor:
-        """See `kernel_layer.KernelRoute`."""
+        """See `layers.KernelRoute`."""
         return self._composed.add(y, x, *sites) if any(site in self.columns.sites for site in sites) else y
 
     def joined(self, x: Tensor, name: str, site: str, activation: str) -> None:
-        """See `kernel_layer.KernelRoute`: the gradient of an activation reads what is activated."""
+        """See `layers.KernelRoute`: the gradient of an activation reads what is activated."""
 
     def finish(self, y: Tensor, x: Tensor, site: str, norm: str, ending: Ending) -> Tensor:
-        """See `kernel_layer.KernelRoute`; what the kernels have no gradient for is added before them."""
+        """See `layers.KernelRoute`; what the kernels have no gradient for is added before them."""
         numbers = self.columns.sites.get(site, ())
         forms = [self._forms[number] for number in numbers]
         if len(forms) == 1 and isinstance(forms[0], Form) and forms[0].trains and forms[0].widest <= WIDEST:

@@ -1,4 +1,4 @@
-"""One layer of a pass through our own kernels, for answers and for training alike. Knows no slots."""
+"""One layer of a route, by short names; `KernelLayer` is that of passes through our own kernels. Knows no slots."""
 
 from __future__ import annotations
 
@@ -14,14 +14,55 @@ from adapterbank.encoder.protocol import Ending, Modules
 from adapterbank.encoder.recompute import Recompute
 
 
-class KernelRoute(Modules, Protocol):
-    """All layers of such a pass, by full names."""
+class LayeredRoute(Modules, Protocol):
+    """All layers of a pass, by full names."""
 
-    kernels: Kernels
     recompute: Recompute | None
+    """What computes outputs again; None if they are kept."""
 
     def add(self, y: Tensor, x: Tensor, *sites: str) -> Tensor:
         """See `Modules`; `y` may hold several sites side by side, which read the same `x`."""
+
+
+class RoutedLayer(Protocol):
+    """One layer of a route: its tensors are under `weights`, its additions under `site`."""
+
+    @property
+    def route(self) -> LayeredRoute:
+        """The route."""
+
+    @property
+    def weights(self) -> str:
+        """The prefix of its tensors."""
+
+    @property
+    def site(self) -> str:
+        """The prefix of its sites."""
+
+
+def linear(layer: RoutedLayer, x: Tensor, name: str) -> Tensor:
+    """See `encoder.protocol.Layer`."""
+
+    def run(x: Tensor) -> Tensor:
+        return layer.route.add(layer.route.linear(x, f"{layer.weights}.{name}"), x, f"{layer.site}.{name}")
+
+    return layer.route.recompute.widened(run, x) if layer.route.recompute else run(x)
+
+
+def attention(layer: RoutedLayer, x: Tensor, name: str) -> Tensor:
+    """See `encoder.protocol.Layer`."""
+
+    def run(x: Tensor) -> Tensor:
+        y = layer.route.attention(x, f"{layer.weights}.{name}")
+        return layer.route.add(y, x, *(f"{layer.site}.{name}.{part}" for part in QKV))
+
+    return layer.route.recompute.widened(run, x) if layer.route.recompute else run(x)
+
+
+class KernelRoute(LayeredRoute, Protocol):
+    """All layers of a pass through our own kernels."""
+
+    kernels: Kernels
 
     def joined(self, x: Tensor, name: str, site: str, activation: str) -> Tensor | None:
         """Return the activation of a linear layer if it is part of its product."""
@@ -40,20 +81,11 @@ class KernelLayer:
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.protocol.Layer`."""
-
-        def run(x: Tensor) -> Tensor:
-            return self.route.add(self.route.linear(x, f"{self.weights}.{name}"), x, f"{self.site}.{name}")
-
-        return self.route.recompute.widened(run, x) if self.route.recompute else run(x)
+        return linear(self, x, name)
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.protocol.Layer`."""
-
-        def run(x: Tensor) -> Tensor:
-            y = self.route.attention(x, f"{self.weights}.{name}")
-            return self.route.add(y, x, *(f"{self.site}.{name}.{part}" for part in QKV))
-
-        return self.route.recompute.widened(run, x) if self.route.recompute else run(x)
+        return attention(self, x, name)
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `encoder.protocol.Layer`."""
