@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from adapterbank.encoder.batch import pack
 from adapterbank.encoder.forward import Frozen, forward, join_projections
-from adapterbank.encoder.products import LAYOUTS, FrozenTensors, Product, int8_engine, multiply
+from adapterbank.encoder.products import LAYOUTS, FrozenTensors, Product, filled_rows, int8_engine, multiply
 from adapterbank.errors import ConfigError
 from adapterbank.runtime import find_dtype
 from families import FAMILIES
@@ -138,3 +138,20 @@ def test_a_name_without_a_layout_is_multiplied_plainly():
     weight, x = numbers(4, 6), numbers(2, 6, seed=1)
     for tensors in ({"w": weight}, FrozenTensors({"w": weight}, "fp32")):
         assert torch.equal(multiply(tensors, x, "w", None), F.linear(x, weight))
+
+
+def test_products_meet_few_numbers_of_rows_since_code_for_each_stays_in_memory():
+    met = {filled_rows(count) for count in range(1, 4097)}
+    assert len(met) == 16 + 8 * 8
+    assert all(filled_rows(count) == count for count in met)
+    assert all(count <= filled_rows(count) <= 1.125 * count for count in range(1, 4097))
+
+
+@pytest.mark.parametrize("count", [1, 16, 17, 33, 100])
+def test_rows_that_fill_a_product_up_do_not_show(layout, count):
+    product, x, bias = Product(numbers(24, 48), LAYOUTS[layout]), numbers(count, 48, seed=1), numbers(24, seed=2)
+    with torch.inference_mode():
+        found = product(x, bias)
+        each = torch.cat([product(row, bias) for row in x.split(1)])
+    assert found.shape == (count, 24)
+    torch.testing.assert_close(found, each, rtol=1e-4, atol=1e-4)
