@@ -128,7 +128,7 @@ class Steps:
         adam.admit(slot, AdamSettings())
         prefixes = PrefixCache(config, self.encoder.tensors)
         context = StepContext(config, prefixes, 0, (0.1, 0.1), recomputing)
-        data, programs = DeviceRows.of([self.data], self.plan.head, device), GraphCompiler(device, fixed_sizes=True)
+        data, programs = DeviceRows.of([self.data], self.plan.head, device), GraphCompiler(device)
         step = GraphStep(context, stacks, adam, data, self.plan, batch=self.rows, programs=programs)
         units, weights = np.arange(self.rows), np.full(self.rows, 1 / self.rows, np.float32)
         inputs = [StepInput(slot, self.plan, self.data, units, weights, seed=0, step=0)]

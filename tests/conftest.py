@@ -24,6 +24,8 @@ from jobs import GraphTraining
 from packages import BACKBONE
 from plain_kernels import PLAIN
 
+pytest_plugins = ["graphs_on_gpu"]
+
 # No test asserts a time: an example that is slow to run or to draw only shows that the machine is busy.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")

@@ -345,3 +345,11 @@ def test_a_rehearsal_emulates_fp8(tmp_path):
     for each in found["shapes"]["tiny"]["products"].values():
         assert not any("raised" in one for one in each.values())
         assert each[fp8.BF16]["errors"]["norm"] < 1e-5 < each[fp8.FP8]["errors"]["norm"] < 0.05
+
+
+@pytest.mark.slow
+def test_texts_are_answered_without_the_peers(tmp_path, checkpoint):
+    found, printed = rehearse("texts.py", tmp_path / "texts.json", "--backbone", str(checkpoint("bert")[0]))
+    assert set(found["texts"]) == {"1", "64"}
+    assert all("adapterbank fp32" in one["contestants"] for one in found["texts"].values())
+    assert "64 a call" in printed

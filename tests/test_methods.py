@@ -10,7 +10,7 @@ import torch
 
 from adapterbank import methods
 from adapterbank.config import Config
-from adapterbank.encoder import forward
+from adapterbank.encoder import blocks
 from adapterbank.encoder.config_json import read_config
 from adapterbank.errors import ConfigError, UnknownName
 from adapterbank.methods import Options, parse_layers
@@ -303,7 +303,7 @@ def test_an_unknown_method_is_refused_with_the_nearest_one():
 
 
 def test_adapters_offer_the_activations_of_the_forward_pass():
-    assert set(methods.ACTIVATIONS) == set(forward.ACTIVATIONS)
+    assert set(methods.ACTIVATIONS) == set(blocks.ACTIVATIONS)
     assert len(methods.ACTIVATIONS) == len(set(methods.ACTIVATIONS))
 
 

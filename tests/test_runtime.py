@@ -7,13 +7,16 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from adapterbank import runtime
+from adapterbank.errors import ConfigError
 
 TOKENISE = """
 import os
 from tokenizers import Tokenizer, models
 from adapterbank import runtime
+from adapterbank.errors import ConfigError
 runtime.cores = lambda: 64
 runtime.use_few_threads_for_texts()
 before = len(os.listdir("/proc/self/task"))
@@ -49,3 +52,39 @@ def test_a_server_keeps_few_primitives_unless_the_user_has_chosen(monkeypatch):
     monkeypatch.delenv(name)
     runtime.keep_few_primitives()
     assert int(os.environ[name]) < 100
+
+
+CPU = torch.device("cpu")
+
+
+def test_a_cpu_computes_in_float32_whatever_layout_its_matrices_have():
+    assert runtime.find_dtype("auto", CPU) == runtime.find_dtype("fp32", CPU) == torch.float32
+    assert [runtime.find_layout(name, CPU) for name in ("auto", "fp32", "bf16", "int8")] == [
+        "fp32",
+        "fp32",
+        "bf16",
+        "int8",
+    ]
+    assert runtime.find_layout("bf16", torch.device("cuda")) == "fp32"
+
+
+def test_int8_on_a_gpu_is_refused_with_the_remedy():
+    with pytest.raises(ConfigError, match="only a CPU computes; use bf16 on a GPU"):
+        runtime.find_dtype("int8", torch.device("cuda"))
+
+
+def test_a_cpu_whose_bf16_products_end_the_process_is_found_by_another_process(monkeypatch):
+    """One machine reports bf16 instructions that end a process; the process that asks must survive."""
+    monkeypatch.setattr(runtime, "_PROBE", "import os; os.kill(os.getpid(), 4)")
+    monkeypatch.setattr("torch.ops.mkldnn._is_mkldnn_bf16_supported", lambda: True)
+    monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: True)
+    monkeypatch.setitem(runtime._PROBLEMS, "bf16", runtime._bf16_problem.__wrapped__)
+    with pytest.raises(ConfigError, match=r"a trial of its bf16 products failed \(exit status -4\); use fp32"):
+        runtime.find_dtype("bf16", CPU)
+
+
+def test_a_build_without_int8_products_says_so(monkeypatch):
+    monkeypatch.setattr(runtime, "_supported_engines", lambda: [])
+    monkeypatch.setitem(runtime._PROBLEMS, "int8", runtime._int8_problem.__wrapped__)
+    with pytest.raises(ConfigError, match="no int8 products for this CPU; use fp32"):
+        runtime.find_dtype("int8", CPU)

@@ -25,7 +25,7 @@ from adapterbank.tasks.dialects import separator_of
 from adapterbank.tasks.option_values import convert
 from adapterbank.tasks.yaml_files import read_yaml
 
-PRECISIONS = ("auto", "fp32", "bf16")
+PRECISIONS = ("auto", "fp32", "bf16", "int8")
 CLASS_WEIGHTS = ("none", "balanced")
 FEW = ("auto", "always", "never")
 LONG = ("auto", "cut", "windows")

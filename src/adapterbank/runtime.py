@@ -8,6 +8,9 @@ import hashlib
 import math
 import os
 import platform
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,10 @@ Measured on 16 cores: docs/performance.md.
 _PRIMITIVES = 64
 """Compiled primitives that oneDNN keeps in a server."""
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_LAYOUTS = ("fp32", "bf16", "int8")
+"""How a CPU keeps frozen matrices; all else is float32 there (`encoder.products`)."""
+_COMPUTED = "packed"
+"""How a CPU computes frozen products: part of the stamp, as another way rounds otherwise."""
 
 
 def find_device(name: str = "auto") -> torch.device:
@@ -40,17 +47,68 @@ def find_device(name: str = "auto") -> torch.device:
     return device
 
 
+def find_layout(name: str, device: torch.device) -> str:
+    """Return how the frozen matrices are kept on a CPU: `fp32`, also for `auto`, or `bf16` or `int8`."""
+    return name if device.type == "cpu" and name in _LAYOUTS else "fp32"
+
+
 def find_dtype(name: str, device: torch.device) -> torch.dtype:
     """Return the dtype of the forward pass: fp32 on a CPU, bf16 on a GPU; trained weights are always fp32."""
     if name == "auto":
         supported = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if supported else torch.float32
+    if name not in _LAYOUTS:
+        raise ConfigError([f"precision is {name!r}; it must be one of auto, {', '.join(_LAYOUTS)}."])
+    if device.type == "cpu":
+        if problem := _PROBLEMS[name]():
+            raise ConfigError([f"precision is {name!r}, but {problem}; use fp32."])
+        return torch.float32
     if name not in _DTYPES:
-        raise ConfigError([f"precision is {name!r}; it must be one of auto, {', '.join(_DTYPES)}."])
-    if name == "bf16" and device.type == "cpu":
-        # Some CPUs report bf16 instructions that crash the process when they are used.
-        raise ConfigError(["precision is 'bf16', which needs a GPU; use fp32 on the CPU."])
+        raise ConfigError([f"precision is {name!r}, which only a CPU computes; use bf16 on a GPU."])
     return _DTYPES[name]
+
+
+def _no_problem() -> str:
+    return ""
+
+
+@functools.cache
+def _int8_problem() -> str:
+    """Return why this machine cannot multiply int8 matrices; empty if it can."""
+    found = {"fbgemm", "qnnpack"} & set(_supported_engines())
+    return "" if found else "this build of torch has no int8 products for this CPU"
+
+
+def _supported_engines() -> list[str]:
+    return list(torch.backends.quantized.supported_engines)
+
+
+_PROBE = """
+import torch
+x, w = torch.randn(33, 96).bfloat16(), torch.randn(64, 96).bfloat16()
+packed = torch.ops.mkldnn._reorder_linear_weight(w)
+found = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "").float()
+wrong = (found - x.float() @ w.float().t()).abs().max() > 0.5
+raise SystemExit(3 if wrong else 0)
+"""
+
+
+@functools.cache
+def _bf16_problem() -> str:
+    """Return why this CPU cannot multiply bf16 matrices; empty if it can.
+
+    Some CPUs report bf16 instructions that end the process when they are used, so another process tries a product.
+    """
+    if not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return "this CPU has no bf16 products"
+    try:
+        done = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"its bf16 products could not be tried ({error})"
+    return f"a trial of its bf16 products failed (exit status {done.returncode})" if done.returncode else ""
+
+
+_PROBLEMS: Mapping[str, Callable[[], str]] = {"fp32": _no_problem, "bf16": _bf16_problem, "int8": _int8_problem}
 
 
 def use_one_thread() -> None:
@@ -96,6 +154,16 @@ def total_memory(device: torch.device) -> int:
     return min(limits)
 
 
+def _packed_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return a product as `encoder.products` computes it in fp32."""
+    if not torch.backends.mkldnn.is_available():
+        return F.linear(x, weight)
+    found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+        x, torch.ops.mkldnn._reorder_linear_weight(weight), None, "none", [], ""
+    )
+    return found
+
+
 @functools.cache
 def arithmetic(threads: int) -> str:
     """Return a checksum of products, attention and activations as the CPU computes them with so many threads.
@@ -111,16 +179,24 @@ def arithmetic(threads: int) -> str:
     with torch.no_grad():
         for rows, inputs, outputs in ((6, 16, 48), (6, 384, 64), (33, 64, 384), (33, 384, 1536), (6, 768, 768)):
             y = F.linear(numbers(rows, inputs), numbers(outputs, inputs), numbers(outputs))
-            for part in (y, F.gelu(y), F.gelu(y, approximate="tanh"), torch.tanh(y), F.layer_norm(y, y.shape[1:])):
+            packed = _packed_product(numbers(rows, inputs), numbers(outputs, inputs))
+            for part in (
+                y,
+                packed,
+                F.gelu(y),
+                F.gelu(y, approximate="tanh"),
+                torch.tanh(y),
+                F.layer_norm(y, y.shape[1:]),
+            ):
                 found.update(part.numpy().tobytes())
         x = numbers(4, 12, 17, 32)
         found.update((torch.softmax(x @ x.transpose(2, 3), -1) @ x).numpy().tobytes())
     return found.hexdigest()[:16]
 
 
-def stamp(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def stamp(device: torch.device, dtype: torch.dtype, layout: str = "fp32") -> dict[str, Any]:
     """Return what decides the last bit of a result: library versions, device, CPU arithmetic, threads, precision."""
-    own = {} if device.type == "cuda" else {"arithmetic": arithmetic(torch.get_num_threads())}
+    own = {"products": _COMPUTED, "arithmetic": arithmetic(torch.get_num_threads())} if device.type == "cpu" else {}
     return {
         "library": __version__,
         "torch": torch.__version__,
@@ -129,12 +205,12 @@ def stamp(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
-        "precision": next(name for name, value in _DTYPES.items() if value == dtype),
+        "precision": layout if layout != "fp32" else next(name for name, value in _DTYPES.items() if value == dtype),
         **own,
     }
 
 
 def same_bits(a: dict[str, Any], b: dict[str, Any]) -> bool:
     """Return whether two stamps promise results that are equal to the bit; a CPU's without `arithmetic` does not."""
-    keys = ("library", "torch", "device", "cpu", "threads", "precision", "arithmetic")
+    keys = ("library", "torch", "device", "cpu", "threads", "precision", "products", "arithmetic")
     return all(a.get(key) == b.get(key) for key in keys)

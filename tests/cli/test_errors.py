@@ -146,7 +146,10 @@ TRAINING = {
     ),
     "no config file": (trained(config="rum.yaml"), r"There is no config file rum\.yaml\."),
     "unknown device": (trained(device="gpu"), r"device is 'gpu'; it must be auto, cpu, cuda or cuda:N\."),
-    "unknown precision": (trained(precision="fp16"), r"precision is 'fp16'; it must be one of auto, fp32, bf16\."),
+    "unknown precision": (
+        trained(precision="fp16"),
+        r"precision is 'fp16'; it must be one of auto, fp32, bf16, int8\.",
+    ),
 }
 
 

@@ -32,7 +32,7 @@ class Compiler:
         self.graphs: list[int] = []
         compile = torch.compile
         monkeypatch.setattr(graphs.torch, "compile", lambda f, **options: compile(f, backend=self.note, **options))
-        self.programs = GraphCompiler(CPU, fixed_sizes=True)
+        self.programs = GraphCompiler(CPU)
         self.programs._compiles = True
 
     def note(self, module: Any, inputs: list[Any]) -> Any:

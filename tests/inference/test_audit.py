@@ -180,7 +180,7 @@ def test_a_stamp_of_another_torch_version_is_compared_within_a_tolerance(bank, b
     assert finding.how.startswith(wanted)
 
 
-@pytest.mark.parametrize("key", ["library", "device", "cpu", "threads", "precision", "arithmetic"])
+@pytest.mark.parametrize("key", ["library", "device", "cpu", "threads", "precision", "products", "arithmetic"])
 def test_everything_that_may_change_the_last_bit_is_part_of_the_stamp(bank, key):
     stamp = read_manifest(package(bank, "sentiment@1")).fingerprint["stamp"]
     rewrite(bank, "sentiment@1", stamp={**stamp, key: "another"}, outputs=shifted(bank, "sentiment@1", 1e-6))
@@ -210,6 +210,18 @@ def test_bf16_on_either_side_is_compared_within_its_own_tolerance(bank):
     finding = audited(bank)["sentiment@1"]
     assert finding.ok
     assert finding.how.startswith("within 0.1")
+
+
+def test_int8_is_compared_within_its_own_tolerance_which_the_audit_names(bank):
+    found = {finding.ref: finding for finding in open_bank(bank, device="cpu", precision="int8").audit()}
+    finding = found["sentiment@1"]
+    assert finding.ok
+    assert finding.difference > 1e-4
+    assert finding.how == "within 0.5, because it was trained in fp32 and is computed in int8"
+    stamp = read_manifest(package(bank, "sentiment@1")).fingerprint["stamp"]
+    rewrite(bank, "sentiment@1", stamp=stamp, outputs=shifted(bank, "sentiment@1", 2.0))
+    found = {finding.ref: finding for finding in open_bank(bank, device="cpu", precision="int8").audit()}
+    assert not found["sentiment@1"].ok
 
 
 def test_outputs_of_another_shape_are_reported(bank):

@@ -100,13 +100,6 @@ def test_on_the_cpu_programs_are_the_functions_themselves(monkeypatch):
     assert body.given == []  # not even tried
 
 
-def test_nothing_is_compiled_where_that_was_not_asked_for(gpu):
-    programs, body = GraphCompiler(GPU, compiled=False), Body()
-    assert programs.compiled(double) is double
-    assert programs.capture(body) is body
-    assert (gpu.compiled, gpu.graphs) == ([], [])
-
-
 # --- where all goes well
 
 
@@ -174,8 +167,6 @@ def test_an_error_of_the_work_itself_is_raised_not_hidden(gpu):
 
     with pytest.warns(SlowerWarning), pytest.raises(ValueError, match="mat1 and mat2"):
         GraphCompiler(GPU).capture(broken)
-    with pytest.raises(ValueError, match="mat1 and mat2"):
-        GraphCompiler(GPU, compiled=False).capture(broken)
 
 
 def test_a_capture_that_fails_is_done_without_and_that_is_said_once(gpu):

@@ -13,12 +13,14 @@ from adapterbank.inference.rows import Rows, Windows, make_rows
 from adapterbank.methods import Options
 from adapterbank.slots.plan import Head
 from adapterbank.tasks.spec import Examples
+from adapterbank.training import graph_step
 from adapterbank.training import loop as training
 from adapterbank.training import trainer as trainers
 from adapterbank.training.graph_step import DeviceRows
 from adapterbank.training.optimizer import AdamSettings
 from families import FAMILIES
-from jobs import assert_close, assert_same_bits, job_on, kept_after, moved, three_runs, train_jobs
+from jobs import GraphTraining, assert_close, assert_same_bits, job_on, kept_after, moved, three_runs, train_jobs
+from plain_kernels import PLAIN
 
 TEXTS = ["the cat sat", "a dog ran on", "why was it", "red fox jumps over the lazy dog", "who is bad", "in the house"]
 
@@ -102,6 +104,20 @@ def test_every_method_trains_like_the_eager_step_alone_and_with_two_others(metho
     assert_like_eager(graph_training, bert, jobs[0])
     assert_like_eager(graph_training, bert, *jobs)
     assert graph_training.steps == (12 if jobs[0].plan.alone else 4)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("top", "full")])
+def test_only_methods_that_train_whole_layers_need_torchs_compiler(method, bert, new_slot, monkeypatch):
+    def compiled(step):
+        raise AssertionError("torch's compiler is asked")
+
+    monkeypatch.setattr(graph_step.GraphStep, "_compile", compiled)
+    job = job_on(bert, new_slot, METHODS[method], epochs=1)
+    training = GraphTraining(monkeypatch, PLAIN)
+    training(bert, job)
+    assert training.steps == 4
+    with pytest.raises(AssertionError, match="compiler is asked"):
+        training(bert, job_on(bert, new_slot, Options(method="full"), epochs=1))
 
 
 TARGETS = {

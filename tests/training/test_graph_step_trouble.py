@@ -10,18 +10,22 @@ import numpy as np
 import pytest
 import torch
 
+from adapterbank.encoder.kernels import launch
 from adapterbank.encoder.kernels.launch import Compilation, CompilerError
 from adapterbank.errors import SlowerWarning, TrainingError
+from adapterbank.inference import graphs
 from adapterbank.methods import Options
 from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.sharing import step_form
+from adapterbank.slots.stack import Stacks
 from adapterbank.training import graph_step
 from adapterbank.training import trainer as trainers
 from adapterbank.training.eager_step import EagerStep
 from adapterbank.training.graph_rule import ALWAYS
 from adapterbank.training.graph_step import padded_length
 from adapterbank.training.job import ActiveRun, RunState
-from jobs import CPU, GPU, assert_close, assert_same_bits, job_on, three_runs, train_jobs
+from jobs import CPU, GPU, GraphTraining, assert_close, assert_same_bits, job_on, three_runs, train_jobs
+from plain_kernels import PLAIN
 
 # --- losses that are read late
 
@@ -167,7 +171,8 @@ def prepared(backbone, jobs, *, places=8, limit=1 << 30):
     """Return a trainer that was prepared as if it were on a GPU."""
     stacks = SimpleNamespace(device=GPU)
     context = SimpleNamespace(config=backbone.config)
-    trainer = SimpleNamespace(context=context, stacks=stacks, captured_limit=limit, sets=[])
+    encoder = SimpleNamespace(config=backbone.config, device=CPU)
+    trainer = SimpleNamespace(context=context, stacks=stacks, encoder=encoder, limit=limit, sets=[])
     trainers.Trainer.prepare(trainer, [ActiveRun(i, x, RunState()) for i, x in enumerate(jobs)], places)
     return trainer
 
@@ -190,14 +195,16 @@ def test_the_steps_that_are_left_are_counted_by_place(bert, new_slot):
 def test_a_captured_step_may_hold_what_its_kernels_keep(bert, monkeypatch):
     monkeypatch.setattr(graph_step, "total_memory", lambda device: 1 << 30)
     monkeypatch.setattr(graph_step, "fused_attention", lambda config, device: device == GPU)
-    config, limits = bert.config, {}
+    config, limits, whole = bert.config, {}, {}
     for dtype, when in itertools.product((torch.float32, torch.bfloat16), ("never", "auto", "always")):
         encoder = SimpleNamespace(config=config, device=GPU, dtype=dtype, recompute=when)
-        limits[dtype, when] = graph_step.captured_limit(encoder)
+        limits[dtype, when] = graph_step.captured_limit(encoder, plan_of(Options()))
+        whole[dtype, when] = graph_step.captured_limit(encoder, plan_of(Options(method="full")))
     numbers = (1 << 29) // config.layers
     assert limits[torch.float32, "auto"] == limits[torch.float32, "always"] == numbers // (4 * 12 * config.hidden)
     assert limits[torch.bfloat16, "never"] == numbers // (2 * (12 * config.hidden + 3 * config.feedforward))
-    assert graph_step.captured_limit(SimpleNamespace(config=config, device=CPU)) == 0
+    assert set(whole.values()) == {limits[torch.float32, "never"], limits[torch.bfloat16, "never"]}
+    assert graph_step.captured_limit(SimpleNamespace(config=config, device=CPU), plan_of(Options())) == 0
 
 
 def test_the_cpu_never_uses_graphs(bert, new_slot, monkeypatch):
@@ -221,7 +228,7 @@ def slow_compiler(monkeypatch):
             Slow.left -= 1
             return Slow.left < 0
 
-    monkeypatch.setattr(graph_step, "Compilation", Slow)
+    monkeypatch.setattr(graphs, "Compilation", Slow)
     return Slow
 
 
@@ -243,6 +250,68 @@ def test_a_graph_for_the_runs_that_are_left_has_no_empty_places(bert, new_slot, 
     assert graph_training.steps == 4
     for state, eager in zip(found, train_jobs(bert, *jobs), strict=True):
         assert_close(state, eager)
+
+
+@pytest.mark.parametrize("when", [5, 7])
+def test_an_eager_step_between_graphs_reads_their_losses_first(when, bert, new_slot, graph_training, monkeypatch):
+    """The second of three runs has ended, so graphs have a place more than there are runs."""
+    jobs = [job_on(bert, new_slot, Options(size=5), seed=k, epochs=epochs) for k, epochs in enumerate((3, 1, 3))]
+    expected = train_jobs(bert, *jobs)
+    monkeypatch.setattr(trainers, "READ_EVERY", float("inf"))
+    original, calls = graph_step.GraphStep.ready, []
+
+    def ready(*arguments, **options):
+        calls.append(original(*arguments, **options))
+        return calls[-1] and len(calls) != when
+
+    graph_training.changes = {(EagerStep, "step"): EagerStep.step, (graph_step.GraphStep, "ready"): ready}
+    for state, eager in zip(graph_training(bert, *jobs), expected, strict=True):
+        assert_close(state, eager)
+
+
+def test_no_run_is_lost_where_memory_runs_out_while_places_are_removed(bert, new_slot, graph_training):
+    jobs = [job_on(bert, new_slot, Options(size=5), seed=k, epochs=e) for k, e in enumerate((3, 1, 3, 1, 1))]
+    original, calls = Stacks.put, []
+
+    def put(*arguments):
+        calls.append(arguments)
+        if len(calls) == 7:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return original(*arguments)
+
+    graph_training.changes = {(EagerStep, "step"): EagerStep.step, (Stacks, "put"): put}
+    with pytest.raises(torch.OutOfMemoryError):
+        graph_training(bert, *jobs)
+    assert len(calls) == 7
+
+
+def test_what_computes_outputs_again_is_another_program(bert, new_slot, monkeypatch):
+    """Memory runs out in an eager step between graphs; from then on kernels differ."""
+    job, seen = job_on(bert, new_slot, Options(size=5), epochs=6), []
+    body, ready, gradients = graph_step.GraphStep._body, graph_step.GraphStep.ready, EagerStep._gradients
+    asked, failed = [], []
+
+    def bodies(self, *shape):
+        seen.append((bool(launch._CURRENT.get()), (*shape, self._context.recomputing.on)))
+        return body(self, *shape)
+
+    def not_once(*arguments, **options):
+        asked.append(ready(*arguments, **options))
+        return asked[-1] and len(asked) != 6
+
+    def scarce(*arguments):
+        failed.append(arguments)
+        if len(failed) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return gradients(*arguments)
+
+    training = GraphTraining(monkeypatch, PLAIN)
+    training.changes = {(EagerStep, "step"): EagerStep.step, (EagerStep, "_gradients"): scarce}
+    training.changes |= {(graph_step.GraphStep, "ready"): not_once, (graph_step.GraphStep, "_body"): bodies}
+    training(bert, job)
+    traced, ran = ({form for tracing, form in seen if tracing is which} for which in (True, False))
+    assert {on for *_, on in ran} == {True, False}
+    assert ran == traced
 
 
 def test_kernels_that_do_not_compile_are_told_once_and_training_goes_on(bert, new_slot, graph_training, monkeypatch):

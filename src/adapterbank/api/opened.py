@@ -64,7 +64,7 @@ def open_bank(
         path: The bank's folder.
         backbone: The encoder, loaded on first use. An existing bank knows its own; a new one needs it.
         device: auto, cpu, cuda or cuda:N.
-        precision: auto, fp32 or bf16.
+        precision: auto, fp32, bf16 or int8.
         data_root: Folder with the data of the catalog's tasks; by default ADAPTERBANK_DATA.
     """
     return OpenBank(path, backbone, device=device, precision=precision, data_root=data_root)

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from adapterbank import config as configs
-from adapterbank.encoder.backbone import load
+from adapterbank.encoder.backbone import Backbone, load
+from adapterbank.encoder.kernels.launch import kernel_cache
 from adapterbank.encoder.placed import place
+from adapterbank.errors import ConfigError
 from adapterbank.methods import Options
 from adapterbank.runtime import find_device, find_dtype
 from adapterbank.slots.plan import Head, Plan, make_plan
 from adapterbank.storage.bank import Bank
-from adapterbank.training.warm import kernel_cache, warm
+from adapterbank.training.warm import check_device, warm
 
 
 class Warmed(NamedTuple):
@@ -41,18 +43,21 @@ def warm_up(
         for size in sizes or ([] if bank else [Options().size])
     ]
     target = find_device(device)
+    check_device(target)
     dtype = find_dtype(precision, target)
-    plans, longest = _plans_of(bank) if bank else ([], max_length)
     encoder = load(backbone)
     config = encoder.config
+    if max_length > config.max_length:
+        raise ConfigError([f"max_length is {max_length}, but {backbone} reads at most {config.max_length} tokens."])
+    plans, longest = _plans_of(bank, encoder) if bank else ([], max_length)
     head = Head("classification", 2)
     plans += [make_plan(one, depth=config.layers, head=head, shared_layers=config.shared_layers) for one in wanted]
-    forms = warm(encoder, place(encoder, target, dtype), plans, min(max(max_length, longest), config.max_length), watch)
+    forms = warm(encoder, place(encoder, target, dtype), plans, max(max_length, longest), watch)
     return Warmed(forms, kernel_cache())
 
 
-def _plans_of(bank: str | Path) -> tuple[list[Plan], int]:
+def _plans_of(bank: str | Path, encoder: Backbone) -> tuple[list[Plan], int]:
     """Return the forms of a bank's tasks that share batches, and the most tokens that any of them reads."""
-    manifests = [package.manifest for package in Bank.open(bank).listing()[0]]
+    manifests = [package.manifest for package in Bank.open(bank, encoder.reference).listing()[0]]
     plans = [Plan.from_json(manifest.method) for manifest in manifests]
     return [plan for plan in plans if not plan.alone], max((one.recipe["max_length"] for one in manifests), default=1)

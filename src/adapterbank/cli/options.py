@@ -19,7 +19,7 @@ BackboneName = Annotated[
     typer.Option("--backbone", help="Encoder: a folder, hub name or short name (default: the one the bank records)."),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
-Precision = Annotated[str, typer.Option("--precision", help="auto, fp32 or bf16.")]
+Precision = Annotated[str, typer.Option("--precision", help="auto, fp32, bf16 or int8.")]
 RECOMPUTED = "For less memory, compute outputs again instead of keeping them: auto (if it runs out), always or never."
 Recomputed = Annotated[str, typer.Option("--recompute", help=RECOMPUTED)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to standard output.")]

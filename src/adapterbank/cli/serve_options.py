@@ -41,6 +41,13 @@ MaxRunMemory = Annotated[
 ]
 Trains = Annotated[bool, typer.Option("--train/--no-train", help="Accept uploads of training data and train on them.")]
 HasPage = Annotated[bool, typer.Option("--page/--no-page", help="Serve the web page at /.")]
+MeasuredPrecision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        help="fp32, bf16 or int8; auto: on a CPU the quickest, measured (default: fp32 on a CPU, bf16 on a GPU).",
+    ),
+]
 Refresh = Annotated[
     float, typer.Option("--refresh", help="Seconds between checks of a bank behind a URL for changes.", min=0.1)
 ]

@@ -20,7 +20,8 @@ from torch import Tensor
 from adapterbank.encoder.batch import Tokens, by_length, pack
 from adapterbank.encoder.config_json import read_config
 from adapterbank.encoder.families import FAMILIES, EncoderConfig, checkpoint_names
-from adapterbank.encoder.forward import Frozen, forward
+from adapterbank.encoder.forward import Frozen, forward, join_projections
+from adapterbank.encoder.products import FrozenTensors
 from adapterbank.encoder.sources import locate, weight_files
 from adapterbank.encoder.tokenizer import read_tokenizer, tokenize
 from adapterbank.errors import BackboneError, InputError
@@ -43,6 +44,7 @@ class Backbone:
     tokenizer: Tokenizer = field(repr=False)
     sha256: str
     """Its identity (see `identity`): equal for all copies that compute the same."""
+    _laid_out: dict[str, FrozenTensors] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def has_pooler(self) -> bool:
@@ -63,6 +65,17 @@ class Backbone:
             raise InputError(f"max_length {max_length} is more than {self.name} has positions for, {limit}. Lower it.")
         return tokenize(self.tokenizer, texts, pairs, limit if max_length is None else max_length)
 
+    def laid_out(self, layout: str = "fp32") -> FrozenTensors:
+        """Return its tensors with the matrices as products on a CPU read them, laid out once for each layout."""
+        if layout not in self._laid_out:
+            self._laid_out[layout] = FrozenTensors(join_projections(self.tensors), layout)
+        return self._laid_out[layout]
+
+    def keep_only(self, layout: str) -> None:
+        """Free the matrices of all other layouts."""
+        for other in [other for other in self._laid_out if other != layout]:
+            del self._laid_out[other]
+
     @property
     def reference(self) -> dict[str, str]:
         """Its name and checksum, as banks and packages keep them."""
@@ -79,7 +92,7 @@ class Backbone:
         for chosen in by_length(rows, _TOKENS_AT_ONCE):
             batch = pack([rows[i] for i in chosen])
             with torch.inference_mode():
-                hidden = forward(self.config, Frozen(self.tensors), batch)
+                hidden = forward(self.config, Frozen(self.laid_out()), batch)
             found |= {i: part.numpy() for i, part in zip(chosen, hidden.split(list(batch.lengths)), strict=True)}
         return [found[i] for i in range(len(rows))]
 
@@ -196,7 +209,8 @@ def _named(config: EncoderConfig, found: Mapping[str, Tensor], folder: Path) -> 
         part = plain[theirs].split(rows)[taken[theirs]]
         taken[theirs] += 1
         tensors[ours] = part.to(torch.float32).contiguous()
-    return tensors
+    joined = join_projections(tensors)  # in one memory from the start, so that no other copy is ever made
+    return {name: joined[name] for name in tensors}
 
 
 def _modern(name: str) -> str:

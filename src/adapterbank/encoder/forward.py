@@ -28,6 +28,7 @@ from adapterbank.encoder.blocks import BLOCKS, FEEDFORWARDS, SubLayer, activated
 from adapterbank.encoder.dropout import Dropout, LayerDropout, Mask
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.positions import POSITIONS, ScoreFn
+from adapterbank.encoder.products import frozen_linear
 from adapterbank.encoder.protocol import Ending, Layer, Modules, Slots
 from adapterbank.errors import SlowerWarning
 
@@ -83,7 +84,7 @@ class Frozen:
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """See `Slots`."""
-        return F.linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
+        return frozen_linear(self.tensors, x, name)
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `Slots`."""

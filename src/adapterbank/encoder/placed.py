@@ -21,11 +21,20 @@ class PlacedEncoder:
     tensors: Mapping[str, Tensor] = field(repr=False)
     device: torch.device
     dtype: torch.dtype
+    layout: str = "fp32"
+    """How a CPU keeps the matrices (`products.LAYOUTS`)."""
     recompute: str = "auto"
     """Whether training steps compute outputs again instead of keeping them (`recompute.RECOMPUTE`)."""
 
 
-def place(backbone: Backbone, device: torch.device, dtype: torch.dtype, *, recompute: str = "auto") -> PlacedEncoder:
-    """Copy an encoder's tensors to a device in a type, query, key and value joined."""
+def place(
+    backbone: Backbone, device: torch.device, dtype: torch.dtype, layout: str = "fp32", *, recompute: str = "auto"
+) -> PlacedEncoder:
+    """Copy an encoder's tensors to a device in a type, query, key and value joined.
+
+    On a CPU nothing is copied but the matrices, which are laid out once for the products of all places.
+    """
+    if device.type == "cpu" and dtype == torch.float32:
+        return PlacedEncoder(backbone.config, backbone.laid_out(layout), device, dtype, layout, recompute)
     tensors = join_projections({name: tensor.to(device, dtype) for name, tensor in backbone.tensors.items()})
-    return PlacedEncoder(backbone.config, tensors, device, dtype, recompute=recompute)
+    return PlacedEncoder(backbone.config, tensors, device, dtype, layout, recompute)

@@ -29,7 +29,7 @@ from adapterbank.inference.slot_cache import SlotCache, TaskHandle
 from adapterbank.kinds.kind import HeadOutputs
 from adapterbank.kinds.span import Reading
 from adapterbank.kinds.table import KINDS
-from adapterbank.runtime import find_device, find_dtype
+from adapterbank.runtime import find_device, find_dtype, find_layout
 from adapterbank.slots.plan import Plan
 from adapterbank.slots.stack import Stacks
 from adapterbank.slots.tensors import shapes
@@ -80,8 +80,8 @@ class Engine:
         self.backbone = backbone
         if placed is None:
             target = find_device(device)
-            placed = place(backbone, target, find_dtype(precision, target))
-        self.device, self.dtype = placed.device, placed.dtype
+            placed = place(backbone, target, find_dtype(precision, target), find_layout(precision, target))
+        self.device, self.dtype, self.layout = placed.device, placed.dtype, placed.layout
         self.stacks = Stacks(placed.tensors, dtype=self.dtype)
         self.slots = SlotCache(self.stacks, budget)
         self.residents: dict[str, Resident] = {}

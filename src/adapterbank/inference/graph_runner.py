@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +21,7 @@ from adapterbank.encoder.batch import PaddedBatch, Tokens, padded_length
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.forward import forward, fused_attention
 from adapterbank.encoder.kernels import Kernels, find_kernels
-from adapterbank.encoder.kernels.launch import Compilation, CompilerError, compiling
+from adapterbank.encoder.kernels.launch import CompilerError, compiling
 from adapterbank.errors import SlowerWarning
 from adapterbank.inference.graphs import GraphCompiler, runs_graphs
 from adapterbank.kinds.table import KINDS
@@ -31,8 +31,8 @@ from adapterbank.slots.stack import Slot, Stacks
 
 ROWS = 256
 """The most rows of one batch."""
-_WARM_UP_ROWS = 16
-"""Rows of the batches that `warm` runs."""
+_WARM_UP_ROWS, _WARM_UP_LENGTHS = 16, (1, 64)
+"""Rows of the batches that `warm` runs, and their tokens."""
 USES_WORTH_A_GRAPH = 2
 """Batches of one shape after which it is captured, which takes about as long as some ten batches."""
 Wait = Callable[[], list[np.ndarray]]
@@ -94,7 +94,7 @@ class GraphRunner:
         self._columns: dict[int | None, TableColumns] = {}
         self._lines: dict[int | None, np.ndarray] = {}
         self._moves = 0
-        self._compilation, self._tracing, self._works = Compilation(), False, True
+        self._compilation, self._tracing, self._works = compiler.kernels, False, True
 
     def covers(self, slot: int | None) -> bool:
         """Return whether rows of a slot can run here."""
@@ -106,20 +106,39 @@ class GraphRunner:
 
     def warm(self) -> None:
         """Compile and run batches of every form for the resident slots, so that no request waits for a kernel."""
-        row = Tokens(np.zeros(1, np.int64), np.zeros(1, np.int64))
-        forms = {(self._stacks.slot(n).family, Widths.of([self._stacks.slot(n)])): n for n in self._stacks.numbers}
-        slots = [None, *(slot for slot in forms.values() if self.covers(slot))]
+        batches = list(self._forms())
         self._tracing = True
         try:
             with compiling(self._compilation):
-                for slot in slots:
-                    self.launch([row] * _WARM_UP_ROWS, [slot] * _WARM_UP_ROWS)()
+                for batch in batches:
+                    self.launch(*batch)()
         finally:
             self._tracing = False
         with contextlib.suppress(CompilerError):  # which has been told
             self._wait_for_kernels()
-            for slot in slots * (USES_WORTH_A_GRAPH + 1):
-                self.launch([row] * _WARM_UP_ROWS, [slot] * _WARM_UP_ROWS)()
+            for batch in batches * (USES_WORTH_A_GRAPH + 1):
+                self.launch(*batch)()
+
+    def _forms(self) -> Iterator[tuple[list[Tokens], list[int | None]]]:
+        """Yield batches for which every kernel is compiled that rows of the resident slots may need.
+
+        Kernels differ by whether a row fits into the smallest block of attention, by the widest slot of a batch, and by
+        whether all are as wide.
+        """
+        by_family: dict[int, dict[Widths, int]] = {}
+        for number in self._stacks.numbers:
+            if self.covers(number):
+                slot = self._stacks.slot(number)
+                by_family.setdefault(slot.family, {}).setdefault(Widths.of([slot]), number)
+        for length in sorted({min(length, self._config.max_length) for length in _WARM_UP_LENGTHS}):
+            rows = [Tokens(np.zeros(length, np.int64), np.zeros(length, np.int64))] * _WARM_UP_ROWS
+            yield rows, [None] * _WARM_UP_ROWS
+            for found in by_family.values():
+                first = next(iter(found.values()))
+                for number in found.values():
+                    yield rows, [number] * _WARM_UP_ROWS
+                    if number != first:
+                        yield rows, [number, first] * (_WARM_UP_ROWS // 2)
 
     def launch(self, tokens: Sequence[Tokens], slots: Sequence[int | None]) -> Wait:
         """Launch rows whose slots are of one family; return a function that waits for the head outputs.

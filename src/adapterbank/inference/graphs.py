@@ -7,12 +7,14 @@ unavailable, the same work runs without it, slower, and one warning says so.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
 
+from adapterbank.encoder.kernels.launch import Compilation, kernel_cache
 from adapterbank.errors import SlowerWarning
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,20 +34,19 @@ def runs_graphs(device: torch.device) -> bool:
 class GraphCompiler:
     """Compiles functions and captures graphs for one device; the graphs share memory, as only one runs at a time."""
 
-    def __init__(self, device: torch.device, *, compiled: bool = True, fixed_sizes: bool = False) -> None:
-        """Nothing is compiled or captured yet; on devices other than GPUs nothing ever is.
-
-        With `fixed_sizes` a function is compiled again for every new size that `changing` does not name. Otherwise
-        torch makes a size variable once it has changed, which suits slots of many sizes. In training that takes far
-        longer: with a second encoder, or when only the last of several runs remains, torch makes every size of every
-        tensor variable, also its offset in its block, and compiles each layer separately.
-        """
+    def __init__(self, device: torch.device) -> None:
+        """Nothing is compiled or captured yet; on devices other than GPUs nothing ever is."""
         self.device = device
-        self._dynamic = False if fixed_sizes else None
-        self._compiles = self._captures = compiled and device.type == "cuda"
+        self.kernels = Compilation(device)
+        """Kernels of our own, which threads compile."""
+        self._compiles = self._captures = device.type == "cuda"
         self._pool: Any = None
         self._first: Any = None
         self._ready: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+    def close(self) -> None:
+        """Compile no further kernels."""
+        self.kernels.close()
 
     def compiled(
         self,
@@ -56,7 +57,9 @@ class GraphCompiler:
     ) -> F:
         """Return a compiled form of a function, which falls back to the function itself.
 
-        `changing` names, of its arguments, the tensors' dimensions that are not the same at every call. With
+        `changing` names, of its arguments, the tensors' dimensions that are not the same at every call. For every new
+        size of another dimension the function is compiled again: if torch made such sizes variable once they change, a
+        second encoder would make all sizes of all tensors variable, and each layer would be compiled by itself. With
         `looped_reductions` a reduction runs in a loop instead of in one block as wide as the longest row. That block's
         code is unrolled: for a softmax with computed dropout and rows of 16 to 512 tokens it grew to 5 MB, which takes
         minutes to compile.
@@ -64,9 +67,10 @@ class GraphCompiler:
         if not self._compiles:
             return function
         if function not in self._ready:
+            os.environ.setdefault("TRITON_CACHE_DIR", str(kernel_cache()))  # torch would choose another for ours, too
             torch._dynamo.config.recompile_limit = max(_COMPILED_FORMS, torch._dynamo.config.recompile_limit)
             options: dict[str, Any] | None = {"triton.persistent_reductions": False} if looped_reductions else None
-            self._ready[function] = torch.compile(function, dynamic=self._dynamic, options=options)
+            self._ready[function] = torch.compile(function, dynamic=False, options=options)
 
         def call(*arguments: Any, **options: Any) -> Any:
             if not self._compiles:

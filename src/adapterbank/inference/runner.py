@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -20,6 +21,8 @@ from adapterbank.encoder.forward import forward
 from adapterbank.encoder.kernels.launch import CompilerError
 from adapterbank.encoder.prefix_cache import Prefix
 from adapterbank.inference.graph_runner import ROWS, GraphRunner, Wait
+from adapterbank.inference.shared_texts import shared_below
+from adapterbank.inference.threads import batch_tokens, run_batches
 from adapterbank.kinds.table import KINDS
 from adapterbank.slots import heads
 from adapterbank.slots.routing import Route, Segment
@@ -70,7 +73,32 @@ def launch(
         order, wait = launched.popleft()
         results.update(zip(order, wait(), strict=True))
 
+    def route_of(rows: Sequence[tuple[int | None, int]]) -> Route:
+        return Route(stacks, segments(rows))
+
+    @torch.inference_mode()
+    def run(chosen: Sequence[int]) -> None:
+        order = sorted(chosen, key=lambda i: _number(slots[i]))
+        batch = pack([tokens[i] for i in order], stacks.device)
+        route = route_of([(slots[i], len(tokens[i])) for i in order])
+        lower: tuple[int, Tensor] | None
+        if prefix:
+            lower = prefix.first, prefix.rows(order, batch)
+        else:
+            mine = [tokens[i] for i in order], [slots[i] for i in order]
+            lower = shared_below(config, stacks, *mine, route_of)
+        first, below = lower or (0, None)
+        hidden = forward(config, route, batch, first=first, prefix=below)
+        by_segment = heads.outputs(hidden, batch, route)
+        results.update(zip(order, by_row(by_segment, route.segments, stacks, batch.lengths), strict=True))
+
     groups = _groups(stacks, slots, graph_runner)
+    if stacks.device.type == "cpu" and graph_runner is None:
+        sizes = [len(row.ids) for row in tokens]
+        chosen_rows = list(by_length(tokens, batch_tokens(sum(sizes)), groups))
+        counts = [sum(sizes[i] for i in rows) for rows in chosen_rows]
+        run_batches([partial(run, rows) for rows in chosen_rows], counts)
+        return lambda: [results[i] for i in range(len(tokens))]
     limit = tokens_at_once(stacks.device)
     with torch.inference_mode():
         for chosen in by_length(tokens, limit, groups, *((ROWS, graph_runner.padded_length) if graph_runner else ())):
@@ -81,13 +109,7 @@ def launch(
                     if len(launched) > _MAX_LAUNCHED:
                         collect()
                     continue
-            order = sorted(chosen, key=lambda i: _number(slots[i]))
-            batch = pack([tokens[i] for i in order], stacks.device)
-            route = Route(stacks, segments([(slots[i], len(tokens[i])) for i in order]))
-            lower = prefix.rows(order, batch) if prefix else None
-            hidden = forward(config, route, batch, first=prefix.first if prefix else 0, prefix=lower)
-            by_segment = heads.outputs(hidden, batch, route)
-            results.update(zip(order, by_row(by_segment, route.segments, stacks, batch.lengths), strict=True))
+            run(chosen)
 
     def wait() -> list[np.ndarray]:
         while launched:

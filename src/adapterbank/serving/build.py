@@ -10,9 +10,10 @@ from typing import Any
 from fastapi import FastAPI
 
 from adapterbank.encoder import backbone as checkpoint
+from adapterbank.encoder.quickest import choose_layout
 from adapterbank.encoder.shared_memory import share
 from adapterbank.inference.engine import Engine
-from adapterbank.runtime import keep_few_primitives, use_few_threads_for_texts
+from adapterbank.runtime import find_device, keep_few_primitives, use_few_threads_for_texts
 from adapterbank.serving.http.app import DEFAULT_LIMITS, create_app
 from adapterbank.serving.http.auth import FILE, Keys
 from adapterbank.serving.jobs.queue import DEFAULT_QUEUE_LIMITS, QueueLimits
@@ -33,7 +34,8 @@ class ServerSettings:
     backbone: str | None = None
     """The location of the encoder; by default the bank's."""
     device: str = "auto"
-    precision: str = "auto"
+    precision: str | None = None
+    """By default fp32 on a CPU and bf16 on a GPU; with `auto`, a CPU measures for a second which is the quickest."""
     locked: bool = False
     """Whether requests need a key. If the key file is missing, every request is refused."""
     keys: str | None = None
@@ -63,7 +65,7 @@ def build(
     jobs: Callable[[int | None], Any] | None = None,
     replica: str = "",
 ) -> FastAPI:
-    """Load the encoder and create the app; `app.state.service` is its service.
+    """Load the encoder and create the app; its `state` has the `service` and the precision's `choice`, if measured.
 
     Args:
         settings: The settings.
@@ -79,7 +81,10 @@ def build(
     backbone = checkpoint.load(settings.backbone or Bank.open(path).backbone["name"])
     bank = Bank.open(path, backbone.reference)
     encoder, weights = share(backbone) if jobs else (backbone, None)
-    engine = Engine(encoder, device=settings.device, precision=settings.precision, budget=settings.budget)
+    measured = settings.precision == "auto" and find_device(settings.device).type == "cpu"
+    choice = choose_layout(encoder) if measured else None
+    precision = choice.layout if choice else settings.precision or "auto"
+    engine = Engine(encoder, device=settings.device, precision=precision, budget=settings.budget)
     engine.use_graphs()
     if engine.ahead:
         use_few_threads_for_texts()
@@ -95,5 +100,5 @@ def build(
         replica=replica,
         untrained=settings.untrained or (UNWRITABLE if jobs and queue is None else ""),
     )
-    app.state.service = service
+    app.state.service, app.state.choice = service, choice
     return app

@@ -2,7 +2,7 @@
 
 This is the only module that knows that a batch may hold rows of several slots. It answers the encoder's look-ups
 (`encoder.protocol.Slots`). Rows are sorted by slot into *segments*. Segments share as much work as they can: frozen
-tensors apply to all tokens at once, LayerNorms and biases are looked up by token, and adapters or low-rank parts of
+tensors apply to all tokens at once, a GPU looks LayerNorms and biases up by token, and adapters or low-rank parts of
 one shape run as one batched product over segments laid out side by side.
 """
 
@@ -21,9 +21,10 @@ from torch import Tensor
 from adapterbank.encoder.batch import Grid
 from adapterbank.encoder.blocks import activated, finish
 from adapterbank.encoder.forward import QKV, Frozen
+from adapterbank.encoder.products import frozen_linear, multiply
 from adapterbank.encoder.protocol import Ending
 from adapterbank.encoder.recompute import Recompute
-from adapterbank.methods import roles
+from adapterbank.slots import layers
 from adapterbank.slots.addition import Addition
 from adapterbank.slots.plan import Plan
 from adapterbank.slots.sharing import product_form
@@ -57,6 +58,9 @@ class Route:
         self._sizes = [s.tokens for s in segments]
         self._groups: dict[tuple[int | None, ...], list[_SlotGroup]] = {}
         self._segment_of_token: Tensor | None = None
+        self._kept: dict[Any, Any] | None = None
+        if len(self.segments) == 1 and self._slots[0] and not torch.is_grad_enabled():
+            self._kept = stacks.kept(self.segments[0].slot or 0)
 
     def rows(self) -> Route:
         """Return the same route for one vector per row instead of one per token."""
@@ -68,7 +72,9 @@ class Route:
         """See `encoder.protocol.Slots`."""
         weight, bias = f"{name}.weight", f"{name}.bias"
         if bias in self._overridden and weight not in self._overridden:
-            return self._linear_with_biases(x, self._stacks.frozen[weight], [bias])
+            return self._linear_with_biases(x, weight, [bias])
+        if weight not in self._overridden:
+            return frozen_linear(self._stacks.frozen, x, name)
         return self._by_slot(F.linear, x, (weight, bias) if bias in self._stacks.frozen else (weight,))
 
     def attention(self, x: Tensor, name: str) -> Tensor:
@@ -76,8 +82,8 @@ class Route:
         weights, biases = ([f"{name}.{part}.{leaf}" for part in QKV] for leaf in ("weight", "bias"))
         if self._overridden.isdisjoint((*weights, *biases)):
             return Frozen(self._stacks.frozen).attention(x, name)
-        joined = self._stacks.frozen.get(f"{name}.joined.weight")
-        if joined is not None and self._overridden.isdisjoint(weights):
+        joined = f"{name}.joined.weight"
+        if joined in self._stacks.frozen and self._overridden.isdisjoint(weights):
             return self._linear_with_biases(x, joined, biases)
         return torch.cat([self.linear(x, f"{name}.{part}") for part in QKV], -1)
 
@@ -91,7 +97,9 @@ class Route:
         def normalise(x: Tensor, gain: Tensor, shift: Tensor | None = None) -> Tensor:
             return F.layer_norm(x, x.shape[-1:], gain, shift, epsilon)
 
-        if torch.is_grad_enabled():  # the gradient of a looked-up gain would be summed in bf16, and in no fixed order
+        # The gradient of a looked-up gain would be summed in bf16, and in no fixed order. A CPU takes longer to look up
+        # a gain for each token than to normalise.
+        if torch.is_grad_enabled() or not x.is_cuda:
             return self._by_slot(normalise, x, names)
         if len(self._slots) > 1 and not self._overridden.isdisjoint(names):
             segment_of_token = self._segments_by_token(x.device)
@@ -118,6 +126,8 @@ class Route:
         """See `encoder.protocol.Slots`; `y` may hold several sites side by side, which read the same `x`."""
         if self._sites.isdisjoint(sites):
             return y
+        if self._kept is not None:
+            return self._add_alone(y, x, sites, self._kept)
         acting = [slot.acting(sites) if slot else () for slot in self._slots]
         for step in range(max(map(len, acting))):
             chosen = tuple(numbers[step] if step < len(numbers) else None for numbers in acting)
@@ -132,6 +142,11 @@ class Route:
         """Return a slot's tensor by name, padded, or the frozen one if the slot has none."""
         if slot is None or name not in slot.places:
             return self._stacks.frozen[name]
+        if self._kept is not None:
+            if name not in self._kept:
+                block, row = slot.places[name]
+                self._kept[name] = block.views[name][row]
+            return self._kept[name]  # type: ignore[no-any-return]
         block, row = slot.places[name]
         view = block.views[name]
         if not view.requires_grad or len(view) == 1 or not torch.is_grad_enabled():
@@ -145,9 +160,23 @@ class Route:
     def heads(self) -> list[tuple[Plan, dict[str, Tensor]] | None]:
         """Return each segment's plan and head tensors."""
         return [
-            (slot.plan, {n: self.tensor(slot, n) for n in slot.places if "head" in roles(n)}) if slot else None
+            (slot.plan, {name: self.tensor(slot, name) for name in slot.heads}) if slot else None
             for slot in self._slots
         ]
+
+    def _add_alone(self, y: Tensor, x: Tensor, sites: tuple[str, ...], kept: dict[Any, Any]) -> Tensor:
+        """Apply the additions of the batch's only slot, which are looked up once for each site."""
+        if sites not in kept:
+            slot = self._slots[0]
+            assert slot is not None
+            additions = [(slot.plan.additions[number], number) for number in slot.acting(sites)]
+            kept[sites] = [
+                (addition, self._tensors_of(_SlotGroup([(0, number)], addition, None), sites))
+                for addition, number in additions
+            ]
+        for addition, own in kept[sites]:
+            y = addition.apply(y, x, own)
+        return y
 
     def _add_chosen(self, y: Tensor, x: Tensor, sites: Sequence[str], chosen: tuple[int | None, ...]) -> Tensor:
         """Apply one addition to each segment, by its index in the segment's plan; None leaves a segment unchanged.
@@ -196,6 +225,10 @@ class Route:
 
     def _apply(self, y: Tensor, x: Tensor, group: _SlotGroup, sites: Sequence[str]) -> Tensor:
         """Apply the additions of one slot, or those of several slots, stacked or each on its own rows."""
+        return group.form.apply(y, x, self._tensors_of(group, sites, apart=y.dim() == 2))
+
+    def _tensors_of(self, group: _SlotGroup, sites: Sequence[str], *, apart: bool = False) -> list[dict[str, Any]]:
+        """Return the tensors that `Addition.apply` reads: of one slot, stacked, or with `apart` each for its rows."""
         own: list[dict[str, Any]] = []
         first, number = self._slots[group.members[0][0]], group.members[0][1]
         assert first is not None
@@ -203,12 +236,12 @@ class Route:
             each = {part: self._part_tensors(group, site, part) for part in first.added.get(site, {}).get(number, ())}
             if group.grid is None:
                 own.append({part: tensors[0] for part, tensors in each.items()})
-            elif y.dim() == 2:
+            elif apart:
                 sizes = [self._sizes[i] for i, _ in group.members]
                 own.append({part: Each(tensors, sizes) for part, tensors in each.items()})
             else:
                 own.append({part: torch.stack(tensors) for part, tensors in each.items()})
-        return group.form.apply(y, x, own)
+        return own
 
     def _part_tensors(self, group: _SlotGroup, site: str, part: str) -> list[Tensor]:
         """Return a part of each member's addition at a site."""
@@ -219,14 +252,18 @@ class Route:
             tensors.append(self.tensor(slot, f"{site}.{slot.plan.keys[number]}.{part}"))
         return tensors
 
-    def _linear_with_biases(self, x: Tensor, weight: Tensor, biases: Sequence[str]) -> Tensor:
+    def _linear_with_biases(self, x: Tensor, weight: str, biases: Sequence[str]) -> Tensor:
         """Return `x W' + b`, with one product for all segments and the biases of each, side by side."""
         each = [torch.cat([self.tensor(slot, name) for name in biases]) for slot in self._slots]
         if len(each) == 1:
-            return F.linear(x, weight, each[0])
-        y = F.linear(x, weight)
+            return multiply(self._stacks.frozen, x, weight, each[0])
+        y = multiply(self._stacks.frozen, x, weight, None)
         if torch.is_grad_enabled():  # as in `norm`
             return torch.cat([part + bias for part, bias in zip(y.split(self._sizes), each, strict=True)])
+        if not x.is_cuda:
+            for part, bias in zip(y.split(self._sizes), each, strict=True):
+                part += bias
+            return y
         return y + torch.stack(each).index_select(0, self._segments_by_token(x.device))
 
     def _segments_by_token(self, device: torch.device) -> Tensor:
@@ -254,20 +291,11 @@ class RouteLayer:
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.protocol.Layer`."""
-
-        def run(x: Tensor) -> Tensor:
-            return self.route.add(self.route.linear(x, f"{self.weights}.{name}"), x, f"{self.site}.{name}")
-
-        return self.route.recompute.widened(run, x) if self.route.recompute else run(x)
+        return layers.linear(self, x, name)
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.protocol.Layer`."""
-
-        def run(x: Tensor) -> Tensor:
-            y = self.route.attention(x, f"{self.weights}.{name}")
-            return self.route.add(y, x, *(f"{self.site}.{name}.{part}" for part in QKV))
-
-        return self.route.recompute.widened(run, x) if self.route.recompute else run(x)
+        return layers.attention(self, x, name)
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
         """See `encoder.protocol.Layer`."""

@@ -10,17 +10,19 @@ thousand narrow ones.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from adapterbank.encoder.kernels.forms import WIDEST, Form, Scales
-from adapterbank.methods import roles
+from adapterbank.methods import MAX_LAYERS, roles
 from adapterbank.slots.addition import size_class
-from adapterbank.slots.plan import Plan, decays
+from adapterbank.slots.plan import Plan, decays, first_trained_layer
 from adapterbank.slots.sharing import graph_form
 
 LARGEST = 64
@@ -136,6 +138,16 @@ class Slot:
         """See `Plan`."""
         return self.plan.alone
 
+    @cached_property
+    def heads(self) -> tuple[str, ...]:
+        """The names of its head's tensors."""
+        return tuple(name for name in self.places if "head" in roles(name))
+
+    @cached_property
+    def lowest(self) -> int:
+        """The lowest layer that it changes; at least the number of layers if that is only the head."""
+        return first_trained_layer(self.places, MAX_LAYERS)
+
     def acting(self, sites: Sequence[str]) -> tuple[int, ...]:
         """Return the indices of the additions that act at any of some sites, in the order of the plan."""
         if len(sites) == 1:
@@ -152,6 +164,7 @@ class Stacks:
         self._slots: dict[int, Slot] = {}
         self.moves = 0
         """Counts the blocks that moved in memory."""
+        self._kept: OrderedDict[int, tuple[int, dict[Any, Any]]] = OrderedDict()
         self._next = 0
         self._families: dict[Hashable, int] = {}
         self._layouts: dict[tuple[object, ...], RowLayout] = {}
@@ -184,6 +197,15 @@ class Stacks:
     def slot(self, number: int) -> Slot:
         """Return a slot by its number."""
         return self._slots[number]
+
+    def kept(self, number: int) -> dict[Any, Any]:
+        """Return what was looked up for batches of one slot alone; it is kept for the slots used last."""
+        moves, found = self._kept.pop(number, (self.moves, {}))
+        found = found if moves == self.moves else {}
+        self._kept[number] = self.moves, found
+        if len(self._kept) > LARGEST:
+            self._kept.popitem(last=False)
+        return found
 
     def put(self, plan: Plan, tensors: Mapping[str, Tensor]) -> int:
         """Copy a slot's tensors into the stacks and return its number."""
@@ -251,6 +273,7 @@ class Stacks:
 
     def remove(self, slot: int) -> None:
         """Free a slot's rows for the next one."""
+        self._kept.pop(slot, None)
         self._release(self._slots.pop(slot).rows)
 
     def trim(self) -> None:

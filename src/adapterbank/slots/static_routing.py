@@ -36,15 +36,15 @@ class StaticRouteLayer:
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.protocol.Layer`."""
-        return self.add(self._plain_linear(x, name), x, name)
+        return self.add(self.plain_linear(x, name), x, name)
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         """See `encoder.protocol.Layer`."""
         parts = [f"{name}.{part}" for part in QKV]
         if f"{name}.joined.weight" in self.tensors:
-            y = self._plain_linear(x, f"{name}.joined")
+            y = self.plain_linear(x, f"{name}.joined")
         else:
-            y = torch.cat([self._plain_linear(x, part) for part in parts], -1)
+            y = torch.cat([self.plain_linear(x, part) for part in parts], -1)
         return self.add(y, x, *parts)
 
     def norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
@@ -80,7 +80,8 @@ class StaticRouteLayer:
         """See `encoder.protocol.Layer`."""
         return finish(self, y, x, site, ending)
 
-    def _plain_linear(self, x: Tensor, name: str) -> Tensor:
+    def plain_linear(self, x: Tensor, name: str) -> Tensor:
+        """Return the output of a linear layer without additions."""
         return apply_linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 
 
@@ -128,9 +129,13 @@ class StaticRoute:
         """See `encoder.protocol.Slots`."""
         return self._tensors[f"{name}.weight"]
 
-    def add(self, y: Tensor, x: Tensor, site: str) -> Tensor:
-        """See `encoder.protocol.Slots`."""
-        return self._whole.add(y, x, site)
+    def add(self, y: Tensor, x: Tensor, *sites: str) -> Tensor:
+        """See `encoder.protocol.Slots`; `y` may hold several sites side by side, which read the same `x`."""
+        return self._whole.add(y, x, *sites)
+
+    def plain_linear(self, x: Tensor, name: str) -> Tensor:
+        """Return the output of a linear layer without additions; `joined` layers have the slots' own biases, too."""
+        return self._whole.plain_linear(x, name)
 
     def layer(self, weights: str, site: str) -> StaticRouteLayer:
         """See `encoder.protocol.Slots`."""

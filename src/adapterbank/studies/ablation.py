@@ -153,7 +153,7 @@ def ablate(
             {"first": span[0], "last": span[1], "scores": mine, "change": changes(mine, whole)}
             for span, mine in sorted((span, mine) for span, mine in scores.items() if span)
         ],
-        "stamp": stamp(engine.device, engine.dtype),
+        "stamp": stamp(engine.device, engine.dtype, engine.layout),
         "seconds": time.perf_counter() - began,
         "created": files.now(),
     }

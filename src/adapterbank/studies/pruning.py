@@ -170,7 +170,7 @@ def _publish(
         "created": made.manifest.created,
         "pruned": dict(found),
         "seconds": time.perf_counter() - began,
-        "stamp": stamp(engine.device, engine.dtype),
+        "stamp": stamp(engine.device, engine.dtype, engine.layout),
         "notes": [],
     }
     return Result(record, records.write(bank.records_path, record), made, ())

@@ -185,7 +185,7 @@ def _rung(
 
     try:
         states = train(
-            place(builder.backbone, resolved.device, resolved.dtype, recompute=resolved.recompute),
+            place(builder.backbone, resolved.device, resolved.dtype, resolved.layout, recompute=resolved.recompute),
             jobs,
             dropout=config.dropout,
             watch=count,

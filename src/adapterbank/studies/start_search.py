@@ -119,7 +119,7 @@ def run_from_best(
         what = "the training rows are too few to hold some out" if found else "no task of the bank has the same form"
         reason = f"start_from is 'auto', but {what}; the run starts with new tensors."
     else:
-        encoder = place(backbone, resolved.device, resolved.dtype, recompute=resolved.recompute)
+        encoder = place(backbone, resolved.device, resolved.dtype, resolved.layout, recompute=resolved.recompute)
         chosen, trials = race(course, found, encoder, callbacks)
         reason = explain(chosen, trials)
         about |= {

@@ -58,7 +58,7 @@ class SweepContext:
     at_once: int = AT_ONCE
     keep: str = "none"
     recompute: str = "auto"
-    """Whether steps compute outputs again instead of keeping them; changes no result."""
+    """Whether steps compute outputs again instead of keeping them; changes no gradient."""
     notify: Callable[[RunEvent], None] = lambda event: None
     source: str | None = None
     """The bank whose tasks runs may start from; None if there is none."""

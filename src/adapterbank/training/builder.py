@@ -29,7 +29,7 @@ from adapterbank.inference.rows import MEAN, WEIGHTS, Rows, Windows, make_rows
 from adapterbank.kinds import scoring
 from adapterbank.kinds.table import KINDS
 from adapterbank.methods import find_method
-from adapterbank.runtime import find_device, find_dtype
+from adapterbank.runtime import find_device, find_dtype, find_layout
 from adapterbank.slots import tensors
 from adapterbank.slots.plan import Head, Plan, make_plan, trained
 from adapterbank.storage import records
@@ -78,12 +78,14 @@ class ResolvedRun:
     """The config of the record: every option, the backbone's sha256 and the data's fingerprints."""
     device: torch.device
     dtype: torch.dtype
+    layout: str
+    """How a CPU keeps the frozen matrices."""
     windows: int
     """The most windows of a text, as `make_rows` takes it."""
     start: Start | None
     """What its tensors start from; None if they are new."""
     recompute: str
-    """Whether its steps compute outputs again; changes no result, so it is not part of the identity."""
+    """Whether its steps compute outputs again; changes no gradient, so it is not part of the identity."""
 
     @cached_property
     def hash(self) -> str:
@@ -148,10 +150,10 @@ class RunBuilder:
         windows = self._windows(config, data)
         plan = make_run_plan(config, self.backbone, data, windows)
         device = find_device(config.device)
-        dtype = find_dtype(config.precision, device)
+        dtype, layout = find_dtype(config.precision, device), find_layout(config.precision, device)
         start = self._starts.find(start_from or config.start_from, plan)
-        named = identity(config, self.backbone, data.about()) | ({"start_from_sha256": start.sha256} if start else {})
-        return ResolvedRun(config, data, plan, named, device, dtype, windows, start, self._recompute)
+        own = identity(config, self.backbone, data.about()) | ({"start_from_sha256": start.sha256} if start else {})
+        return ResolvedRun(config, data, plan, own, device, dtype, layout, windows, start, self._recompute)
 
     def prepare(self, resolved: ResolvedRun) -> PreparedRun:
         """Tokenise the data and build the training loop's job."""

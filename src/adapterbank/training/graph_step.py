@@ -7,7 +7,7 @@ optimiser's table to the device: the data is there already, dropout follows from
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ from adapterbank.encoder.batch import TokenStore, padded_length
 from adapterbank.encoder.dropout import Dropout, step_keys
 from adapterbank.encoder.forward import LayerFns, compiled_layer_fns, forward, fused_attention
 from adapterbank.encoder.kernels import Kernels, find_kernels
-from adapterbank.encoder.kernels.launch import Compilation, compiling
+from adapterbank.encoder.kernels.launch import compiling
 from adapterbank.encoder.placed import PlacedEncoder
 from adapterbank.encoder.prefix_cache import Prefix
 from adapterbank.encoder.recompute import Recompute
@@ -29,10 +29,11 @@ from adapterbank.inference.rows import Rows
 from adapterbank.kinds.table import KINDS
 from adapterbank.runtime import total_memory
 from adapterbank.slots import heads
-from adapterbank.slots.in_place import Gradients, InPlaceRoute, TableColumns, Widths, trains_in_place
+from adapterbank.slots.in_place import TableColumns, Widths
 from adapterbank.slots.plan import Head, Plan
 from adapterbank.slots.stack import Stacks
 from adapterbank.slots.static_routing import StaticRoute, without_places
+from adapterbank.slots.trained_route import Trained, TrainedRoute
 from adapterbank.training.optimizer import FIRST, SECOND, StackedAdam, UpdateFn, update_rows
 from adapterbank.training.step_input import StepContext, StepInput
 
@@ -73,7 +74,7 @@ class _InPlace:
     widths: Widths
     table: Tensor
     """Where the tensors of each place are; blocks do not move while runs train."""
-    gradients: Gradients
+    trained: Trained
 
     def update(self, *rows: Tensor) -> None:
         """See `optimizer.update_rows`."""
@@ -112,9 +113,9 @@ class GraphStep:
         self._losses = torch.zeros(self.places, device=device)
         self._layer_fns: LayerFns | None = None
         self._fused = fused_attention(context.config, device)
-        self._uses: Counter[tuple[int, int]] = Counter()
-        self._steps: dict[tuple[int, int], Callable[[], None]] = {}
-        self._compilation, self._traced = Compilation(), set[tuple[int, int]]()
+        self._uses: Counter[Hashable] = Counter()
+        self._steps: dict[Hashable, Callable[[], None]] = {}
+        self._traced: set[Hashable] = set()
         self._in_place = self._make_in_place()
         self._update: UpdateFn = self._in_place.update if self._in_place else self._compile()
 
@@ -122,15 +123,16 @@ class GraphStep:
         """Return what our own kernels need; None if they do not cover these runs."""
         kernels = find_kernels(self._stacks.device)
         slots = [self._stacks.slot(number) for number in self._stacks.numbers]
-        if not kernels or not trains_in_place(slots[0]):
+        if not kernels or slots[0].alone:
             return None
         columns = TableColumns(self._stacks, slots[0])
         table = np.zeros((self.places, len(columns)), np.int64)
         for slot in slots:
             table[slot.rows[0][1]] = columns.line(slot)
         device = self._stacks.device
-        gradients = Gradients(self._adam.gradient_views(), torch.zeros(1, device=device, requires_grad=True))
-        return _InPlace(kernels, columns, Widths.of(slots), torch.from_numpy(table).to(device), gradients)
+        anchor = torch.zeros(1, device=device, requires_grad=True)
+        trained = Trained(self._own, self._adam.gradient_views(), anchor)
+        return _InPlace(kernels, columns, Widths.of(slots), torch.from_numpy(table).to(device), trained)
 
     def _compile(self) -> UpdateFn:
         # Without the kernel, attention's softmax and its dropout are compiled too.
@@ -138,27 +140,32 @@ class GraphStep:
         self._layer_fns = compiled_layer_fns(partial(compiled, looped_reductions=self._fused is None))
         return compiled(update_rows, lambda *rows: [(row, i) for row in rows[:4] for i in (0, 1)] + [(rows[4], 0)])
 
+    @property
+    def in_place(self) -> bool:
+        """Whether steps run through our own kernels."""
+        return self._in_place is not None
+
     def ready(self, inputs: Sequence[StepInput], table: np.ndarray, *, wait: bool = False) -> bool:
         """Return whether the kernels of such a step are compiled; if not, threads compile them, and `wait` waits.
 
         A shape that is new runs once without its kernels, which says what has to be compiled.
         """
-        shape = self._shape(inputs)
-        if self._in_place and shape not in self._traced:
+        shape, kernels = self._shape(inputs), self._programs.kernels
+        if self.in_place and self._form(shape) not in self._traced:
             self._fill(inputs, shape, _still(table))
-            with compiling(self._compilation):
+            with compiling(kernels):
                 self._body(*shape)
-            self._traced.add(shape)
+            self._traced.add(self._form(shape))
         if wait:
-            self._compilation.wait()
-        return self._compilation.done
+            kernels.wait()
+        return kernels.done
 
     def step(self, inputs: Sequence[StepInput], table: np.ndarray) -> Tensor:
         """Take one step for some runs; return the loss of each place, on the device."""
         shape = self._shape(inputs)
-        if not self._in_place and shape not in self._steps:
+        if not self.in_place and self._form(shape) not in self._steps:
             self._fill(inputs, shape, _still(table))
-            self._steps[shape] = self._programs.capture(lambda: self._body(*shape))
+            self._steps[self._form(shape)] = self._programs.capture(lambda: self._body(*shape))
         self._fill(inputs, shape, table)
         self._program(shape)()
         return self._losses.clone()
@@ -168,6 +175,10 @@ class GraphStep:
         longest = padded_length(max(run.longest for run in inputs), self._context.config.max_length)
         return longest, self._batch * -(-max(len(run.batch) for run in inputs) // self._batch)
 
+    def _form(self, shape: tuple[int, int]) -> Hashable:
+        """Return what a program is made for: a shape, and whether it computes outputs again."""
+        return *shape, self._context.recomputing.on
+
     def _fill(self, inputs: Sequence[StepInput], shape: tuple[int, int], table: np.ndarray) -> None:
         """Send what a step reads to the device."""
         numbers, weights = self._numbers(inputs, shape[1])
@@ -176,12 +187,13 @@ class GraphStep:
 
     def _program(self, shape: tuple[int, int]) -> Callable[[], None]:
         """Return what runs a step: its kernels one by one, or their graph where the shape recurs."""
-        self._uses[shape] += 1
-        if shape not in self._steps:
-            if self._uses[shape] <= USES_WORTH_A_GRAPH:
+        form = self._form(shape)
+        self._uses[form] += 1
+        if form not in self._steps:
+            if self._uses[form] <= USES_WORTH_A_GRAPH:
                 return partial(self._body, *shape)
-            self._steps[shape] = self._programs.capture(partial(self._body, *shape), warm=False)
-        return self._steps[shape]
+            self._steps[form] = self._programs.capture(partial(self._body, *shape), warm=False)
+        return self._steps[form]
 
     def _numbers(self, inputs: Sequence[StepInput], width: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the row numbers, units, owners and clocks of a step of `width` rows a place, and the units' weights.
@@ -211,13 +223,13 @@ class GraphStep:
         host = torch.from_numpy(numbers.astype(np.float32) if into.is_floating_point() else numbers)
         into.copy_(host.pin_memory() if into.is_cuda else host, non_blocking=True)
 
-    def _route(self, width: int, recompute: Recompute | None) -> InPlaceRoute | StaticRoute:
+    def _route(self, width: int, recompute: Recompute | None) -> TrainedRoute | StaticRoute:
         own = self._in_place
         if not own:
             return StaticRoute(self._stacks.frozen, self._own, self._plan)
         rows = torch.arange(self.places, device=own.table.device).repeat_interleave(width)
         form = own.columns, own.kernels, own.widths
-        return InPlaceRoute(self._stacks.frozen, *form, own.table, rows, own.gradients, recompute)
+        return TrainedRoute(self._stacks.frozen, *form, own.table, rows, own.trained, recompute)
 
     def _recomputed(self) -> AbstractContextManager[Recompute | None]:
         """Yield what remembers the outputs of layers, if they are not kept; torch's compiler decides for itself."""
@@ -252,7 +264,7 @@ class GraphStep:
         losses = kind.loss(x, self._data.targets[units], head, batch.counts)
         by_place = torch.where(weights > 0, losses * weights, 0.0).view(places, -1).sum(1)
         self._adam.zero_grad()
-        anchor = [self._in_place.gradients.anchor] if self._in_place else []
+        anchor = [self._in_place.trained.anchor] if self._in_place else []
         gradients = torch.autograd.grad(by_place.sum(), [*self._leaves, *anchor], allow_unused=True)
         self._adam.add_gradients(gradients[: len(self._leaves)])
         self._adam.apply(table, self._update)
@@ -266,7 +278,7 @@ def _still(table: np.ndarray) -> np.ndarray:
     return still
 
 
-def captured_limit(encoder: PlacedEncoder) -> int:
+def captured_limit(encoder: PlacedEncoder, plan: Plan) -> int:
     """Estimate the number of padded tokens of a captured step whose outputs fit into half of the memory.
 
     A layer keeps about 12 vectors of the hidden width, and 3 of the feed-forward width unless these may be computed
@@ -275,5 +287,6 @@ def captured_limit(encoder: PlacedEncoder) -> int:
     config = encoder.config
     if not fused_attention(config, encoder.device):
         return 0
-    kept = 12 * config.hidden + (3 * config.feedforward if encoder.recompute == "never" else 0)
+    keeps = plan.alone or encoder.recompute == "never"
+    kept = 12 * config.hidden + (3 * config.feedforward if keeps else 0)
     return total_memory(encoder.device) // 2 // (config.layers * kept * encoder.dtype.itemsize)

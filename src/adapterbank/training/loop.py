@@ -8,6 +8,7 @@ its own rows.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,35 +64,47 @@ def train(
     """
     states = {i: (resume or {}).get(i, RunState()).copy() for i in range(len(jobs))}
     prefixes = PrefixCache(encoder.config, encoder.tensors)
-    programs = GraphCompiler(encoder.device, fixed_sizes=True)
-    for (first, alone, *_), group in group_jobs(encoder.config, jobs, encoder.device).items():
-        trainer = Trainer(encoder, prefixes, dropout=dropout, first=first, programs=programs, rule=together.rule)
-        coming = [ActiveRun(i, jobs[i], states[i]) for i in group]
-        for run in coming:
-            if run.done:  # resumed after its last epoch
-                _end_run(run, end)
-        waiting = deque(run for run in coming if not run.done)
-        trainer.prepare(waiting, 1 if alone else together.at_once)
-        while trainer.fill(waiting):
-            try:
-                if not trainer.step():
-                    continue
-            except TrainingError as error:  # not even one row fits
-                if not end:
-                    raise
-                for run in trainer.runs:
-                    run.state.failure = str(error)
-            for run in list(trainer.runs):
-                if not run.state.failure:
-                    watch(run.progress())
-                if not run.state.failure and run.state.step % run.per_epoch == 0:
-                    score = trainer.end_epoch(run)
-                    if score is not None and run.state.epoch:  # not where it begins again
-                        watch(run.progress(score))
-                        keep(run.number, run.state.copy())
-                if run.done:
+    device = torch.cuda.device(encoder.device) if encoder.device.type == "cuda" else contextlib.nullcontext()
+    with device, contextlib.closing(GraphCompiler(encoder.device)) as programs:
+        for (first, alone, *_), group in group_jobs(encoder.config, jobs, encoder.device).items():
+            trainer = Trainer(encoder, prefixes, dropout=dropout, first=first, programs=programs, rule=together.rule)
+            coming = [ActiveRun(i, jobs[i], states[i]) for i in group]
+            for run in coming:
+                if run.done:  # resumed after its last epoch
                     _end_run(run, end)
+            waiting = deque(run for run in coming if not run.done)
+            trainer.prepare(waiting, 1 if alone else together.at_once)
+            _train_group(trainer, waiting, watch, keep, end)
     return list(states.values())
+
+
+def _train_group(
+    trainer: Trainer,
+    waiting: deque[ActiveRun],
+    watch: Callable[[Progress], None],
+    keep: Callable[[int, RunState], None],
+    end: Callable[[int, RunState], None] | None,
+) -> None:
+    """Train the runs of a group to their ends; see `train`."""
+    while trainer.fill(waiting):
+        try:
+            if not trainer.step():
+                continue
+        except TrainingError as error:  # not even one row fits
+            if not end:
+                raise
+            for run in trainer.runs:
+                run.state.failure = str(error)
+        for run in list(trainer.runs):
+            if not run.state.failure:
+                watch(run.progress())
+            if not run.state.failure and run.state.step % run.per_epoch == 0:
+                score = trainer.end_epoch(run)
+                if score is not None and run.state.epoch:  # not where it begins again
+                    watch(run.progress(score))
+                    keep(run.number, run.state.copy())
+            if run.done:
+                _end_run(run, end)
 
 
 def _end_run(run: ActiveRun, end: Callable[[int, RunState], None] | None) -> None:

@@ -101,7 +101,7 @@ def run(
     """Train one task and add it to the bank, which is created if it does not exist.
 
     `backbone` is loaded if it is None and the method needs it. `reader` reads the data, by default the config's files;
-    `recompute` is one of `recompute.RECOMPUTE` and changes no result.
+    `recompute` is one of `recompute.RECOMPUTE` and changes no gradient.
     """
     callbacks, reader = callbacks or Callbacks(), reader or DatasetReader()
     config = canonical(config, reader.splits)
@@ -252,7 +252,7 @@ def train_together(
     """
     first = runs[0].resolved
     # Once, for training and for the final scores.
-    placed = place(backbone, first.device, first.dtype, recompute=first.recompute)
+    placed = place(backbone, first.device, first.dtype, first.layout, recompute=first.recompute)
     LOG.debug("the encoder is on %s", placed.device)
     engine: Engine | None = None
 
@@ -287,7 +287,10 @@ def failed(identity: Mapping[str, Any], failure: str, prepared: PreparedRun | No
     record = {"config": dict(identity), "failure": " ".join(failure.split())}
     if prepared is not None:
         resolved = prepared.resolved
-        record |= {"task": resolved.data.task.to_json(), "stamp": stamp(resolved.device, resolved.dtype)}
+        record |= {
+            "task": resolved.data.task.to_json(),
+            "stamp": stamp(resolved.device, resolved.dtype, resolved.layout),
+        }
     return {**record, "notes": list(prepared.notes) if prepared else [], "created": files.now()}
 
 
@@ -336,7 +339,7 @@ def _finish(
         "created": manifest.created,
         "seconds": prepared.seconds + training + time.perf_counter() - began,
         "examples_per_second": prepared.job.train.units * len(state.history) / max(training, 1e-9),
-        "stamp": stamp(resolved.device, resolved.dtype),
+        "stamp": stamp(resolved.device, resolved.dtype, resolved.layout),
         **state.about,
         **({"windows": resolved.windows} if resolved.windows else {}),
         **({"start_from": resolved.start.about()} if resolved.start else {}),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from adapterbank.encoder.batch import padded_length
+from adapterbank.encoder.kernels import find_kernels
 from adapterbank.encoder.kernels.launch import CompilerError
 from adapterbank.encoder.placed import PlacedEncoder
 from adapterbank.encoder.prefix_cache import Prefix, PrefixCache
@@ -23,7 +24,6 @@ from adapterbank.inference.graphs import GraphCompiler, runs_graphs
 from adapterbank.inference.rows import Rows
 from adapterbank.inference.runner import outputs
 from adapterbank.kinds.table import KINDS
-from adapterbank.slots.in_place import trains_in_place
 from adapterbank.slots.stack import LARGEST, Stacks
 from adapterbank.training.eager_step import EagerStep, token_limit
 from adapterbank.training.graph_rule import GraphRule, StepClock
@@ -63,7 +63,6 @@ class Trainer:
         self.stacks = Stacks(encoder.tensors)
         self.adam = StackedAdam(self.stacks, compute=encoder.dtype)
         self.limit = token_limit(config, self.stacks.device)
-        self.captured_limit = captured_limit(encoder) or self.limit
         self.eager = EagerStep(self.context, limit=self.limit)
         self.runs: list[ActiveRun] = []
         self.places = 1
@@ -72,6 +71,8 @@ class Trainer:
         self.data: DeviceRows | None = None
         self.graph_step: GraphStep | None = None
         self.clock, self.left = StepClock(rule), 0
+        self.has_kernels = find_kernels(encoder.device) is not None
+        self.must_free = False
         self.unread: list[tuple[Tensor, list[tuple[ActiveRun, int, int]]]] = []
         self.read_at = 0.0
 
@@ -85,9 +86,10 @@ class Trainer:
         largest = max(
             run.job.batch * run.job.train.most_windows * padded_length(run.longest, longest) for run in waiting
         )
-        if largest > self.captured_limit:
+        limit = captured_limit(self.encoder, waiting[0].job.plan) or self.limit
+        if largest > limit:
             return
-        self.places = min(self.places, self.captured_limit // largest, LARGEST)
+        self.places = min(self.places, limit // largest, LARGEST)
         self.sets, self.left = [run.job.train for run in waiting], -(-steps // self.places)
 
     def fill(self, waiting: deque[ActiveRun]) -> bool:
@@ -99,25 +101,20 @@ class Trainer:
         while waiting and len(self.runs) < self.places:
             self._admit(waiting.popleft())
         if self.runs and self._graph_is_due():
-            with self._graphs_or_none():
-                self._fit_graph_step()
+            empty = self.places - len(self.runs)
+            if empty >= len(self.runs) or (empty and not self.graph_step):
+                self.compact()
+            if not self.graph_step:
+                with self._graphs_or_none():
+                    self.graph_step = self._make_graph_step()
         return bool(self.runs)
 
     def _graph_is_due(self) -> bool:
         """Return whether steps run as graphs, now or once these are ready."""
         if not self.sets or self.data:
             return bool(self.sets)
-        first = self.stacks.slot(self.runs[0].slot)
-        return self.clock.worth_a_graph(self.left, kernels=trains_in_place(first))
-
-    def _fit_graph_step(self) -> None:
-        """Make the graphs of as many places as there are runs, or keep those that half of the runs have left."""
-        empty = self.places - len(self.runs)
-        if empty >= len(self.runs) or (empty and not self.graph_step):
-            self.compact()
-        if not self.graph_step:
-            self.data = self.data or DeviceRows.of(self.sets, self.runs[0].job.plan.head, self.stacks.device)
-            self.graph_step = self._make_graph_step(self.data)
+        alone = self.runs[0].job.plan.alone
+        return self.clock.worth_a_graph(self.left, kernels=self.has_kernels and not alone)
 
     @contextlib.contextmanager
     def _graphs_or_none(self) -> Iterator[None]:
@@ -130,18 +127,17 @@ class Trainer:
             yield
             return
         except torch.OutOfMemoryError:
-            again = self.context.recomputing.start()
+            again = self.graph_step is not None and self.graph_step.in_place and self.context.recomputing.start()
         except CompilerError as error:
             warnings.warn(f"Training runs slower, without its own kernels ({error}).", SlowerWarning, 2)
         self.read_losses()
-        self.graph_step = None
+        self.graph_step, self.must_free = None, True
         if not again:
             self.data, self.sets = None, []
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
-    def _make_graph_step(self, data: DeviceRows) -> GraphStep:
+    def _make_graph_step(self) -> GraphStep:
         job = self.runs[0].job
+        data = self.data = self.data or DeviceRows.of(self.sets, job.plan.head, self.stacks.device)
         return GraphStep(
             self.context,
             self.stacks,
@@ -188,6 +184,7 @@ class Trainer:
         losses = self._captured_losses(inputs, rates)
         captured = losses is not None
         if losses is None:
+            self.read_losses()  # those of graphs are as many as there are places
             losses = self.eager.step(self.stacks, self.adam, inputs)
             self.adam.step(rates)
         else:
@@ -228,9 +225,12 @@ class Trainer:
             table = self.adam.table(rates)
             if self.graph_step and self.graph_step.ready(inputs, table, wait=self.clock.rule.waits):
                 if self.clock.seconds:
-                    LOG.debug("the kernels are compiled after %d eager steps of %.4f s", *self.clock.summary())
+                    LOG.debug("steps run as graphs after %d eager ones of %.4f s", *self.clock.summary())
                     self.clock.seconds = []
                 return self.graph_step.step(inputs, table)
+        if self.must_free and torch.cuda.is_available():
+            torch.cuda.empty_cache()  # only here: until then the error keeps the outputs alive
+        self.must_free = False
         return None
 
     def end_epoch(self, run: ActiveRun) -> float | None:
@@ -300,6 +300,7 @@ class Trainer:
     def _restart(self, run: ActiveRun) -> None:
         """Let a run begin again, with a third of its learning rate."""
         job, state = run.job, run.state
+        self.left += state.step
         state.restarts.append(
             {"lr": run.rate, "epochs": state.epoch, **{name: state.history[-1][name] for name in ("loss", "score")}}
         )

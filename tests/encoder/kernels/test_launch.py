@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 import pytest
 import torch
 
+from adapterbank.encoder.kernels import launch as launches
 from adapterbank.encoder.kernels.launch import Compilation, CompilerError, compiling, launch
 
 
@@ -61,6 +63,36 @@ def test_it_is_done_when_the_last_kernel_is_compiled():
     gate.set()
     compilation.wait()
     assert compilation.done
+
+
+def test_what_is_closed_compiles_nothing_further():
+    gate, first, others, compilation = threading.Event(), Kernel(), Kernel(), Compilation()
+    first.gate = gate
+    with compiling(compilation):
+        for number in range(64):
+            launch(first, (1,), 7, WIDTH=number)
+        launch(others, (1,), 7)
+    compilation.close()
+    gate.set()
+    compilation._pool.shutdown(wait=True)
+    assert len(first.compiled) <= launches._THREADS
+    assert not others.compiled
+
+
+def test_tensors_are_not_kept_until_their_kernel_is_compiled():
+    gate, kernel, compilation = threading.Event(), Kernel(), Compilation()
+    kernel.gate = gate
+    tensors = [torch.zeros(64, dtype=torch.bfloat16), torch.zeros(65)[1:]]
+    alive = [weakref.ref(tensor) for tensor in tensors]
+    with compiling(compilation):
+        launch(kernel, (1,), *tensors)
+    forms = [launches._form(tensor) for tensor in tensors]
+    del tensors
+    assert [one() for one in alive] == [None, None]
+    gate.set()
+    compilation.wait()
+    ((_, arguments, _),) = kernel.compiled
+    assert [launches._form(argument) for argument in arguments] == forms
 
 
 def test_what_a_compiler_raises_is_named():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from adapterbank import config
 from adapterbank.cli import serve_options as options
 from adapterbank.cli.console import print_json, print_message
-from adapterbank.cli.options import AsJson, BackboneName, Device, EngineName, Precision, RayAddress, check_engine
+from adapterbank.cli.options import AsJson, BackboneName, Device, EngineName, RayAddress, check_engine
 from adapterbank.errors import ConfigError, InputError, StorageError
 from adapterbank.install import extra_command
 from adapterbank.serving.service.bank_mirror import REFRESH, Mirror, is_url
@@ -72,7 +72,7 @@ def command(
     page: options.HasPage = True,
     backbone: BackboneName = None,
     device: Device = "auto",
-    precision: Precision = "auto",
+    precision: options.MeasuredPrecision = None,
     refresh: options.Refresh = REFRESH,
     engine: EngineName = "local",
     ray_address: RayAddress = None,
@@ -82,7 +82,7 @@ def command(
     json: AsJson = False,
 ) -> None:
     """See `HELP`."""
-    _check(engine, device, precision)
+    _check(engine, device, precision or "auto")
     new = _new_bank(bank, backbone) if create else None
     mirror = Mirror(bank, every=refresh) if is_url(bank) else None
     required_keys = find_keys(bank, host, keys, mirror.path if mirror else new)
@@ -212,11 +212,13 @@ def _serve_here(
     from adapterbank.serving.http.telemetry import log_to
 
     def jobs(weights: int | None) -> Any:
-        chosen = {"backbone": settings.backbone, "device": settings.device, "precision": settings.precision}
+        chosen = {"backbone": settings.backbone, "device": settings.device, "precision": settings.precision or "auto"}
         return _jobs(settings.bank, {**chosen, "weights": weights, "limits": settings.training})
 
     log_to()
     app = build(settings, mirror, jobs=jobs if train and mirror is None else None)
+    if app.state.choice:
+        print_message(f"adapterbank: {app.state.choice}")
     announce()
     _run(app, listener)
 

@@ -49,7 +49,7 @@ def command(
         str | None, typer.Option("--device", help="Device of all runs: auto, cpu, cuda or cuda:N.")
     ] = None,
     precision: Annotated[
-        str | None, typer.Option("--precision", help="Precision of all runs: auto, fp32 or bf16.")
+        str | None, typer.Option("--precision", help="Precision of all runs: auto, fp32, bf16 or int8.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the runs and their states, and run nothing.")

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,10 +24,10 @@ class CompilerError(RuntimeError):
 class Compilation:
     """Kernels that threads compile: the compiler lets other threads run most of the time."""
 
-    def __init__(self) -> None:
-        """Nothing is compiled yet."""
-        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-        begin = partial(torch.cuda.set_device, device) if device is not None else None
+    def __init__(self, device: torch.device | None = None) -> None:
+        """Nothing is compiled yet; threads compile for a device, by default the current one."""
+        on_gpu = device is not None and device.type == "cuda" and torch.cuda.is_available()
+        begin = partial(torch.cuda.set_device, device) if on_gpu else None
         self._pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), "compile", begin)
         self._jobs: dict[Hashable, Future[Any]] = {}
 
@@ -34,7 +35,7 @@ class Compilation:
         """Begin to compile a kernel for such arguments, unless that has begun."""
         key = kernel, tuple(map(_form, arguments)), tuple(constants.items())
         if key not in self._jobs:
-            self._jobs[key] = self._pool.submit(kernel.warmup, *arguments, grid=grid, **constants)
+            self._jobs[key] = self._pool.submit(kernel.warmup, *map(_like, arguments), grid=grid, **constants)
 
     @property
     def done(self) -> bool:
@@ -53,6 +54,10 @@ class Compilation:
             first = (str(error).strip().splitlines() or [""])[0]
             raise CompilerError(f"{type(error).__name__}: {first}") from error
 
+    def close(self) -> None:
+        """Compile nothing further; what is being compiled is finished by its thread."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
 
 _CURRENT: ContextVar[Compilation | None] = ContextVar("compilation", default=None)
 
@@ -64,6 +69,18 @@ def _form(argument: Any) -> Hashable:
     if isinstance(argument, int):
         return argument == 1, argument % 16 == 0, argument.bit_length() > 31
     return type(argument).__name__
+
+
+def _like(argument: Any) -> Any:
+    """Return a small tensor in place of one that would stay in memory until a kernel is compiled for its form."""
+    if not isinstance(argument, Tensor):
+        return argument
+    return torch.empty(32, dtype=argument.dtype, device=argument.device)[int(argument.data_ptr() % 16 > 0) :]
+
+
+def kernel_cache() -> Path:
+    """Return the folder in which compiled kernels are kept between processes."""
+    return Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:

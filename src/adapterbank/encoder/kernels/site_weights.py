@@ -115,7 +115,8 @@ def add_gradients(
         return
     places, hidden = len(about.places.table), dout.shape[1]
     count, columns = len(dout) // places, triton.cdiv(hidden, _COLUMNS)
-    parts = max(1, min(triton.cdiv(count, 4 * _TOKENS), _PROGRAMS // (columns * places)))
+    most = max(1, _PROGRAMS // (columns * places))
+    parts = max(1, min(triton.cdiv(count, 4 * _TOKENS), most))
     each = triton.cdiv(triton.cdiv(count, parts), _TOKENS) * _TOKENS
     parts = triton.cdiv(count, each)
     whole = 3 * hidden + width + 2 * width * hidden
@@ -137,5 +138,5 @@ def add_gradients(
     launch(
         _add, (triton.cdiv(end - begin, _SUMMED), places),
         sums, *targets, *(target.stride(0) for target in targets), parts, begin,
-        WIDTH=about.form.widest if about.form else 0, PARTS=triton.next_power_of_2(parts), BLOCK=_SUMMED, **constants,
+        WIDTH=about.form.widest if about.form else 0, PARTS=triton.next_power_of_2(most), BLOCK=_SUMMED, **constants,
     )  # fmt: skip

@@ -34,7 +34,7 @@ def _vectors(  # type: ignore[no-untyped-def]
     tl.store(where, s.to(y.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=["length", "table_stride", "at"])
+@triton.jit(do_not_specialize=["length", "WIDE", "table_stride", "at"])
 def _project(  # type: ignore[no-untyped-def]
     x, out, base, places, table, length, D, WIDE, table_stride, at,
     TOKENS: tl.constexpr, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr,

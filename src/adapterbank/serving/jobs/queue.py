@@ -100,7 +100,7 @@ class JobQueue:
             weights: A file descriptor of the encoder's tensors (`encoder.shared_memory.share`), so that runs need no
                 copy of them.
             device: auto, cpu, cuda or cuda:N.
-            precision: auto, fp32 or bf16.
+            precision: auto, fp32, bf16 or int8.
             threads: CPU threads of a run; by default one less than there are cores, which is left for serving.
             limits: How much the queue takes.
         """
