@@ -97,7 +97,7 @@ def test_the_position_reaches_the_total(tmp_path):
         ("in.csv", b"\xe9,b\n1,2\n", "byte 0xe9 is not UTF-8"),
         ("in.csv", gzip.compress(b"a,b\n1,2\n", mtime=0), "does not end in .gz"),
         ("in.csv.gz", b"a,b\n1,2\n", "cannot be decompressed"),
-        ("in.csv.gz", gzip.compress(b"a,b\n" + b"1,2\n" * 10**6)[:-20], "cannot be decompressed"),
+        ("in.csv.gz", gzip.compress(b"a,b\n" + b"1,2\n" * 10**6, mtime=0)[:-20], "cannot be decompressed"),
         ("in.parquet", b"PAR1", "cannot be read as a Parquet file"),
         ("in.xlsx", b"x", "'.xlsx', which is not one of"),
     ],

@@ -122,7 +122,7 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
     ("again.csv", "text,label\na,1\ntext,label\nb,0\n", "line 3 repeats the header; remove that line"),
     (
         "packed.csv",
-        gzip.compress(b"text,label\nok,1\n"),
+        gzip.compress(b"text,label\nok,1\n", mtime=0),
         r"packed\.csv is compressed with gzip, but its name does not end in \.gz; decompress or rename it\.",
     ),
     (
@@ -155,7 +155,7 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
     ("a.xlsx", b"PK", r"extension '.xlsx', which is not one of .csv, .tsv, .jsonl, .ndjson, .json, .parquet"),
     ("noending", "text\n", "has the extension ''"),
     ("a.csv.gz", "text\na\n", "cannot be decompressed .*; compress it again"),
-    ("cut.csv.gz", gzip.compress(b"text\na\n")[:-6], "cannot be decompressed"),
+    ("cut.csv.gz", gzip.compress(b"text\na\n", mtime=0)[:-6], "cannot be decompressed"),
 ]
 
 

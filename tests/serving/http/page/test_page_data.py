@@ -36,7 +36,7 @@ def sent(page, jobs):
             "empty-columns.csv",
             ROWS.replace("label", "label;;").replace("pos", "pos;;").replace("neg", "neg;;").encode(),
         ),
-        ("packed.csv.gz", gzip.compress(ROWS.encode())),
+        ("packed.csv.gz", gzip.compress(ROWS.encode(), mtime=0)),
     ],
 )
 def test_separator_encoding_and_compression_are_found(page, jobs, tmp_path, name, content):
