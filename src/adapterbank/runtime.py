@@ -89,6 +89,7 @@ x, w = torch.randn(33, 96).bfloat16(), torch.randn(64, 96).bfloat16()
 packed = torch.ops.mkldnn._reorder_linear_weight(w)
 found = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "").float()
 wrong = (found - x.float() @ w.float().t()).abs().max() > 0.5
+print("" if wrong else "done")
 raise SystemExit(3 if wrong else 0)
 """
 
@@ -101,11 +102,17 @@ def _bf16_problem() -> str:
     """
     if not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return "this CPU has no bf16 products"
+    if not sys.executable:
+        return "its bf16 products could not be tried without a Python to start"
+    command = [sys.executable, "-P", "-c", _PROBE]  # without the current folder, whose modules may have any names
     try:
-        done = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, timeout=60, check=False)
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"its bf16 products could not be tried ({error})"
-    return f"a trial of its bf16 products failed (exit status {done.returncode})" if done.returncode else ""
+    if done.returncode or b"done" not in done.stdout:
+        said = (done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+        return f"a trial of its bf16 products failed (exit status {done.returncode}: {said})"
+    return ""
 
 
 _PROBLEMS: Mapping[str, Callable[[], str]] = {"fp32": _no_problem, "bf16": _bf16_problem, "int8": _int8_problem}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -155,3 +158,11 @@ def test_rows_that_fill_a_product_up_do_not_show(layout, count):
         each = torch.cat([product(row, bias) for row in x.split(1)])
     assert found.shape == (count, 24)
     torch.testing.assert_close(found, each, rtol=1e-4, atol=1e-4)
+
+
+def test_a_backbone_that_has_been_used_can_be_pickled(bert):
+    expected = bert.encode(TEXTS)
+    assert bert._laid_out
+    again = pickle.loads(pickle.dumps(bert))
+    for found, wanted in zip(again.encode(TEXTS), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-6)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -222,6 +223,15 @@ def test_int8_is_compared_within_its_own_tolerance_which_the_audit_names(bank):
     rewrite(bank, "sentiment@1", stamp=stamp, outputs=shifted(bank, "sentiment@1", 2.0))
     found = {finding.ref: finding for finding in open_bank(bank, device="cpu", precision="int8").audit()}
     assert not found["sentiment@1"].ok
+
+
+@pytest.mark.parametrize(("off", "ok"), [(1e-3, True), (1.0, False)])
+def test_outputs_on_the_scale_of_large_labels_are_compared_on_that_scale(off, ok):
+    """A regression of prices: rounding alone changes the last digit of 10,000 by a thousandth."""
+    stored = {"stamp": {"torch": "1", "precision": "fp32"}, "outputs": [[10_000.0], [900.0]]}
+    package = SimpleNamespace(ref="price@1", manifest=SimpleNamespace(fingerprint=stored))
+    found = audits._compare(package, [[10_000.0 + off], [900.0]], {"torch": "2", "precision": "fp32"})
+    assert found.ok is ok
 
 
 def test_outputs_of_another_shape_are_reported(bank):

@@ -103,3 +103,42 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_forked_process_has_threads_of_its_own():
     done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+LATE = """
+import threading, time
+from adapterbank.inference.threads import run_batches
+import torch
+torch.set_num_threads(2)
+def later():
+    threading.main_thread().join()
+    for sizes in ([13], [300] * 4):
+        found = []
+        run_batches([lambda: found.append(1)] * len(sizes), sizes)
+        print(len(found), flush=True)
+threading.Thread(target=later).start()
+"""
+
+
+def test_batches_run_after_the_main_thread_has_ended():
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["1", "4"]), done.stderr
+
+
+def test_threads_that_start_beside_a_small_batch_have_all_cores(two_threads):
+    seen_by([13])
+    seen, began, stop = [], threading.Event(), threading.Event()
+
+    def small():
+        began.set()
+        stop.wait(10)
+
+    running = threading.Thread(target=lambda: run_batches([small], [13]))
+    running.start()
+    began.wait(10)
+    other = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    other.start()
+    other.join()
+    stop.set()
+    running.join()
+    assert seen == [2]

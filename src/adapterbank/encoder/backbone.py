@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from adapterbank.errors import BackboneError, InputError
 from adapterbank.storage.files import canonical_json
 
 LOG = logging.getLogger("adapterbank.load")
+_LAYING_OUT = threading.Lock()
 _TOKENS_AT_ONCE = 8192
 """Tokens in one batch of `encode`: enough to use the machine fully, few enough for any memory."""
 
@@ -67,9 +69,14 @@ class Backbone:
 
     def laid_out(self, layout: str = "fp32") -> FrozenTensors:
         """Return its tensors with the matrices as products on a CPU read them, laid out once for each layout."""
-        if layout not in self._laid_out:
-            self._laid_out[layout] = FrozenTensors(join_projections(self.tensors), layout)
-        return self._laid_out[layout]
+        with _LAYING_OUT:
+            if layout not in self._laid_out:
+                self._laid_out[layout] = FrozenTensors(join_projections(self.tensors), layout)
+            return self._laid_out[layout]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is laid out: another process lays it out again."""
+        return {**self.__dict__, "_laid_out": {}}
 
     def keep_only(self, layout: str) -> None:
         """Free the matrices of all other layouts."""

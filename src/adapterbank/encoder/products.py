@@ -4,7 +4,7 @@ A library that is given a plain matrix lays it out anew for every product, which
 tokens. The rows of `LAYOUTS` say how a matrix is kept, in the order of precision:
 
     fp32    as oneDNN reads it; the same product to within rounding
-    bf16    the same in half of the memory; inputs are rounded, sums are float32
+    bf16    the same in half of the memory; inputs and outputs are rounded, sums are float32
     int8    one byte a number, quantised once for each output channel; inputs are quantised for each token
 
 Everything else of the pass (adapters, LayerNorms, heads, attention) computes in float32, whatever the row.

@@ -29,6 +29,8 @@ PROBES = (
 )
 """Fixed texts, short and long, plain and unusual. A change here would invalidate every older fingerprint."""
 
+_LARGE = 100.0
+"""Outputs up to which a tolerance is absolute; those of a regression have the scale of its labels."""
 TOLERANCES = {"fp32": 1e-4, "bf16": 0.1, "int8": 0.5}
 """The largest difference of an output by the coarser precision of both sides, between machines or versions of torch.
 
@@ -106,6 +108,8 @@ def _compare(package: Package, outputs: list[Any], now: dict[str, Any]) -> Findi
     difference = float(np.max([np.abs(a - b).max() for a, b in pairs]))  # unlike max, this propagates NaN
     precisions = now["precision"], stored["stamp"]["precision"]
     tolerance = max(TOLERANCES.get(name, TOLERANCES["fp32"]) for name in precisions)
+    largest = max(float(np.abs(a).max(initial=0.0)) for a, _ in pairs)
+    tolerance *= max(1.0, largest / _LARGE)
     ok = difference == 0.0 if exact else difference <= tolerance
     how = "to the bit" if not difference else f"within {tolerance:g}, because {_reason(*precisions)}"
     return Finding(package.ref, ok, how if ok else f"outputs on the probe texts differ by {difference:g}", difference)

@@ -7,11 +7,12 @@ time to threads that share nothing: a core that another process slows down takes
 
 from __future__ import annotations
 
-import functools
 import os
+import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 
 import torch
 
@@ -38,37 +39,80 @@ def run_batches(batches: Sequence[Callable[[], None]], tokens: Sequence[int]) ->
     The threads of a batch depend on the sizes alone, so that equal calls round alike.
     """
     threads = torch.get_num_threads()
-    if threads > 1 and len(batches) > 1:
-        list(_pool(threads, os.getpid()).map(lambda run: run(), batches))
-    elif threads > 1 and sum(tokens) <= _ALONE:
-        _run_on(1, threads, batches)
+    if threads > 1 and (len(batches) > 1 or sum(tokens) <= _ALONE):
+        _pool(threads).run(batches)
     else:
         for run in batches:
             run()
 
 
-def _run_on(threads: int, before: int, batches: Sequence[Callable[[], None]]) -> None:
-    """Run functions with so many threads instead of those before, in this thread alone."""
-    torch.set_num_threads(threads)  # threads that have computed before keep theirs
-    try:
-        for run in batches:
-            run()
-    finally:
-        torch.set_num_threads(before)
+class _Pool:
+    """Threads that compute with one thread of torch's each.
 
+    They end with the process, also where it is ending already, unlike those of `concurrent.futures`. The number of
+    torch's threads is set once in each, and never for a call: torch keeps it for all threads that start meanwhile.
+    """
 
-@functools.cache
-def _pool(threads: int, _process: int) -> ThreadPoolExecutor:
-    """Return so many threads that compute with one thread each; a forked process has its own."""
-    pool, ready = ThreadPoolExecutor(threads, "adapterbank-cpu"), threading.Barrier(threads + 1)
+    def __init__(self, threads: int) -> None:
+        """Start the threads and wait until each has its number."""
+        self.threads, self.process = threads, os.getpid()
+        self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        ready = threading.Barrier(threads + 1)
+        for number in range(threads):
+            threading.Thread(target=self._work, args=(ready,), name=f"adapterbank-cpu-{number}", daemon=True).start()
+        ready.wait()
+        torch.set_num_threads(threads)  # threads that others start later begin with this
 
-    def begin() -> None:
+    def _work(self, ready: threading.Barrier) -> None:
         torch.set_num_threads(1)
         torch.get_num_threads()  # torch sets a thread's number when it is first asked; from then on it stays
         ready.wait()
+        while (run := self._waiting.get()) is not None:
+            run()
 
-    for _ in range(threads):
-        pool.submit(begin)
-    ready.wait()
-    torch.set_num_threads(threads)  # threads that others start later begin with this
-    return pool
+    def run(self, batches: Sequence[Callable[[], None]]) -> None:
+        """Run functions and wait for all; raise the first error."""
+        futures: list[Future[None]] = [Future() for _ in batches]
+        for future, batch in zip(futures, batches, strict=True):
+            self._waiting.put(partial(_fulfil, future, batch))
+        for future in futures:
+            future.result()
+
+    def end(self) -> None:
+        """Let the threads end after what waits."""
+        for _ in range(self.threads):
+            self._waiting.put(None)
+
+
+def _fulfil(future: Future[None], batch: Callable[[], None]) -> None:
+    try:
+        batch()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(None)
+
+
+_LOCK = threading.Lock()
+_kept: list[_Pool] = []
+"""The pool of this process, once there is one."""
+
+
+def _pool(threads: int) -> _Pool:
+    """Return the pool of so many threads; a forked process has its own."""
+    with _LOCK:
+        if not _kept or (_kept[0].threads, _kept[0].process) != (threads, os.getpid()):
+            if _kept and _kept[0].process == os.getpid():
+                _kept[0].end()
+            _kept[:] = [_Pool(threads)]
+        return _kept[0]
+
+
+def _in_child() -> None:
+    """After a fork, another thread may have held the lock."""
+    global _LOCK
+    _LOCK = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -154,6 +154,7 @@ def test_the_keys_of_a_bank_behind_a_url_are_required(start, small):
     [
         (["--engine", "sun"], "engine is 'sun'; it must be one of local, ray"),
         (["--engine", "ray", "--device", "cuda:1"], "each Ray replica has its own GPU"),
+        (["--engine", "ray", "--precision", "auto"], "each Ray replica would measure for itself"),
         (["--device", "toaster"], "device is 'toaster'"),
         (["--engine", "ray", "--replicas", "none"], "as in 1:4"),
         (["--bank", "nonsense://bank"], "nonsense://bank cannot be opened"),

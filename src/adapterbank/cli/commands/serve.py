@@ -82,7 +82,7 @@ def command(
     json: AsJson = False,
 ) -> None:
     """See `HELP`."""
-    _check(engine, device, precision or "auto")
+    _check(engine, device, precision)
     new = _new_bank(bank, backbone) if create else None
     mirror = Mirror(bank, every=refresh) if is_url(bank) else None
     required_keys = find_keys(bank, host, keys, mirror.path if mirror else new)
@@ -128,14 +128,16 @@ def _training_limits(rows: int, text: int, minutes: float, megabytes: int | None
     return QueueLimits(table=TableLimits(rows=rows, text=text), minutes=minutes, memory=memory)
 
 
-def _check(engine: str, device: str, precision: str) -> None:
+def _check(engine: str, device: str, precision: str | None) -> None:
     """Check the libraries and the options before anything is loaded."""
     if any(importlib.util.find_spec(name) is None for name in REQUIRED):
         raise InputError(f"Serving requires additional libraries; install them with: {extra_command('serve')}")
-    config.parse({"device": device, "precision": precision})
+    config.parse({"device": device, "precision": precision or "auto"})
     check_engine(engine)
     if engine == "ray" and ":" in device:
         raise ConfigError([f"device is {device!r}, but each Ray replica has its own GPU; use cuda."])
+    if engine == "ray" and precision == "auto":
+        raise ConfigError(["precision is 'auto', but each Ray replica would measure for itself; name one, as int8."])
 
 
 def _new_bank(bank: str, backbone: str | None) -> Path | None:
