@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from adapterbank.encoder.batch import TokenStore, padded_length
-from adapterbank.encoder.dropout import Dropout, step_keys
+from adapterbank.encoder.dropout import Dropout, mix, step_keys
 from adapterbank.encoder.forward import LayerFns, compiled_layer_fns, forward, fused_attention
 from adapterbank.encoder.kernels import Kernels, find_kernels
 from adapterbank.encoder.kernels.launch import compiling
@@ -243,8 +243,8 @@ class GraphStep:
         weights, table = self._real[:count], self._real[count:].view(places + 1, 7)
         batch, where = self._data.tokens.batch(rows, longest, self._fused)
         faster = self._in_place.kernels if self._in_place else None
-        hashed = (faster.mix,) if faster else ()
-        keys = step_keys(clocks.view(places, 2), torch.arange(width, device=rows.device), *hashed)
+        hashed = faster.mix if faster else mix
+        keys = step_keys(clocks.view(places, 2), torch.arange(width, device=rows.device), hashed)
         drop = Dropout(keys, batch.rows, batch.positions, rate=rates[0], attention_rate=rates[1], faster=faster)
         prefix = None
         if self._prefix is not None and self._prefix.store is not None:

@@ -78,7 +78,7 @@ class StepInput:
         """Return the number of tokens of a row of the batch."""
         return len(self.rows.tokens[self.batch[place]])
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """The length of the longest row of the batch."""
         return max(self.length(place) for place in range(len(self.batch)))
