@@ -79,6 +79,16 @@ def test_what_is_closed_compiles_nothing_further():
     assert not others.compiled
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["cuda", "cuda:0"])
+def test_threads_compile_for_the_gpu_of_their_run(name):
+    kernel, compilation = Kernel(), Compilation(torch.device(name))
+    with compiling(compilation):
+        launch(kernel, (1,), 1)
+    compilation.wait()
+    assert len(kernel.compiled) == 1
+
+
 def test_tensors_are_not_kept_until_their_kernel_is_compiled():
     gate, kernel, compilation = threading.Event(), Kernel(), Compilation()
     kernel.gate = gate

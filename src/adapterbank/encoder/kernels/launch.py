@@ -26,8 +26,10 @@ class Compilation:
 
     def __init__(self, device: torch.device | None = None) -> None:
         """Nothing is compiled yet; threads compile for a device, by default the current one."""
-        on_gpu = device is not None and device.type == "cuda" and torch.cuda.is_available()
-        begin = partial(torch.cuda.set_device, device) if on_gpu else None
+        begin = None
+        if device is not None and device.type == "cuda" and torch.cuda.is_available():
+            with torch.cuda.device(device):  # one without a number is the current one
+                begin = partial(torch.cuda.set_device, torch.cuda.current_device())
         self._pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), "compile", begin)
         self._jobs: dict[Hashable, Future[Any]] = {}
 
