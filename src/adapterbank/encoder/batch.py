@@ -303,8 +303,11 @@ def by_length(
     lengths = {length: padded(length) for length in set(sizes)}
     keys = [(mine, -lengths[length]) for mine, length in zip(group, sizes, strict=True)]
     grouped: dict[Any, list[int]] = {}
-    for i in sorted(range(len(rows)), key=keys.__getitem__):
-        grouped.setdefault(group[i], []).append(i)
+    if len(set(group)) == 1:
+        grouped[group[0]] = sorted(range(len(rows)), key=keys.__getitem__)
+    else:
+        for i in sorted(range(len(rows)), key=keys.__getitem__):
+            grouped.setdefault(group[i], []).append(i)
     for order in grouped.values():
         start = 0
         while start < len(order):  # the first is the longest of its batch

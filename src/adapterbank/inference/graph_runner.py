@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,6 +27,7 @@ from adapterbank.inference.graphs import GraphCompiler, runs_graphs
 from adapterbank.kinds.table import KINDS
 from adapterbank.slots import heads
 from adapterbank.slots.in_place import InPlaceRoute, TableColumns, Widths
+from adapterbank.slots.plan import Head
 from adapterbank.slots.stack import Slot, Stacks
 
 ROWS = 256
@@ -69,6 +70,18 @@ class _Shape:
     longest: int
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What batches need of a slot."""
+
+    slot: Slot | None
+    columns: TableColumns
+    line: np.ndarray
+    """Its line of the table."""
+    widths: int
+    """The number of its `Widths`."""
+
+
 class _Layout:
     """Where the inputs of a batch are: ids and types of all cells, lengths, lines, and the table of its slots."""
 
@@ -92,7 +105,9 @@ class GraphRunner:
         self._fused = fused_attention(config, stacks.device)
         self.graphs: dict[_Shape, _Graph] = {}
         self._columns: dict[int | None, TableColumns] = {}
-        self._lines: dict[int | None, np.ndarray] = {}
+        self._known: dict[int | None, _Known] = {}
+        self._widths: dict[Widths, int] = {}
+        self._joined: dict[frozenset[int], Widths] = {}
         self._moves = 0
         self._compilation, self._tracing, self._works = compiler.kernels, False, True
 
@@ -146,31 +161,35 @@ class GraphRunner:
         Further batches can be launched before that, and the device runs them in order. If a kernel does not compile,
         that is raised, and from then on no slot is covered.
         """
+        self._forget_moved()
         lines = {slot: line for line, slot in enumerate(dict.fromkeys(slots))}
-        used: dict[int | None, Slot] = {slot: self._stacks.slot(slot) for slot in lines if slot is not None}
-        family = next((slot.family for slot in used.values()), None)
-        columns = self._columns_of(family, next(iter(used.values()), None))
-        rows = 1 << (len(tokens) - 1).bit_length()
+        used = [self._known.get(slot) or self._look_up(slot) for slot in lines]
+        columns, first = used[0].columns, used[0].slot
         sizes = np.array([len(row.ids) for row in tokens])
-        widths = Widths.of(list(used.values())) if used else Widths()
-        shape = _Shape(family, widths, rows, self.padded_length(int(sizes.max())))
+        shape = _Shape(
+            first.family if first else None,
+            self._join(frozenset(one.widths for one in used)),
+            1 << (len(tokens) - 1).bit_length(),
+            self.padded_length(int(sizes.max())),
+        )
         layout = _Layout(shape, len(columns))
         graph = self.graphs.get(shape) or self._graph(shape, layout)
         host = graph.idle.pop() if graph.idle else self._host_buffer(graph, layout)
         parts = host.parts
         _write(parts, tokens, sizes, shape)
         parts[3][: len(slots)] = [lines[slot] for slot in slots]
-        self._forget_moved()
-        own = [self._line(columns, slot) for slot in lines]
-        np.concatenate(own, out=parts[4][: len(own) * len(columns)])
+        np.concatenate([one.line for one in used], out=parts[4][: len(used) * len(columns)])
         graph.inputs.copy_(host.inputs, non_blocking=True)
         self._run(graph, lambda: self._body(graph, columns, shape, layout))
         wait_for_outputs = self._copy_outputs(graph, host)
+        # From here on a GPU computes.
+        heads_of = {one: known.slot.plan.head for one, known in zip(lines, used, strict=True) if known.slot}
+        split = _splitter(sizes, [heads_of[slot] for slot in slots if slot is not None], shape.widths.outputs)
 
         def wait() -> list[np.ndarray]:
             out = wait_for_outputs()[: len(tokens)].copy()
             graph.idle.append(host)
-            return _split(out, sizes, slots, used)
+            return split(out)
 
         return wait
 
@@ -197,21 +216,26 @@ class GraphRunner:
             warnings.warn(f"Tasks run slower, without their own kernels ({error}).", SlowerWarning, 2)
             raise
 
-    def _columns_of(self, family: int | None, slot: Slot | None) -> TableColumns:
+    def _forget_moved(self) -> None:
+        """Forget what is known of slots once a block has moved, or many slots have left."""
+        if self._moves != self._stacks.moves or len(self._known) > 2 * len(self._stacks) + 2:
+            self._known, self._moves = {}, self._stacks.moves
+
+    def _look_up(self, number: int | None) -> _Known:
+        """Look up what batches need of a slot."""
+        slot = None if number is None else self._stacks.slot(number)
+        family = slot.family if slot else None
         if family not in self._columns:
             self._columns[family] = TableColumns(self._stacks, slot)
-        return self._columns[family]
+        columns, widths = self._columns[family], Widths.of([slot]) if slot else Widths()
+        found = _Known(slot, columns, columns.line(slot), self._widths.setdefault(widths, len(self._widths)))
+        return self._known.setdefault(number, found)
 
-    def _forget_moved(self) -> None:
-        """Forget the lines of slots once a block has moved, or many slots have left."""
-        if self._moves != self._stacks.moves or len(self._lines) > 2 * len(self._stacks) + 2:
-            self._lines, self._moves = {}, self._stacks.moves
-
-    def _line(self, columns: TableColumns, slot: int | None) -> np.ndarray:
-        """Return a slot's line of the table."""
-        if slot not in self._lines:
-            self._lines[slot] = columns.line(None if slot is None else self._stacks.slot(slot))
-        return self._lines[slot]
+    def _join(self, numbers: frozenset[int]) -> Widths:
+        """Return the widths of a batch of slots whose own widths have these numbers."""
+        if numbers not in self._joined:
+            self._joined[numbers] = Widths.joined([own for own, number in self._widths.items() if number in numbers])
+        return self._joined[numbers]
 
     def _copy_outputs(self, graph: _Graph, host: _HostBuffer) -> Callable[[], np.ndarray]:
         """Start the copy of the outputs to the host; return a function that waits for it."""
@@ -270,29 +294,37 @@ def make_graph_runner(config: EncoderConfig, stacks: Stacks) -> GraphRunner | No
 def _write(into: Sequence[np.ndarray], tokens: Sequence[Tokens], sizes: np.ndarray, shape: _Shape) -> None:
     """Write ids, types and lengths of padded rows; positions without a row have one token."""
     ids, types, lengths, lines, _ = into
-    ids[:], types[:], lengths[:], lines[:] = 0, 0, 1, 0
-    real = (np.arange(shape.longest) < sizes[:, None]).ravel()
-    ids[: len(real)][real] = np.concatenate([row.ids for row in tokens])
-    types[: len(real)][real] = np.concatenate([row.types for row in tokens])
+    lengths[:], lines[:] = 1, 0
     lengths[: len(sizes)] = sizes
+    rows = (ids, [row.ids for row in tokens]), (types, [row.types for row in tokens])
+    if len(sizes) == shape.rows and (sizes == shape.longest).all():
+        for part, given in rows:
+            np.concatenate(given, out=part)
+        return
+    real = (np.arange(shape.longest) < sizes[:, None]).ravel()
+    for part, given in rows:
+        part[:] = 0
+        part[: len(real)][real] = np.concatenate(given)
 
 
-def _split(
-    out: np.ndarray, sizes: np.ndarray, slots: Sequence[int | None], used: Mapping[int | None, Slot]
-) -> list[np.ndarray]:
-    """Return each row's part of the outputs, on its task's own scale."""
-    if not used:
-        return list(out)
-    slot_heads = {number: slot.plan.head for number, slot in used.items()}
-    widths = {slot: head.width for slot, head in slot_heads.items()}
-    if KINDS[next(iter(slot_heads.values())).kind].per_token:  # the same for the whole family
-        parts = zip(out, sizes.tolist(), slots, strict=True)
-        return [row[:size, : widths[slot]] for row, size, slot in parts]
-    outputs = [row[: widths[slot]] for row, slot in zip(out, slots, strict=True)]
-    if scaled := {slot for slot, head in slot_heads.items() if KINDS[head.kind].standardize}:
-        for i, slot in enumerate(slots):
-            if slot in scaled:
-                head, numbers = slot_heads[slot], outputs[i][: slot_heads[slot].outputs]
-                numbers = numbers * np.float32(head.scale) + np.float32(head.shift)
-                outputs[i] = np.concatenate([numbers, outputs[i][head.outputs :]])
-    return outputs
+def _splitter(sizes: np.ndarray, row_heads: Sequence[Head], outputs: int) -> Callable[[np.ndarray], list[np.ndarray]]:
+    """Return what splits outputs into those of each row, on its task's own scale; there are no heads without tasks."""
+    if not row_heads:
+        return list
+    if KINDS[row_heads[0].kind].per_token:  # the same for the whole family
+        return lambda out: [
+            row[:size, : head.width] for row, size, head in zip(out, sizes.tolist(), row_heads, strict=True)
+        ]
+    scaled = [i for i, head in enumerate(row_heads) if KINDS[head.kind].standardize]
+    widths = [head.width for head in row_heads]
+    same = set(widths) == {outputs}
+
+    def split(out: np.ndarray) -> list[np.ndarray]:
+        rows = list(out) if same else [row[:width] for row, width in zip(out, widths, strict=True)]
+        for i in scaled:
+            head = row_heads[i]
+            numbers = rows[i][: head.outputs] * np.float32(head.scale) + np.float32(head.shift)
+            rows[i] = np.concatenate([numbers, rows[i][head.outputs :]])
+        return rows
+
+    return split

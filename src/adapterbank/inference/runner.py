@@ -134,17 +134,16 @@ def _groups(stacks: Stacks, slots: Sequence[int | None], graph_runner: GraphRunn
 
     A slot that changes whole layers has its own group. All others share one, or with graphs one for each family.
     """
-    groups = {slot: _group(stacks, slot, graph_runner) for slot in dict.fromkeys(slots)}
+    groups = {}
+    for slot in dict.fromkeys(slots):
+        resident = None if slot is None else stacks.slot(slot)
+        if slot is None or resident is None:
+            groups[slot] = -1
+        elif resident.alone:
+            groups[slot] = -2 - slot
+        else:
+            groups[slot] = resident.family if graph_runner and resident.in_place else -1
     return [groups[slot] for slot in slots]
-
-
-def _group(stacks: Stacks, slot: int | None, graph_runner: GraphRunner | None) -> int:
-    if slot is None:
-        return -1
-    resident = stacks.slot(slot)
-    if resident.alone:
-        return -2 - slot
-    return resident.family if graph_runner and resident.in_place else -1
 
 
 def by_row(

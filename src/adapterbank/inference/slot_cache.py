@@ -65,7 +65,7 @@ class SlotCache:
 
     @property
     def resident(self) -> list[str]:
-        """The names of the tasks whose slots are in memory, least recently used first."""
+        """The names of the tasks whose slots are in memory; with a budget, least recently used first."""
         with self.lock:
             return [name for name, handle in self._handles.items() if handle.slot is not None]
 
@@ -112,10 +112,13 @@ class SlotCache:
 
     def within_budget(self, tasks: Iterable[TaskHandle]) -> Iterator[list[TaskHandle]]:
         """Split a list of tasks into parts that each fit into the budget."""
+        if self.budget is None:
+            yield list(tasks)
+            return
         part: list[TaskHandle] = []
         size = 0
         for handle in tasks:
-            if part and self.budget is not None and size + handle.bytes > self.budget:
+            if part and size + handle.bytes > self.budget:
                 yield part
                 part, size = [], 0
             part.append(handle)
@@ -156,19 +159,24 @@ class SlotCache:
             if self.budget is not None and not depth and (self._queue or not self._fit(handles)):
                 self._wait_for(handles)
             self._thread.depth = depth + 1
+            if self._ahead:
+                for handle in handles:
+                    self._ahead.pop(handle, None)
+            if self.budget is not None:  # otherwise nothing is evicted, and a call with many tasks starts sooner
+                for handle in handles:
+                    self._used += 0 if handle.users else handle.bytes
+                    if not handle.removed:
+                        self._handles.move_to_end(self._names[handle])
             for handle in handles:
-                self._used += 0 if handle.users else handle.bytes
                 handle.users += 1
-                self._ahead.pop(handle, None)
-                if not handle.removed:
-                    self._handles.move_to_end(self._names[handle])
 
     def _release(self, handles: Sequence[TaskHandle]) -> None:
         with self.lock:
             self._thread.depth -= 1
             for handle in handles:
                 handle.users -= 1
-                self._used -= 0 if handle.users else handle.bytes
+                if self.budget is not None and not handle.users:
+                    self._used -= handle.bytes
                 if handle.removed and not handle.users:
                     self._free(handle)
             self._make_room(0)

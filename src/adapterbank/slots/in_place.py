@@ -141,10 +141,19 @@ class Widths:
     @classmethod
     def of(cls, slots: Sequence[Slot]) -> Widths:
         """Return the widths of some slots of one family."""
-        by_addition = zip(*(slot.forms for slot in slots), strict=True)
-        found = [{form.widest if isinstance(form, Form) else 1 for form in forms} for forms in by_addition]
-        most = max(slot.plan.head.width for slot in slots)
-        return cls(tuple((max(some), len(some) == 1) for some in found), 1 << (most - 1).bit_length())
+        return cls.joined([cls._of_one(slot) for slot in slots])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Widths]) -> Widths:
+        """Return the widths of a batch that consists of batches with these widths."""
+        by_addition = (set(found) for found in zip(*(part.additions for part in parts), strict=True))
+        additions = tuple((max(some)[0], len(some) == 1 and max(some)[1]) for some in by_addition)
+        return cls(additions, max(part.outputs for part in parts))
+
+    @classmethod
+    def _of_one(cls, slot: Slot) -> Widths:
+        additions = tuple((form.widest if isinstance(form, Form) else 1, True) for form in slot.forms)
+        return cls(additions, 1 << (slot.plan.head.width - 1).bit_length())
 
 
 class InPlaceRoute:
