@@ -157,14 +157,29 @@ FORMS = [
 
 def forwards(dtype, device):
     """Compare the kernel of inference in all its forms."""
+    from adapterbank.encoder.kernels.launch import Compilation, compiling
     from adapterbank.encoder.kernels.site import site
 
-    for shape, form, norm, residual in itertools.product(SHAPES, FORMS, (True, False), (True, False)):
-        case = Case(shape, dtype, device, **form)
+    def run(case, form, norm, residual):
         read = case.dout if form.get("parallel") else None
         out = site(case.y.clone(), case.x, case.kernel_places(), read=read, form=case.kernel_form(), adapter_at=2,
                    norm_at=0 if norm else None, epsilon=1e-6, residual=residual)  # fmt: skip
-        check(out, case.wanted(norm=norm, residual=residual, read=read), f"{shape}, {form}, {norm}, {residual}")
+        return out, read
+
+    cases = [
+        (Case(shape, dtype, device, **form), form, norm, residual)
+        for shape, form, norm, residual in itertools.product(SHAPES, FORMS, (True, False), (True, False))
+    ]
+    if device.type == "cuda":  # some of the 140 kernels take the compiler ten seconds
+        threads = Compilation(device)
+        with compiling(threads):
+            for case in cases:
+                run(*case)
+        threads.wait()
+    for case, form, norm, residual in cases:
+        out, read = run(case, form, norm, residual)
+        what = f"{case.rows, case.length, case.hidden}, {form}, {norm}, {residual}"
+        check(out, case.wanted(norm=norm, residual=residual, read=read), what)
 
 
 def norms(dtype, device):
