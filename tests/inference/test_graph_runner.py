@@ -271,6 +271,14 @@ def test_narrow_and_wide_slots_follow_one_another(bench):
     bench.check(tokens, [narrow[0], narrow[1], narrow[0]])
 
 
+@pytest.mark.parametrize(("size", "depth"), [(300, 1), (200, 2)])
+def test_slots_that_are_too_wide_for_the_kernels_run_without_them(bench, size, depth):
+    head = Head("classification", 3)
+    slots = [bench.put(head, size=size, depth=depth), bench.put(head, size=100, depth=depth)]
+    assert [bench.runner.covers(slot) for slot in slots] == [False, True]
+    bench.check_any(rows_of(4, seed=3), slots * 2)
+
+
 def test_a_slot_in_the_row_of_a_removed_one_uses_its_own_numbers(bench):
     head, tokens = Head("classification", 3), rows_of(2, seed=1)
     kept, first = (bench.put(head, size=3) for _ in range(2))

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapterbank.encoder.kernels.forms import WIDEST, Form, Scales
+from adapterbank.encoder.kernels.forms import Form, Scales
 from adapterbank.methods import MAX_LAYERS, roles
 from adapterbank.slots.addition import size_class
 from adapterbank.slots.plan import Plan, decays, first_trained_layer
@@ -130,7 +130,7 @@ class Slot:
     @cached_property
     def in_place(self) -> bool:
         """Whether the kernels know everything that it adds and changes."""
-        narrow = all(not isinstance(form, Form) or form.widest <= WIDEST for form in self.forms)
+        narrow = all(not isinstance(form, Form) or form.fits for form in self.forms)
         return not self.alone and None not in self.forms and narrow
 
     @cached_property

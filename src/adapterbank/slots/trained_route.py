@@ -18,7 +18,7 @@ from torch import Tensor
 from adapterbank.encoder.dropout import Mask
 from adapterbank.encoder.forward import QKV
 from adapterbank.encoder.kernels import Kernels
-from adapterbank.encoder.kernels.forms import WIDEST, Drop, Form, Into, Places, TrainedSite
+from adapterbank.encoder.kernels.forms import Drop, Form, Into, Places, TrainedSite
 from adapterbank.encoder.protocol import Ending
 from adapterbank.encoder.recompute import Recompute
 from adapterbank.slots.in_place import TableColumns, Widths
@@ -112,7 +112,7 @@ class TrainedRoute:
         """See `layers.KernelRoute`; what the kernels have no gradient for is added before them."""
         numbers = self.columns.sites.get(site, ())
         forms = [self._forms[number] for number in numbers]
-        if len(forms) == 1 and isinstance(forms[0], Form) and forms[0].trains and forms[0].widest <= WIDEST:
+        if len(forms) == 1 and isinstance(forms[0], Form) and forms[0].trains:
             return self._end(y, x, norm, ending, (forms[0], self.columns.key(site, numbers[0])))
         if numbers:
             y = self.add(self._drop(y, ending.mask), ending.read, site)

@@ -15,8 +15,9 @@ from adapterbank.encoder.kernels.launch import Compilation, CompilerError, compi
 class Kernel:
     """Records what it is asked to do."""
 
-    def __init__(self, error=None, gate=None):
-        self.launched, self.compiled, self.threads, self.error, self.gate = [], [], [], error, gate
+    def __init__(self, error=None, gate=None, too_large=None):
+        self.launched, self.compiled, self.threads = [], [], []
+        self.error, self.gate, self.too_large = error, gate, too_large
 
     def __getitem__(self, grid):
         return lambda *arguments, **constants: self.launched.append((grid, arguments, constants))
@@ -28,6 +29,13 @@ class Kernel:
             raise self.error
         self.threads.append(threading.current_thread())
         self.compiled.append((grid, arguments, constants))
+        return self
+
+    @property
+    def run(self):
+        """As Triton does, load what was compiled."""
+        if self.too_large:
+            raise self.too_large
 
 
 def test_a_kernel_is_launched_with_its_grid_arguments_and_constants():
@@ -113,6 +121,14 @@ def test_what_a_compiler_raises_is_named():
         compilation.wait()
     with pytest.raises(CompilerError):
         _ = compilation.done
+
+
+def test_a_kernel_that_does_not_fit_into_the_gpu_is_known_before_it_is_launched():
+    compilation = Compilation()
+    with compiling(compilation):
+        launch(Kernel(too_large=MemoryError("out of resource: shared memory")), (1,), 1)
+    with pytest.raises(CompilerError, match="shared memory"):
+        compilation.wait()
 
 
 def test_kernels_of_gradients_are_compiled_too():

@@ -30,6 +30,7 @@ SHAPES = [  # rows, tokens of a row, hidden width, bottleneck of each slot (0: n
     (3, 40, 64, (64, 64)),
     (5, 33, 312, (16, 3, 0, 24)),
     (2, 9, 32, (200, 20)),
+    (2, 9, 32, (100, 20)),
 ]
 
 
@@ -170,6 +171,7 @@ def forwards(dtype, device):
         (Case(shape, dtype, device, **form), form, norm, residual)
         for shape, form, norm, residual in itertools.product(SHAPES, FORMS, (True, False), (True, False))
     ]
+    cases = [case for case in cases if case[0].kernel_form().fits]
     if device.type == "cuda":  # some of the 140 kernels take the compiler ten seconds
         threads = Compilation(device)
         with compiling(threads):

@@ -8,8 +8,10 @@ from torch import Tensor
 
 ACTIVATIONS = ("", "gelu_tanh", "gelu", "relu", "silu", "tanh")
 """The activations by the numbers that the kernels know them by; the first is none."""
-WIDEST = 256
+_WIDEST = 256
 """The widest bottleneck whose activations fit into a program, unrolled."""
+_WIDEST_DEEP = 128
+"""The widest bottleneck of which a layer between projections fits, in fp32 and on small GPUs too."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,14 @@ class Form:
     scale: float = 1.0
 
     @property
+    def fits(self) -> bool:
+        """Whether it is narrow enough for the kernels."""
+        return self.widest <= (_WIDEST if self.depth == 1 else _WIDEST_DEEP)
+
+    @property
     def trains(self) -> bool:
         """Whether there is a kernel for its gradient."""
-        return self.biases and self.depth == 1 and not (self.parallel or self.multiply or self.inner_norm)
+        return self.fits and self.biases and self.depth == 1 and not (self.parallel or self.multiply or self.inner_norm)
 
 
 @dataclass(frozen=True)

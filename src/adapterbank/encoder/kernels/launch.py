@@ -37,7 +37,7 @@ class Compilation:
         """Begin to compile a kernel for such arguments, unless that has begun."""
         key = kernel, tuple(map(_form, arguments)), tuple(constants.items())
         if key not in self._jobs:
-            self._jobs[key] = self._pool.submit(kernel.warmup, *map(_like, arguments), grid=grid, **constants)
+            self._jobs[key] = self._pool.submit(_compile, kernel, grid, tuple(map(_like, arguments)), constants)
 
     @property
     def done(self) -> bool:
@@ -62,6 +62,11 @@ class Compilation:
 
 
 _CURRENT: ContextVar[Compilation | None] = ContextVar("compilation", default=None)
+
+
+def _compile(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+    """Compile a kernel and load it, which fails if it needs more shared memory than the GPU has."""
+    _ = kernel.warmup(*arguments, grid=grid, **constants).run
 
 
 def _form(argument: Any) -> Hashable:
