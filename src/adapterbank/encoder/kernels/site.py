@@ -116,8 +116,8 @@ def _site(  # type: ignore[no-untyped-def]
     FIRST: tl.constexpr, SECOND: tl.constexpr, THRESHOLD: tl.constexpr, DROP: tl.constexpr, EXACT: tl.constexpr,
     ADAPTER: tl.constexpr, ACTIVATION: tl.constexpr, PARALLEL: tl.constexpr, MULTIPLY: tl.constexpr,
     INNER: tl.constexpr, DEPTH: tl.constexpr, BIASES: tl.constexpr, SUBLAYER: tl.constexpr, RESIDUAL: tl.constexpr,
-    NORM: tl.constexpr, SAVE: tl.constexpr, FULL: tl.constexpr, D: tl.constexpr, D_IN: tl.constexpr, M: tl.constexpr,
-    BLOCK: tl.constexpr, STEP: tl.constexpr,
+    NORM: tl.constexpr, KNOWN: tl.constexpr, SAVE: tl.constexpr, FULL: tl.constexpr, D: tl.constexpr,
+    D_IN: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -157,13 +157,17 @@ def _site(  # type: ignore[no-untyped-def]
         if RESIDUAL:
             s += residuals[i].to(tl.float32)
         sums = sums + (s.to(out.dtype.element_ty),)
-        if NORM:
+        if NORM and not KNOWN:
             s = sums[i].to(tl.float32)  # as the gradient reads it
             total += tl.sum(s, 1)
             squares += tl.sum(s * s, 1)
     if NORM:
-        mean = total / D
-        inverted = tl.rsqrt(tl.maximum(squares / D - mean * mean, 0.0) + epsilon)
+        if KNOWN:
+            mean = tl.load(stats + 2 * t, mask=here, other=0.0)
+            inverted = tl.load(stats + 2 * t + 1, mask=here, other=0.0)
+        else:
+            mean = total / D
+            inverted = tl.rsqrt(tl.maximum(squares / D - mean * mean, 0.0) + epsilon)
         if SAVE:
             tl.store(stats + 2 * t, mean, mask=here)
             tl.store(stats + 2 * t + 1, inverted, mask=here)
@@ -182,14 +186,14 @@ def blocks(form: Form | None, width: int, exact: bool) -> dict[str, int]:
 def site(
     y: Tensor | None, x: Tensor, places: Places, *, read: Tensor | None = None, out: Tensor | None = None,
     form: Form | None = None, adapter_at: int = 0, norm_at: int | None = None, epsilon: float = 0.0,
-    residual: bool = True, drop: Drop | None = None, saved: Saved | None = None, sized_for: Form | None = None,
+    residual: bool = True, drop: Drop | None = None, saved: Saved | None = None, known: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Return what slots make of the output `y` of a sub-layer with the residual `x`, both `[T, width]`.
 
     `read` is what a parallel bottleneck reads. `adapter_at` and `norm_at` are columns of the table: the bottleneck's
     width and tensors begin at the first, the LayerNorm's gain and shift at the other, without which nothing is
-    normalised. `out` may be a part of wider rows, also those of `y`; it is written in place. Programs of the same form
-    or `sized_for` it add up in the same order.
+    normalised, or if its statistics are `known`, as `Saved.stats`, with these. `out` may be a part of wider rows, also
+    those of `y`; it is written in place.
     """
     given = x if y is None else y
     out = torch.empty_like(given) if out is None else out
@@ -198,8 +202,8 @@ def site(
     length, width = x.shape[0] // rows, out.shape[1]
     exact = x.dtype == torch.float32
     nothing = places.rows
-    z, inner, stats = (saved.z, saved.inner, saved.stats) if saved else (out, out, nothing)
-    constants = blocks(form or sized_for, width, exact)
+    z, inner, stats = (saved.z, saved.inner, saved.stats) if saved else (out, out, nothing if known is None else known)
+    constants = blocks(form, width, exact)
     launch(
         _site, (triton.cdiv(length, constants["BLOCK"]), rows),
         given, x, v, out, z, inner, stats, places.base, places.rows, places.table,
@@ -211,7 +215,8 @@ def site(
         PARALLEL=bool(form and form.parallel), MULTIPLY=bool(form and form.multiply),
         INNER=int(form.inner_norm) if form else 0, DEPTH=form.depth if form else 1,
         BIASES=int(form.biases) if form else 0, SUBLAYER=y is not None, RESIDUAL=residual, NORM=norm_at is not None,
-        SAVE=saved is not None, FULL=bool(form and form.equal and form.widest >= _NARROWEST), D=width, D_IN=v.shape[1],
+        KNOWN=known is not None, SAVE=saved is not None, FULL=bool(form and form.equal and form.widest >= _NARROWEST),
+        D=width, D_IN=v.shape[1],
         **constants,
     )  # fmt: skip
     return out

@@ -176,7 +176,5 @@ def trained_site(
     """
     saved = _saved(y, x, about)
     out: Tensor = _Site.apply(anchor, y, x, about, saved)  # type: ignore[no-untyped-call]
-    again = partial(
-        site, None, saved.z, about.places, norm_at=about.norm_at, epsilon=about.epsilon, sized_for=about.form
-    )
+    again = partial(site, None, saved.z, about.places, norm_at=about.norm_at, known=saved.stats)
     return out, again
