@@ -109,6 +109,18 @@ def _normalised(values, base, table, mean, inverted, D: tl.constexpr, STEP: tl.c
     return found
 
 
+@triton.jit
+def _statistics(total, squares, epsilon, stats, here, KNOWN: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the mean and the inverse deviation of each token, from its sums or as they were kept."""
+    if KNOWN:
+        mean = tl.load(stats, mask=here, other=0.0)
+        inverted = tl.load(stats + 1, mask=here, other=0.0)
+    else:
+        mean = total / D
+        inverted = tl.rsqrt(tl.maximum(squares / D - mean * mean, 0.0) + epsilon)
+    return mean, inverted
+
+
 @triton.jit(do_not_specialize=["length", "table_stride", "norm_at", "adapter_at"])
 def _site(  # type: ignore[no-untyped-def]
     y, x, v, out, z, inner, stats, base, places, table, tokens, columns,
@@ -162,12 +174,7 @@ def _site(  # type: ignore[no-untyped-def]
             total += tl.sum(s, 1)
             squares += tl.sum(s * s, 1)
     if NORM:
-        if KNOWN:
-            mean = tl.load(stats + 2 * t, mask=here, other=0.0)
-            inverted = tl.load(stats + 2 * t + 1, mask=here, other=0.0)
-        else:
-            mean = total / D
-            inverted = tl.rsqrt(tl.maximum(squares / D - mean * mean, 0.0) + epsilon)
+        mean, inverted = _statistics(total, squares, epsilon, stats + 2 * t, here, KNOWN, D)
         if SAVE:
             tl.store(stats + 2 * t, mean, mask=here)
             tl.store(stats + 2 * t + 1, inverted, mask=here)
