@@ -130,6 +130,7 @@ def test_the_command_writes_figures_and_tables(folder, tmp_path):
     assert written == {f"{name}.{end}" for name in NAMES for end in ("csv", "svg", "png")} | {
         "table1.csv",
         "table2.csv",
+        "against-full.csv",
     }
 
 

@@ -96,6 +96,32 @@ def test_without_dev_a_seeded_stratified_tenth_is_held_out(bank):
     assert found["a"] == found["b"] != found["c"]
 
 
+def test_dev_data_that_chooses_nothing_is_scored_once_at_the_end(bank):
+    rows = [(f"{text} {i}", label) for i, (text, label) in enumerate(reviews(80))]
+    held_out = bank.train("plain", rows, **quick("layernorm", epochs=3)).record
+    found = bank.train("careful", rows, ROWS, ROWS[:8], choose_on="train", **quick("layernorm", epochs=3)).record
+    assert "Dev data chooses nothing: 8 of 80 training rows are held out for it." in found["notes"]
+    data = found["config"]["data"]
+    assert {name: one["rows"] for name, one in data.items()} == {
+        "train": 72, "dev": 8, "validation": len(ROWS), "test": 8,
+    }  # fmt: skip
+    # What is given as dev changes neither the run nor what is chosen.
+    assert (found["history"][0]["score"], found["best_epoch"]) == (
+        held_out["history"][0]["score"],
+        held_out["best_epoch"],
+    )
+    assert found["metrics"]["dev"]["accuracy"] == held_out["metrics"]["dev"]["accuracy"]
+    scored = bank.evaluate("careful", ROWS)
+    assert found["metrics"]["validation"]["accuracy"] == scored["accuracy"]
+
+
+def test_few_labels_with_dev_data_that_chooses_nothing_hold_nothing_out(bank):
+    found = bank.train("few", ROWS, ROWS, choose_on="train", max_length=32).record
+    assert set(found["config"]["data"]) == {"train", "validation"}
+    assert found["config"]["data"]["train"]["rows"] == len(ROWS)
+    assert {"dev", "validation"} <= set(found["metrics"])
+
+
 def test_the_seed_decides_which_rows_a_limit_draws(bank):
     found = [bank.train("few", ROWS, ROWS, **quick("feature", limit=10, seed=s)).record for s in (0, 0, 1)]
     assert [record["config"]["data"]["train"]["rows"] for record in found] == [10, 10, 10]

@@ -14,7 +14,7 @@ from adapterbank.errors import AdapterbankError, InputError
 from adapterbank.methods import METHODS, size_option
 from adapterbank.storage import files, records
 from adapterbank.studies import selection
-from adapterbank.training.dataset import catalog_name
+from adapterbank.training.dataset import VALIDATION, catalog_name
 
 _VARIANTS = ("layers", "sites", "activation", "sigma", "train_norms", "placement", "combine", "inner_norm", "depth",
              "start_from")  # fmt: skip
@@ -97,6 +97,8 @@ class RunRow:
     train_rows: int
     metric: str
     dev: float | None
+    """The score on the data's own dev rows, if settings were chosen on others (`choose_on`), otherwise on the rows of
+    the choice."""
     test: float | None
     record: dict[str, Any] = field(repr=False, compare=False)
 
@@ -118,7 +120,7 @@ class RunRow:
 
     def score(self, split: str, metric: str) -> float | None:
         """Return the score on a split by a metric, or by the task's own if the record does not have that one."""
-        scores: Any = self.record["metrics"].get(split)
+        scores: Any = self.record["metrics"].get(_reported(self.record, split))
         if not isinstance(scores, Mapping):
             return None
         value = scores.get(metric, scores.get(self.metric))
@@ -270,10 +272,15 @@ def read_row(path: Path, record: dict[str, Any]) -> RunRow:
         encoder=int(params.get("encoder") or 0),
         train_rows=int(config["data"]["train"]["rows"]),
         metric=record["task"]["metric"],
-        dev=selection.score(record, "dev"),
+        dev=selection.score(record, _reported(record, "dev")),
         test=selection.score(record, "test"),
         record=record,
     )
+
+
+def _reported(record: Mapping[str, Any], split: str) -> str:
+    """Return the split of a record that is shown as `split`."""
+    return VALIDATION if split == "dev" and VALIDATION in record["metrics"] else split
 
 
 def uses_encoder(row: RunRow) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from functools import partial
 from statistics import fmean
 
 from adapterbank.analysis import choices, paper
+from adapterbank.analysis.paired import compare, gaps_by_task
 from adapterbank.analysis.run_table import RunRow, RunTable, by_task, uses_encoder
 from adapterbank.encoder.sources import SOURCES
 from adapterbank.studies.selection import RULES, mean
@@ -77,7 +79,8 @@ def with_ours(study: RunTable) -> list[ResultTable]:
     """Return tables 1 and 2 of the paper with our scores; a table without any of our scores is omitted."""
     tasks = {row.catalog for row in _plain(study)}
     columns = {task for task, _, _ in paper.GLUE_COLUMNS.values()}
-    made = ((glue, columns), (compared, columns), (further, paper.FURTHER.keys()))
+    both = {*columns, *paper.FURTHER}
+    made = ((glue, columns), (compared, columns), (further, paper.FURTHER.keys()), (against_full, both))
     return [table for make, names in made if tasks & names and (table := make(study)).rows]
 
 
@@ -140,6 +143,41 @@ def compared(study: RunTable) -> ResultTable:
         (
             f"Mean over the {len(pairs)} tasks of table 1 that have both, dev. A method with more repeated settings is "
             "favoured if these are chosen on the mean over all seeds; the other lines choose alike.",
+        ),
+    )
+
+
+def against_full(study: RunTable) -> ResultTable:
+    """Return how far each method is above full fine-tuning, with paired tests over seeds and tasks."""
+    tasks = {rows[0].catalog: rows for rows in by_task(_plain(study)).values() if rows[0].catalog}
+    glue_metrics = {task: metric for task, split, metric in paper.GLUE_COLUMNS.values() if split == "dev"}
+    parts = (
+        ("GLUE, dev", "dev", glue_metrics),
+        ("GLUE, test", "test", glue_metrics),
+        ("further tasks, test", "test", dict.fromkeys(paper.FURTHER, "accuracy")),
+    )
+    chosen = {
+        name: {task: study.best(_of(rows, line)) for task, rows in tasks.items()} for name, line in _LINES.items()
+    }
+    full = chosen.pop("full fine-tuning")
+    lines = []
+    for (title, split, metrics), (name, rows) in itertools.product(parts, chosen.items()):
+        if gaps := gaps_by_task(rows, full, split, metrics):
+            found = compare(gaps)
+            sem = _DASH if found.sem is None else _rounded(found.sem, 2)
+            chances = map(_chance, (found.p_runs, found.p_tasks))
+            counts = str(found.tasks), str(found.pairs)
+            lines.append((f"{title}: {name}", *counts, _rounded(found.difference, 2), sem, *chances))
+    return ResultTable(
+        "against-full",
+        "Methods against full fine-tuning",
+        ("", "tasks", "pairs of runs", "difference", "s.e.", "p, runs", "p, tasks"),
+        tuple(lines),
+        (
+            f"Both sides: the seeds of {RULES[study.by].text}. A pair of runs has one task and one seed. The "
+            "difference is the mean over tasks, in points; its standard error is over seeds.",
+            "p: how often a difference as large comes by chance. Runs: if the methods are equal on each of these "
+            "tasks. Tasks: if each is as likely to be better on a task like these.",
         ),
     )
 
@@ -246,7 +284,12 @@ def _cell(rows: Sequence[RunRow], split: str, metric: str) -> tuple[str, float |
 
 def _rounded(value: float, digits: int = 1) -> str:
     """Return a score as text, a half rounded up; scores are quotients, so a half may be one bit off in binary."""
-    return str(Decimal(f"{value:.9f}").quantize(Decimal(10) ** -digits, ROUND_HALF_UP))
+    found = Decimal(f"{value:.9f}").quantize(Decimal(10) ** -digits, ROUND_HALF_UP)
+    return str(found or abs(found))  # without the sign of a zero
+
+
+def _chance(value: float) -> str:
+    return _rounded(value, 3) if value >= 0.001 else "< 0.001"
 
 
 def _share(chosen: Sequence[Sequence[RunRow]]) -> str:

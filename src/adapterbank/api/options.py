@@ -76,6 +76,7 @@ class RunOptions(ModelOptions, total=False):
     header: bool | None
     label_separator: str | None
     drop_unlabelled: bool
+    choose_on: str
     doc_stride: int
     backbone: str
     trials: int

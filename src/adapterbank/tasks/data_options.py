@@ -9,6 +9,7 @@ from typing import Any
 from adapterbank.kinds.table import KINDS
 from adapterbank.metrics import METRICS
 
+CHOOSE_ON = ("dev", "train")
 LONG = ("auto", "cut", "windows")
 WINDOW_POOLINGS = ("auto", "mean", "weights")
 
@@ -46,6 +47,14 @@ class DataOptions:
         None, "Data that selects the best epoch (default: the catalog's, or a seeded tenth of --train).", group="Data"
     )
     test: str | None = option(None, "Data to score once, at the end.", group="Data")
+    choose_on: str = option(
+        "dev",
+        "Rows that select the best epoch: dev, or train for a seeded tenth of --train; dev is then scored once, at the "
+        "end, as validation.",
+        group="Data",
+        choices=CHOOSE_ON,
+        later=True,
+    )
     data_root: str | None = option(
         None, "Folder with the data of the catalog's tasks (default: ADAPTERBANK_DATA).", group="Data"
     )

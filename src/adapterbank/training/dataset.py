@@ -29,6 +29,8 @@ FEW_ROWS = 64
 """Rows of a class up to which its labels are few."""
 _AS_FOUND = FileForm()
 LOG = logging.getLogger("adapterbank.load")
+VALIDATION = "validation"
+"""The name of given dev rows on which nothing is chosen."""
 _DEV_SHARE = 0.1
 """Share of the training data that becomes dev data if there is none."""
 SOURCE = (
@@ -44,7 +46,7 @@ class Dataset:
 
     task: Task
     splits: Mapping[str, Examples]
-    """train, and dev and test if there are such rows; without few labels there is always dev."""
+    """train, and dev, validation and test if there are such rows; without few labels there is always dev."""
     notes: tuple[str, ...]
     """Messages for the user, such as dropped rows and inferred columns."""
     few: bool = False
@@ -92,9 +94,10 @@ class DatasetReader:
             self._whole[source] = _read(config, self.splits)
         whole = self._whole[source]
         few = has_few_labels(config, whole)
-        if "dev" in whole.splits and not 0 < config.limit < len(whole.splits["train"]) and not few:
+        own_dev = "dev" in whole.splits and config.choose_on == "dev"
+        if own_dev and not 0 < config.limit < len(whole.splits["train"]) and not few:
             return whole
-        key = (source, config.limit, config.seed, few)
+        key = (source, config.limit, config.seed, few, config.choose_on)
         if key not in self._cut:
             self._cut[key] = replace(_cut(config, whole, few), few=few)
         return self._cut[key]
@@ -137,12 +140,15 @@ def _read(config: Config, data: Mapping[str, Any]) -> Dataset:
 
 
 def _cut(config: Config, whole: Dataset, few: bool) -> Dataset:
-    """Hold out dev rows if there is no dev data and a run needs it, and draw `limit` training rows."""
+    """Hold out dev rows if no dev data is given to choose on and a run needs it, and draw `limit` training rows."""
     task, splits, notes = whole.task, dict(whole.splits), list(whole.notes)
+    why = "No dev data given"
+    if config.choose_on == "train" and "dev" in splits:
+        splits[VALIDATION], why = splits.pop("dev"), "Dev data chooses nothing"
     if "dev" not in splits and not few:
         usable = len(splits["train"])
         splits["train"], splits["dev"] = hold_out(splits["train"], task, config.seed)
-        notes.append(f"No dev data given: {len(splits['dev'])} of {usable} training rows are held out for it.")
+        notes.append(f"{why}: {len(splits['dev'])} of {usable} training rows are held out for it.")
     if config.limit and config.limit < len(splits["train"]):
         from adapterbank.draws import RandomStream
 
@@ -173,7 +179,9 @@ def preview(task: Task, tables: Mapping[str, Table], config: Config) -> dict[str
             found["notes"] += [*(report.notes if drop == config.drop_unlabelled else table.notes), *report.remarks]
             break
     few = "train" in read and has_few_labels(resolve(config), Dataset(task, read, ()))
-    found |= {"few": few, "held_out": "train" in read and "dev" not in tables and not few}
+    if config.choose_on == "train" and "dev" in read:
+        read[VALIDATION] = read.pop("dev")
+    found |= {"few": few, "held_out": "train" in read and "dev" not in read and not few}
     if found["held_out"]:
         try:
             read["train"], read["dev"] = hold_out(read["train"], task, config.seed)

@@ -14,7 +14,7 @@ from adapterbank.storage.package import is_package_path, parse_ref
 
 OPTIONS = (
     *("text", "text_pair", "label", "kind", "labels", "label_separator", "drop_unlabelled", "separator", "header"),
-    *("metric", "limit", "max_length", "long", "max_windows", "window_pooling", "doc_stride"),
+    *("metric", "choose_on", "limit", "max_length", "long", "max_windows", "window_pooling", "doc_stride"),
     *("method", "size", "layers", "sites", "activation", "sigma", "train_norms", "placement", "combine", "inner_norm"),
     *("depth", "rank", "alpha", "targets", "top", "pooling", "head_hidden"),
     *("lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction", "clip", "dropout"),
