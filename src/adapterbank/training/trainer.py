@@ -80,7 +80,7 @@ class Trainer:
         """Decide how many runs train at once, and whether their steps may run as captured graphs."""
         self.places = max(1, min(places, len(waiting)))
         if not runs_graphs(self.stacks.device) or not waiting or waiting[0].job.mix > 1:
-            return  # a mixture's steps are eager: the kernels compute with one table of slots, and it draws new ones
+            return  # a mixture draws other tensors at each step, and the table of a graph is fixed
         steps = sum(run.per_epoch * run.job.epochs - run.state.step for run in waiting)
         longest = self.context.config.max_length
         largest = max(
