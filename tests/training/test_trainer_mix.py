@@ -397,6 +397,14 @@ def test_the_shell_trains_with_copies(bank, tmp_path, checkpoint):
     assert found.json["config"]["mix"] == 2
 
 
+def test_a_loss_above_that_of_the_prior_is_no_collapse_as_it_counts_the_consistency_too(bank):
+    outputs = [np.array([1.0, 0.0]), np.array([0.0, 1.0])] * (len(ROWS) // 2)
+    same = [np.array([1.0, 0.0])] * len(ROWS)
+    plain, job = (job_of(bank, ROWS, **quick(mix=mix)) for mix in (1, 2))
+    assert [one.collapsed(outputs, [0.8]) for one in (plain, job)] == [True, False]
+    assert [one.collapsed(same, [0.8]) for one in (plain, job)] == [True, True]
+
+
 # --- refusals
 
 
