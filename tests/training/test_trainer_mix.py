@@ -14,6 +14,7 @@ from adapterbank.errors import ConfigError, InputError
 from adapterbank.inference.rows import epoch_order
 from adapterbank.kinds.table import KINDS
 from adapterbank.methods import METHODS, Options
+from adapterbank.serving.jobs import options
 from adapterbank.slots.mixture import Mixture
 from adapterbank.slots.plan import Head, make_plan
 from adapterbank.storage import records
@@ -208,6 +209,14 @@ def test_a_step_in_parts_is_the_whole_step(bert, new_slot, monkeypatch, method):
     assert_close(cut, whole, 1e-4)
 
 
+def test_both_passes_read_the_kept_outputs_of_the_frozen_lower_layers(bert, new_slot, monkeypatch):
+    jobs = [mixed(bert, new_slot, Options(size=4, layers="2"), seed=seed) for seed in (0, 1)]
+    upper = train_jobs(bert, *jobs, dropout=0.0)
+    monkeypatch.setattr("adapterbank.training.loop.first_trained_layer", lambda names, depth: 0)
+    for found, expected in zip(upper, train_jobs(bert, *jobs, dropout=0.0), strict=True):
+        assert_close(found, expected, 1e-4)
+
+
 @pytest.mark.parametrize("method", WITH)
 def test_a_resumed_run_ends_with_the_same_bits(bert, new_slot, tmp_path, method):
     job = mixed(bert, new_slot, Options(method, size=4, rank=4), epochs=3)
@@ -343,6 +352,16 @@ def test_kinds_that_answer_tokens_train_too(bank, kind):
     assert np.isfinite(result.record["history"][0]["loss"])
 
 
+def test_the_pooled_outputs_of_windows_are_compared(bank, monkeypatch):
+    calls, row = [], KINDS["classification"]
+    patched = {**vars(row), "consistency": lambda x, y, *a: calls.append((x, y)) or row.consistency(x, y, *a)}
+    monkeypatch.setitem(KINDS, "classification", type(row)(**patched))
+    rows = [(f"{text} " * (1 + i % 3), label) for i, (text, label) in enumerate(ROWS)]
+    result = bank.train("t", rows, ROWS, **quick(epochs=1, mix=2, max_length=8, long="windows"))
+    assert result.record["windows"] > 1
+    assert [(x.shape, y.shape) for x, y in calls] == [((8, 2), (8, 2))] * 3
+
+
 def test_an_interrupted_run_resumes_to_the_same_package(bank, monkeypatch):
     options = quick(epochs=3, mix=2, average=True)
     whole = bank.train("s", ROWS, ROWS, **options).package.manifest
@@ -403,6 +422,10 @@ def test_a_loss_above_that_of_the_prior_is_no_collapse_as_it_counts_the_consiste
     plain, job = (job_of(bank, ROWS, **quick(mix=mix)) for mix in (1, 2))
     assert [one.collapsed(outputs, [0.8]) for one in (plain, job)] == [True, False]
     assert [one.collapsed(same, [0.8]) for one in (plain, job)] == [True, True]
+
+
+def test_a_request_over_http_may_ask_for_copies():
+    assert options.check("t", {"mix": "3"}, "csv") == ("t", {"mix": 3})
 
 
 # --- refusals
