@@ -40,6 +40,7 @@ from adapterbank.inference.graphs import GraphCompiler
 from adapterbank.inference.rows import Rows
 from adapterbank.methods import Options
 from adapterbank.runtime import find_dtype
+from adapterbank.slots.mixture import Mixture
 from adapterbank.slots.plan import Head, Plan, make_plan
 from adapterbank.slots.stack import Stacks
 from adapterbank.training import graph_step
@@ -131,7 +132,7 @@ class Steps:
         data, programs = DeviceRows.of([self.data], self.plan.head, device), GraphCompiler(device)
         step = GraphStep(context, stacks, adam, data, self.plan, batch=self.rows, programs=programs)
         units, weights = np.arange(self.rows), np.full(self.rows, 1 / self.rows, np.float32)
-        inputs = [StepInput(slot, self.plan, self.data, units, weights, seed=0, step=0)]
+        inputs = [StepInput(slot, Mixture(self.plan), self.data, units, weights, seed=0, step=0)]
         return lambda: step.step(inputs, adam.table({slot: 1e-4}))
 
 

@@ -18,7 +18,7 @@ SPECIAL = {name for row in METHODS.values() for name in row.uses}
 ANOTHER = {
     **{"size": 8, "layers": "0", "sites": "attention", "activation": "relu", "sigma": 0.5, "placement": "parallel"},
     **{"combine": "multiply", "inner_norm": True, "depth": 2, "train_norms": False, "top": 2},
-    **{"rank": 4, "alpha": 8.0, "targets": "key", "trials": 3, "minutes": 1.0},
+    **{"rank": 4, "alpha": 8.0, "targets": "key", "trials": 3, "minutes": 1.0, "mix": 2},
 }
 """A value that is not the default, for each option that only some methods use."""
 

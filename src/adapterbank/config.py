@@ -122,10 +122,18 @@ class Config(DataOptions):
     )
     few: str = option(
         "auto",
-        "Train on pairs of rows, then fit the head (auto: up to 64 rows a class, without --epochs, --patience and "
-        "--average).",
+        "Train on pairs of rows, then fit the head (auto: up to 64 rows a class, without --epochs, --patience, "
+        "--average and --mix).",
         group="Recipe",
         choices=FEW,
+        later=True,
+    )
+    mix: int = option(
+        1,
+        "Adapter, lora, ia3: copies of each in training, of which random ones take each step; their mean is kept.",
+        group="Recipe",
+        low=1,
+        high=16,
         later=True,
     )
     average: bool = option(
@@ -233,6 +241,8 @@ def check(config: Config) -> list[str]:
         mistakes.append("lr is 0, so nothing would train; use a positive number.")
     if config.long == "cut" and config.window_pooling != "auto":
         mistakes.append(f"window_pooling is {config.window_pooling!r}, but long is 'cut'; leave one of them out.")
+    if config.mix > 1 and config.few == "always":
+        mistakes.append(f"mix is {config.mix}, but few is 'always', whose recipe has no copies; leave one of them out.")
     return mistakes + _unused_option_mistakes(config)
 
 

@@ -136,6 +136,7 @@ METHODS: Mapping[str, Method] = {
             "depth",
             "train_norms",
             "sigma",
+            "mix",
         ),
         _FEW,
         additions=("adapter",),
@@ -165,7 +166,7 @@ METHODS: Mapping[str, Method] = {
     "lora": Method(
         "low-rank parts of chosen linear layers and a head (Hu et al. 2021)",
         lambda o, layers, depth: _HEAD | {"lora"},
-        ("layers", "rank", "alpha", "targets"),
+        ("layers", "rank", "alpha", "targets", "mix"),
         _FEW,
         additions=("lora",),
         shown=("rank", "alpha", "targets"),
@@ -173,7 +174,7 @@ METHODS: Mapping[str, Method] = {
     "ia3": Method(
         "scales of keys, values and feed-forward activations, and a head (Liu et al. 2022)",
         lambda o, layers, depth: _HEAD | {"ia3"},
-        ("layers",),
+        ("layers", "mix"),
         _FEWER,
         additions=("ia3",),
     ),

@@ -53,6 +53,7 @@ ORDINAL = Kind(
     outputs=lambda labels: 1,
     targets=_targets,
     loss=_loss,
+    consistency=lambda x, y, targets, head, counts: (x[:, 0] - y[:, 0]) ** 2,
     decide=_decide,
     predict=_predict,
     estimator=Estimator(),

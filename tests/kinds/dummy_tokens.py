@@ -67,6 +67,7 @@ MARKS = Kind(
     window_targets=_window_targets,
     targets=_targets,
     loss=_loss,
+    consistency=lambda x, y, targets, head, counts: ((x - y) ** 2).mean((1, 2)),
     decide=_decide,
     predict=_predict,
 )

@@ -54,6 +54,7 @@ class ModelOptions(TypedDict, total=False):
     dropout: float | None
     class_weights: str
     patience: int
+    mix: int
     average: bool
     calibrate: bool
     few: str

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from adapterbank.errors import DataError
+from adapterbank.kinds.divergence import between_softmaxes
 from adapterbank.kinds.kind import Confidence, Estimator, HeadOutputs, Kind, ReportTable
 from adapterbank.kinds.labels import check_index, class_name, in_order, label_indices, label_name
 from adapterbank.kinds.values import as_number, is_missing, listed
@@ -69,6 +70,10 @@ def _loss(x: Tensor, targets: Tensor, head: Head, counts: Tensor) -> Tensor:
     import torch.nn.functional as F
 
     return F.cross_entropy(x, targets, reduction="none")
+
+
+def _consistency(x: Tensor, y: Tensor, targets: Tensor, head: Head, counts: Tensor) -> Tensor:
+    return between_softmaxes(x, y)
 
 
 def _decide(given: HeadOutputs) -> list[Any]:
@@ -183,6 +188,7 @@ CLASSIFICATION = Kind(
     read_targets=_read_targets,
     targets=_targets,
     loss=_loss,
+    consistency=_consistency,
     decide=_decide,
     predict=_predict,
     probabilities=_softmax,

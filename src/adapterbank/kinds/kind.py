@@ -131,6 +131,9 @@ class Kind:
     loss: Callable[[Tensor, Tensor, Head, Tensor], Tensor]
     """(outputs, targets, head, tokens of each row) -> one loss for each row. Outputs are `[rows, outputs]`, or padded
     to `[rows, longest, outputs]` with `per_token`."""
+    consistency: Callable[[Tensor, Tensor, Tensor, Head, Tensor], Tensor]
+    """(outputs of one pass, those of another, then as `loss`) -> how much they differ, one number for each row, which
+    `--mix` adds to the loss: the symmetric divergence of probabilities, or the squared difference of numbers."""
 
     # --- predictions: from outputs to what users and metrics see
 

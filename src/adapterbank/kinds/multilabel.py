@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from adapterbank.errors import DataError, InputError
+from adapterbank.kinds.divergence import between_sigmoids
 from adapterbank.kinds.kind import Confidence, Estimator, HeadOutputs, Kind
 from adapterbank.kinds.labels import check_index, in_order, is_list_text, items_of, label_indices, label_name
 from adapterbank.kinds.values import is_missing, short
@@ -88,6 +89,10 @@ def _loss(x: Tensor, targets: Tensor, head: Head, counts: Tensor) -> Tensor:
     import torch.nn.functional as F
 
     return F.binary_cross_entropy_with_logits(x, targets, reduction="none").mean(1)
+
+
+def _consistency(x: Tensor, y: Tensor, targets: Tensor, head: Head, counts: Tensor) -> Tensor:
+    return between_sigmoids(x, y).mean(1)
 
 
 def _decide(given: HeadOutputs) -> list[Any]:
@@ -186,6 +191,7 @@ MULTILABEL = Kind(
     read_targets=_read_targets,
     targets=_targets,
     loss=_loss,
+    consistency=_consistency,
     decide=_decide,
     predict=_predict,
     collapsed=_collapsed,

@@ -81,6 +81,10 @@ def _loss(x: Tensor, targets: Tensor, head: Head, counts: Tensor) -> Tensor:
     return ((x[:, 0] - targets) / head.scale) ** 2
 
 
+def _consistency(x: Tensor, y: Tensor, targets: Tensor, head: Head, counts: Tensor) -> Tensor:
+    return ((x[:, 0] - y[:, 0]) / head.scale) ** 2
+
+
 def _decide(given: HeadOutputs) -> list[Any]:
     numbers: list[Any] = given.matrix[:, 0].tolist()
     return numbers
@@ -126,6 +130,7 @@ REGRESSION = Kind(
     standardize=_standardize,
     targets=_targets,
     loss=_loss,
+    consistency=_consistency,
     decide=_decide,
     predict=_predict,
     collapsed=_collapsed,

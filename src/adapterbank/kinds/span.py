@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from adapterbank.errors import DataError, InputError
+from adapterbank.kinds.divergence import between_softmaxes
 from adapterbank.kinds.kind import HeadOutputs, Kind
 from adapterbank.kinds.values import as_number, as_text, is_missing, short
 from adapterbank.metrics import answer_scores
@@ -158,10 +159,25 @@ def _loss(x: Tensor, targets: Tensor, head: Head, counts: Tensor) -> Tensor:
     import torch
     import torch.nn.functional as F
 
-    places = torch.arange(x.shape[1], device=x.device)
-    rows = x.masked_fill((places >= counts[:, None])[:, :, None], -torch.inf)  # [rows, longest, 2]
+    rows = x.masked_fill(_beyond(x, counts), -torch.inf)  # [rows, longest, 2]
     both = F.cross_entropy(rows.transpose(1, 2).flatten(0, 1), targets.flatten(), reduction="none")
     return both.view(-1, 2).mean(1)
+
+
+def _consistency(x: Tensor, y: Tensor, targets: Tensor, head: Head, counts: Tensor) -> Tensor:
+    """Return the mean of the start's and the end's divergence over the tokens of the row."""
+    import torch
+
+    beyond, lowest = _beyond(x, counts), torch.finfo(x.dtype).min
+    rows = (part.masked_fill(beyond, lowest).transpose(1, 2) for part in (x, y))  # [rows, 2, longest]
+    return between_softmaxes(*rows).mean(1)
+
+
+def _beyond(x: Tensor, counts: Tensor) -> Tensor:
+    """Return which places of `[rows, longest, 2]` are no tokens of their row, `[rows, longest, 1]`."""
+    import torch
+
+    return (torch.arange(x.shape[1], device=x.device) >= counts[:, None])[:, :, None]
 
 
 # --- answers from outputs -------------------------------------------------------------------------------------
@@ -337,6 +353,7 @@ SPAN = Kind(
     window_targets=_window_targets,
     targets=_targets,
     loss=_loss,
+    consistency=_consistency,
     decide=_decide,
     predict=_predict,
     readings=_readings,

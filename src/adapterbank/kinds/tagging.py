@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapterbank.errors import InputError
 from adapterbank.kinds import schemes, tag_cells
+from adapterbank.kinds.divergence import between_softmaxes
 from adapterbank.kinds.kind import HeadOutputs, Kind, ReportTable
 from adapterbank.kinds.values import short
 from adapterbank.kinds.words import Span, Words, word_spans
@@ -79,11 +80,24 @@ def _loss(x: Tensor, targets: Tensor, head: Head, counts: Tensor) -> Tensor:
     """Return the mean cross-entropy of the words of each row."""
     import torch.nn.functional as F
 
-    width = x.shape[1]
-    wanted = F.pad(targets, (0, max(0, width - targets.shape[1])), value=_NO_WORD)[:, :width]
+    wanted = _wanted(x, targets)
     each = F.cross_entropy(x.flatten(0, 1), wanted.flatten(), reduction="none", ignore_index=_NO_WORD)
     words = (wanted != _NO_WORD).sum(1).clamp(min=1)
-    return each.view(len(x), width).sum(1) / words
+    return each.view(wanted.shape).sum(1) / words
+
+
+def _consistency(x: Tensor, y: Tensor, targets: Tensor, head: Head, counts: Tensor) -> Tensor:
+    """Return the mean divergence of the words of each row."""
+    words = _wanted(x, targets) != _NO_WORD
+    return (between_softmaxes(x, y) * words).sum(1) / words.sum(1).clamp(min=1)
+
+
+def _wanted(x: Tensor, targets: Tensor) -> Tensor:
+    """Return the targets of `[rows, longest, outputs]`, cut or filled up to the longest row."""
+    import torch.nn.functional as F
+
+    width = x.shape[1]
+    return F.pad(targets, (0, max(0, width - targets.shape[1])), value=_NO_WORD)[:, :width]
 
 
 # --- tags from outputs ----------------------------------------------------------------------------------------
@@ -222,6 +236,7 @@ TAGGING = Kind(
     weight=lambda target: float((target != _NO_WORD).sum()),  # all words of a step count the same
     targets=_targets,
     loss=_loss,
+    consistency=_consistency,
     decide=_decide,
     predict=_predict,
     collapsed=_collapsed,

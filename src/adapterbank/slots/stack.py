@@ -10,6 +10,7 @@ thousand narrow ones.
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -94,6 +95,12 @@ class Block:
         self.used, self.views = used, self.layout.views(used)
         if leaves:
             self.views = {name: view.detach().requires_grad_() for name, view in self.views.items()}
+
+    def renamed(self, names: Mapping[str, str]) -> Block:
+        """Return this block with some of its tensors under other names: `names` maps these to its own."""
+        other = copy.copy(self)
+        other.views = {name: self.views[own] for name, own in names.items() if own in self.views}
+        return other
 
     def refresh(self) -> None:
         """Update the copy in a lower precision."""
@@ -230,6 +237,19 @@ class Stacks:
         own = {name: places[name] for name in tensors}
         self._slots[slot] = Slot(plan, own, shapes, _added(plan, tensors), tuple(rows), family)
         return slot
+
+    def view(self, slot: int, plan: Plan, names: Mapping[str, str]) -> int:
+        """Number a slot whose tensors are some of another one's: `names` maps its names to those of the other.
+
+        It is valid until blocks move; `remove` it then.
+        """
+        source, number, self._next = self._slots[slot], self._next, self._next + 1
+        blocks = {block: block.renamed(names) for block, _ in source.rows}
+        found = {name: source.places[own] for name, own in names.items()}
+        places = {name: (blocks[block], row) for name, (block, row) in found.items()}
+        shapes = {name: source.shapes[own] for name, own in names.items()}
+        self._slots[number] = Slot(plan, places, shapes, _added(plan, names), (), source.family)
+        return number
 
     def layouts(self, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> list[RowLayout]:
         """Return the row layouts for tensors of these shapes; equal layouts are the same object."""

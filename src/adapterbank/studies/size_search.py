@@ -19,6 +19,7 @@ from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.placed import place
 from adapterbank.errors import ConfigError, TrainingError
 from adapterbank.methods import METHODS
+from adapterbank.slots.mixture import Mixture
 from adapterbank.training.builder import RunBuilder, initial_tensors, make_run_plan
 from adapterbank.training.callbacks import Callbacks
 from adapterbank.training.dataset import DatasetReader, canonical
@@ -174,7 +175,7 @@ def _rung(
     jobs: list[TrainingJob] = []
     for size, rate in candidates:  # on the same rows, tokenised once
         plan = make_run_plan(replace(config, size=size), builder.backbone, resolved.data, resolved.windows)
-        first = initial_tensors(plan, builder.backbone, sigma=config.sigma, seed=config.seed)
+        first = initial_tensors(Mixture(plan, config.mix).whole, builder.backbone, sigma=config.sigma, seed=config.seed)
         jobs.append(replace(common, plan=plan, initial=first, rate=rate))
     steps = [0] * len(jobs)
     total = sum(job.epochs * -(-job.train.units // job.batch) for job in jobs)

@@ -157,6 +157,9 @@ def _start_difference(one: Package, other: Package, backbone: Backbone) -> str |
     if checksums[0] != checksums[1]:
         names = [start.get("package", "new tensors") for start in froms]
         return f"they began at different starts, {names[0]} and {names[1]}; train each with the same --start-from"
+    mixes = [made.manifest.recipe.get("mix", 1) for made in (one, other)]
+    if mixes[0] != mixes[1] and not checksums[0]:
+        return f"their new tensors are the means of {mixes[0]} and of {mixes[1]} copies; train each with the same --mix"
     plan = Plan.from_json(one.manifest.method)
     drawn = [_drawn(made.manifest, plan, backbone) for made in (one, other)]
     below = [name for name in drawn[0] if not name.startswith("head.")] if not checksums[0] else []

@@ -31,6 +31,7 @@ from adapterbank.kinds.table import KINDS
 from adapterbank.methods import find_method
 from adapterbank.runtime import find_device, find_dtype, find_layout
 from adapterbank.slots import tensors
+from adapterbank.slots.mixture import Mixture
 from adapterbank.slots.plan import Head, Plan, make_plan, trained
 from adapterbank.storage import records
 from adapterbank.tasks.profile import LONG_SHARE, lose_much
@@ -98,6 +99,7 @@ class ResolvedRun:
         found = {name: getattr(self.config, name) for name in _RECIPE}
         found |= {"windows": self.windows} if self.windows else {}
         found |= {"average": True} if self.config.average else {}
+        found |= {"mix": self.config.mix} if self.config.mix > 1 else {}
         return found | ({"start_from": self.start.about()} if self.start else {})
 
 
@@ -266,9 +268,15 @@ def initial_tensors(plan: Plan, backbone: Backbone, *, sigma: float, seed: int) 
 
 
 def _first_tensors(resolved: ResolvedRun, backbone: Backbone) -> dict[str, Tensor]:
-    """Return the first value of every tensor that trains: new, or that of the task it starts from."""
-    new = initial_tensors(resolved.plan, backbone, sigma=resolved.config.sigma, seed=resolved.config.seed)
-    given = resolved.start.tensors if resolved.start else {}
+    """Return the first value of every tensor that trains: new, or that of the task it starts from.
+
+    New copies of a mixture differ. Those that start from a task are equal at first, so that their mean is that task's;
+    the steps that draw them set them apart.
+    """
+    config = resolved.config
+    mixture = Mixture(resolved.plan, config.mix)
+    new = initial_tensors(mixture.whole, backbone, sigma=config.sigma, seed=config.seed)
+    given = mixture.spread(resolved.start.tensors) if resolved.start else {}
     return new | {name: tensor for name, tensor in given.items() if name in new}
 
 
@@ -295,6 +303,7 @@ def _make_job(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) 
         chooses=len(dev_examples) >= FEWEST_DEV_ROWS,
         averages=config.average and len(dev_examples) >= FEWEST_DEV_ROWS,
         fitted=_is_fitted(config, resolved.plan, resolved.data),
+        mix=config.mix,
     )
 
 
@@ -306,7 +315,7 @@ def _collapse_check(
     A run whose loss still falls learns something, whatever it answers yet.
     """
     kind = KINDS[task.kind]
-    weighted = config.class_weights != "none"  # then the prior is another
+    weighted = config.class_weights != "none" or config.mix > 1  # then the prior's loss, or the loss, is another
     prior = kind.prior_loss(rows.targets or [], len(task.labels)) if kind.prior_loss and not weighted else math.inf
 
     def collapsed(outputs: list[np.ndarray], losses: Sequence[float]) -> bool:

@@ -107,7 +107,7 @@ def has_few_labels(config: Config, data: Dataset) -> bool:
     """Return whether a run follows the recipe for few labels: half of the classes or more have few rows.
 
     It fits one label per row by a linear head; `few` may ask for it, and then refuses what it cannot do. Epochs,
-    patience and the average belong to the usual recipe, so that a run that sets them follows that one.
+    patience, the average and mixtures belong to the usual recipe, so that a run that sets them follows that one.
     """
     task, wanted = data.task, config.few == "always"
     problems = [] if KINDS[task.kind].single_label else [f"the task is {task.kind}"]
@@ -117,7 +117,7 @@ def has_few_labels(config: Config, data: Dataset) -> bool:
         raise ConfigError([f"few is 'always', but {problems[0]}, for which there is no such recipe; leave it out."])
     if problems or config.few == "never":
         return False
-    own = config.patience or config.average or config.window_pooling == "weights"
+    own = config.patience or config.average or config.mix > 1 or config.window_pooling == "weights"
     if not wanted and (own or config.epochs != METHODS[config.method].defaults["epochs"].value):
         return False  # the user has a recipe of his own
     rows = data.splits["train"]

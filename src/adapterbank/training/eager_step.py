@@ -6,6 +6,7 @@ Knows no schedule and no epochs; the training loop chooses the rows. The alterna
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 
 import numpy as np
@@ -30,6 +31,8 @@ from adapterbank.training.step_input import StepContext, StepInput
 
 MicroBatch = list[tuple[int, np.ndarray]]
 """A micro-batch: indices of inputs, and for each the places of units within its step."""
+PassSlots = Sequence[tuple[int, ...]]
+"""The slot of each pass of each input."""
 
 
 class EagerStep:
@@ -43,22 +46,26 @@ class EagerStep:
     def step(self, stacks: Stacks, adam: StackedAdam, inputs: Sequence[StepInput]) -> Tensor:
         """Compute the gradients in as many parts as memory requires; return the loss of each input."""
         losses: Tensor | None = None
-        while losses is None:
-            adam.zero_grad()
-            try:
-                losses = self._gradients(stacks, adam, inputs)
-            except RuntimeError as error:
-                self._need_less(error, inputs)
-            if losses is None and torch.cuda.is_available():
-                torch.cuda.empty_cache()  # only here: until then the error keeps the activations alive
+        with ExitStack() as stack:
+            slots = [
+                stack.enter_context(run.mixture.slots(stacks, run.slot, seed=run.seed, step=run.step)) for run in inputs
+            ]
+            while losses is None:
+                adam.zero_grad()
+                try:
+                    losses = self._gradients(stacks, adam, inputs, slots)
+                except RuntimeError as error:
+                    self._need_less(error, inputs)
+                if losses is None and torch.cuda.is_available():
+                    torch.cuda.empty_cache()  # only here: until then the error keeps the activations alive
         return losses
 
-    def _gradients(self, stacks: Stacks, adam: StackedAdam, inputs: Sequence[StepInput]) -> Tensor:
+    def _gradients(self, stacks: Stacks, adam: StackedAdam, inputs: Sequence[StepInput], slots: PassSlots) -> Tensor:
         """Add up the gradients of each input's mean loss over its batch; return the losses."""
         totals = torch.zeros(len(inputs), device=stacks.device)
         leaves = adam.leaves()
         for part in self._parts(inputs):
-            losses = self._losses(stacks, inputs, part)
+            losses = self._losses(stacks, inputs, part, slots)
             shares = np.concatenate([inputs[k].weights[units] for k, units in part])
             sizes = [len(units) for _, units in part]
             scaled = (torch.cat(losses) * torch.from_numpy(shares.astype(np.float32)).to(totals.device)).split(sizes)
@@ -67,15 +74,20 @@ class EagerStep:
             totals[[k for k, _ in part]] += each.detach()
         return totals
 
-    def _losses(self, stacks: Stacks, inputs: Sequence[StepInput], part: MicroBatch) -> list[Tensor]:
-        """Run one part; return the loss of each unit, for each input in the part."""
-        places_of = [inputs[k].places(units) for k, units in part]
-        rows = [(inputs[k], place) for (k, _), places in zip(part, places_of, strict=True) for place in places]
-        batch = pack([run.rows.tokens[run.batch[place]] for run, place in rows], stacks.device)
-        keys = [
-            row_keys(inputs[k].seed, inputs[k].step, torch.from_numpy(places))
-            for (k, _), places in zip(part, places_of, strict=True)
-        ]
+    def _losses(self, stacks: Stacks, inputs: Sequence[StepInput], part: MicroBatch, slots: PassSlots) -> list[Tensor]:
+        """Run one part; return the loss of each unit, for each input in the part.
+
+        The second pass of a mixture adds how much its outputs differ from those of the first.
+        """
+        passes = [(k, units, number) for k, units in part for number in range(len(slots[k]))]
+        places_of = [inputs[k].places(units) for k, units, _ in passes]
+        lengths, rows, keys = [], [], []
+        for (k, _, number), places in zip(passes, places_of, strict=True):
+            run = inputs[k]
+            rows += [run.rows.tokens[run.batch[place]] for place in places]
+            lengths += [(slots[k][number], run.length(place)) for place in places]
+            keys.append(row_keys(run.seed, run.step, torch.from_numpy(places + number * len(run.batch))))
+        batch = pack(rows, stacks.device)
         drop = Dropout(
             torch.cat(keys).to(batch.rows.device),
             batch.rows,
@@ -83,13 +95,14 @@ class EagerStep:
             rate=self._context.rates[0],
             attention_rate=self._context.rates[1],
         )
-        prefix, first = self._prefix(inputs, part, batch), self._context.first
+        prefix, first = self._prefix(inputs, [(k, units) for k, units, _ in passes], batch), self._context.first
         with self._context.recomputing.of_a_pass() as recompute:
-            route = Route(stacks, segments([(run.slot, run.length(place)) for run, place in rows]), recompute)
+            route = Route(stacks, segments(lengths), recompute)
             hidden = forward(self._context.config, route, batch, drop, first, prefix)
-        losses, at = [], 0
+        losses: list[Tensor] = []
+        at, before = 0, None
         by_input = heads.outputs(hidden, batch, route, drop)
-        for (k, units), places, out in zip(part, places_of, by_input, strict=True):
+        for (k, units, _), places, out in zip(passes, places_of, by_input, strict=True):
             run, span = inputs[k], slice(at, at + len(places))
             at = span.stop
             head, kind = run.plan.head, KINDS[run.plan.head.kind]
@@ -98,7 +111,11 @@ class EagerStep:
                 owners = torch.from_numpy(np.searchsorted(units, run.owners[places])).to(x.device)
                 x = heads.pool_windows(x, owners, len(units), weighs=head.weighs)
             targets = self._on_device(run, stacks.device)[run.units[units]]
-            losses.append(kind.loss(x, targets, head, batch.counts[span]))
+            if before is None:
+                losses.append(kind.loss(x, targets, head, batch.counts[span]))
+            else:
+                losses[-1] = losses[-1] + kind.consistency(before, x, targets, head, batch.counts[span])
+            before = x if before is None and len(slots[k]) > 1 else None
         return losses
 
     def _on_device(self, run: StepInput, device: torch.device) -> Tensor:
@@ -131,7 +148,7 @@ class EagerStep:
         count = longest = 0
         for k, run in enumerate(inputs):
             for unit, (start, stop) in enumerate(pairwise(run.starts.tolist())):
-                rows, length = stop - start, max(map(run.length, range(start, stop)))
+                rows, length = (stop - start) * run.mixture.passes, max(map(run.length, range(start, stop)))
                 full = part and (count + rows) * max(longest, length) > self._limit
                 last = part[-1][0] if part else k
                 if full or (last != k and (run.plan.alone or inputs[last].plan.alone)):
@@ -155,7 +172,8 @@ class EagerStep:
         if self._context.recomputing.start():
             return
         longest, windows = max(run.longest for run in inputs), max(int(np.diff(run.starts).max()) for run in inputs)
-        largest, smallest = longest * sum(len(run.batch) for run in inputs), longest * windows
+        largest = longest * sum(len(run.batch) * run.mixture.passes for run in inputs)
+        smallest = longest * windows * max(run.mixture.passes for run in inputs)
         if min(self._limit, largest) <= smallest:
             what = f"one row of {longest} tokens fits" if windows == 1 else f"the {windows} windows of one text fit"
             also = "" if windows == 1 else " or --max-windows"

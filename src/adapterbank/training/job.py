@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from adapterbank.inference.rows import Rows, epoch_order
 from adapterbank.kinds.table import KINDS
+from adapterbank.slots.mixture import Mixture
 from adapterbank.slots.plan import Plan
 from adapterbank.training.optimizer import AdamSettings, Schedule
 from adapterbank.training.step_input import StepInput
@@ -23,7 +25,7 @@ class TrainingJob:
 
     plan: Plan
     initial: Mapping[str, Tensor] = field(repr=False)
-    """The initial values of the tensors that train."""
+    """The initial values of the tensors that train; of a mixture, those of all copies."""
     train: Rows = field(repr=False)
     dev: Rows = field(repr=False)
     score: Callable[[list[np.ndarray]], float]
@@ -47,6 +49,13 @@ class TrainingJob:
     """Whether the mean of the epochs' weights is scored at the end, and kept if it is better than the best epoch."""
     fitted: bool = False
     """Whether the head is fitted to all rows at the end, by `fitted`, instead of trained by the loop."""
+    mix: int = 1
+    """Copies of each addition, of which the mean is kept."""
+
+    @cached_property
+    def mixture(self) -> Mixture:
+        """The plan and the copies of its additions."""
+        return Mixture(self.plan, self.mix)
 
 
 @dataclass
@@ -61,7 +70,10 @@ class RunState:
     best_epoch: int = 0
     """The epoch, from 1, with the best score, whose weights are kept unless the average is; 0 before the first."""
     tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
-    """`weights`, `best`, the optimiser's `first` and `second` moments, the `average` if there is one, each by name."""
+    """`weights`, `best`, the optimiser's `first` and `second` moments, the `average` if there is one, each by name.
+
+    Of a mixture, weights and moments are those of all copies; `best` and `average` are merged.
+    """
     failure: str = ""
     """Why the run failed, in one sentence; empty if it did not."""
     restarts: list[dict[str, float]] = field(default_factory=list)
@@ -186,7 +198,7 @@ class ActiveRun:
     def step_input(self, batch: np.ndarray) -> StepInput:
         """Return the step input for a batch of this run."""
         job = self.job
-        return StepInput(self.slot, job.plan, job.train, batch, self.weigh(batch), job.seed, self.state.step)
+        return StepInput(self.slot, job.mixture, job.train, batch, self.weigh(batch), job.seed, self.state.step)
 
     def progress(self, score: float | None = None) -> Progress:
         """Return the run's progress, with the epoch's score if an epoch has just ended."""

@@ -121,13 +121,14 @@ def group_jobs(
 ) -> dict[tuple[Any, ...], list[int]]:
     """Group jobs that can share a batch: those with the same lowest trained layer, unless they change whole layers.
 
-    On a GPU a group also has one form, so that its steps can be one captured graph (`graph_step`).
+    On a GPU a group also has one form, so that its steps can be one captured graph (`graph_step`). Mixtures,
+    whose steps cannot, have groups of their own.
     """
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, job in enumerate(jobs):
         first = first_trained_layer(job.initial, config.layers)
         key: tuple[Any, ...] = (first, job.plan.alone)
         if runs_graphs(device):
-            key += (step_form(job.plan), job.batch, job.train.pooling, id(job.train) if first else 0)
+            key += (step_form(job.plan), job.mix > 1, job.batch, job.train.pooling, id(job.train) if first else 0)
         groups.setdefault(key, []).append(i)
     return groups

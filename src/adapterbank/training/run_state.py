@@ -122,13 +122,17 @@ def _check_state(state: RunState, job: TrainingJob | None) -> None:
     """Refuse a state that no run has saved, or none of this job; a checksum does not exclude it."""
     if len(state.history) != state.epoch or state.best_epoch > state.epoch or (job and state.epoch > job.epochs):
         raise InputError("its epochs contradict each other")
+    weights = job.initial if job else state.tensors.get("weights", {})
+    merged = job.mixture.names(job.initial) if job else state.tensors.get("best", {})
+    expected = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    kept = {name: expected[name] for name in merged if name in expected}
     averaged = ["average"] if job and job.averages else []
-    shapes = [
-        {name: tuple(tensor.shape) for name, tensor in state.tensors.get(part, {}).items()}
-        for part in ("weights", "first", "second", *(["best"] if state.best_epoch else []), *averaged)
-    ]
-    expected = {name: tuple(tensor.shape) for name, tensor in job.initial.items()} if job else shapes[0]
-    if not expected or any(found != expected for found in shapes):
+    parts = dict.fromkeys(("weights", "first", "second"), expected)
+    parts |= dict.fromkeys((*(["best"] if state.best_epoch else []), *averaged), kept)
+    found = {
+        part: {name: tuple(tensor.shape) for name, tensor in state.tensors.get(part, {}).items()} for part in parts
+    }
+    if not expected or found != parts:
         raise InputError("its tensors are not those of the run")
     for part in state.tensors.values():
         for name, tensor in part.items():

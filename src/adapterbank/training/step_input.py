@@ -12,6 +12,7 @@ from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.prefix_cache import PrefixCache
 from adapterbank.encoder.recompute import Recomputing
 from adapterbank.inference.rows import Rows
+from adapterbank.slots.mixture import Mixture
 from adapterbank.slots.plan import Plan
 
 
@@ -40,7 +41,8 @@ class StepInput:
     """One run's input of a step."""
 
     slot: int
-    plan: Plan
+    mixture: Mixture
+    """The run's plan, and the copies of its additions."""
     rows: Rows
     """All rows that the run trains on."""
     units: np.ndarray
@@ -49,6 +51,11 @@ class StepInput:
     """The weight of each unit's loss; they sum to 1."""
     seed: int
     step: int
+
+    @property
+    def plan(self) -> Plan:
+        """The run's plan."""
+        return self.mixture.plan
 
     @cached_property
     def starts(self) -> np.ndarray:

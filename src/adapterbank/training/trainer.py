@@ -79,8 +79,8 @@ class Trainer:
     def prepare(self, waiting: Sequence[ActiveRun], places: int) -> None:
         """Decide how many runs train at once, and whether their steps may run as captured graphs."""
         self.places = max(1, min(places, len(waiting)))
-        if not runs_graphs(self.stacks.device) or not waiting:
-            return
+        if not runs_graphs(self.stacks.device) or not waiting or waiting[0].job.mix > 1:
+            return  # a mixture draws other tensors at each step, and the table of a graph is fixed
         steps = sum(run.per_epoch * run.job.epochs - run.state.step for run in waiting)
         longest = self.context.config.max_length
         largest = max(
@@ -167,7 +167,7 @@ class Trainer:
 
     def _admit(self, run: ActiveRun, tensors: Mapping[str, Mapping[str, Tensor]] | None = None) -> None:
         """Add a run, with its tensors or those of its state if it has any."""
-        run.slot = self.stacks.put(run.job.plan, run.job.initial)
+        run.slot = self.stacks.put(run.job.mixture.whole, run.job.initial)
         self.adam.admit(run.slot, run.job.settings)
         self.runs.append(run)
         if saved := tensors or run.state.tensors:
@@ -239,7 +239,9 @@ class Trainer:
         Return None, and mark the run as failed, if its outputs are not finite.
         """
         job, state = run.job, run.state
-        dev_outputs = self._dev_outputs(run)
+        weights = self.stacks.take(run.slot)
+        merged = job.mixture.merge(weights)
+        dev_outputs = self._dev_outputs(run, merged, weights)
         if not all(np.isfinite(out).all() for out in dev_outputs):
             what = "the outputs on the dev rows are not finite"
             state.failure = _diverged(run, what, run.state.step)
@@ -251,39 +253,45 @@ class Trainer:
         state.history.append({"loss": float(np.mean(run.losses)), "score": score, "seconds": seconds})
         run.order = []
         LOG.debug("epoch %d of %d: %.1f s, dev score %.4f", state.epoch, job.epochs, seconds, score)
-        state.tensors["weights"] = self.stacks.take(run.slot)
+        state.tensors["weights"] = weights
         state.tensors["first"] = self.stacks.take(run.slot, self.adam.first)
         state.tensors["second"] = self.stacks.take(run.slot, self.adam.second)
         if better:
-            state.best_epoch, state.tensors["best"] = state.epoch, state.tensors["weights"]
+            state.best_epoch, state.tensors["best"] = state.epoch, merged
         if self._gives_up(run) and job.collapsed(dev_outputs, [one["loss"] for one in state.history]):
             self._restart(run)
         elif job.averages:
-            self._average(run)
+            self._average(run, merged)
         return score
 
-    def _average(self, run: ActiveRun) -> None:
+    def _average(self, run: ActiveRun, weights: dict[str, Tensor]) -> None:
         """Add an epoch's weights to their mean; after the last epoch, score the mean, and keep it if it is better.
 
         Each epoch counts twice as much as the one before: the last four have 15 of 16 parts.
         """
-        state, weights = run.state, run.state.tensors["weights"]
+        state = run.state
         before = state.tensors.get("average", weights)
         state.tensors["average"] = {name: (before[name] + tensor) / 2 for name, tensor in weights.items()}
         if not run.done:
             return
-        self.stacks.write(run.slot, state.tensors["average"])
-        found = self._dev_outputs(run)
-        self.stacks.write(run.slot, weights)
+        found = self._dev_outputs(run, state.tensors["average"], state.tensors["weights"])
         if all(np.isfinite(out).all() for out in found):
             state.history[-1]["average"] = run.job.score(found)
         if state.average.get("kept"):
             state.tensors["best"] = state.tensors["average"]
 
-    def _dev_outputs(self, run: ActiveRun) -> list[np.ndarray]:
-        """Return the head outputs of a run's dev rows with its present weights."""
-        slots, dev = [run.slot] * len(run.job.dev), run.job.dev
-        return outputs(self.context.config, self.stacks, dev.tokens, slots, self._prefix(dev))
+    def _dev_outputs(
+        self, run: ActiveRun, tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor]
+    ) -> list[np.ndarray]:
+        """Return the head outputs of a run's dev rows with these tensors, in place of its present weights."""
+        dev = run.job.dev
+        if tensors is not weights:
+            self.stacks.write(run.slot, tensors)
+        with run.job.mixture.slots(self.stacks, run.slot) as (slot,):
+            found = outputs(self.context.config, self.stacks, dev.tokens, [slot] * len(dev), self._prefix(dev))
+        if tensors is not weights:
+            self.stacks.write(run.slot, weights)
+        return found
 
     def _gives_up(self, run: ActiveRun) -> bool:
         """Return whether a run that has collapsed by now may begin again; in a few steps, none has learned much.

@@ -34,6 +34,8 @@ Several columns: adapterbank train --bank bank --task tickets --train t.csv --te
 
 A catalog task has its own data: adapterbank train --bank bank --task glue/mrpc --data-root data
 
+Train four copies of each adapter, and keep their mean: adapterbank train --bank bank --task glue/rte --mix 4
+
 Find the smallest adapter that is good enough: adapterbank train --bank bank --task glue/rte --size auto --prune
 
 Python: adapterbank.open_bank("bank", backbone="minilm").train("sentiment", "reviews.csv", epochs=5)

@@ -18,7 +18,7 @@ OPTIONS = (
     *("method", "size", "layers", "sites", "activation", "sigma", "train_norms", "placement", "combine", "inner_norm"),
     *("depth", "rank", "alpha", "targets", "top", "pooling", "head_hidden"),
     *("lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction", "clip", "dropout"),
-    *("class_weights", "patience", "average", "calibrate", "few", "seed", "start_from", "default"),
+    *("class_weights", "patience", "mix", "average", "calibrate", "few", "seed", "start_from", "default"),
 )
 """The options a request may set. None of them names a file, an encoder or a device of this machine."""
 
