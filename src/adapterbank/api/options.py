@@ -80,6 +80,7 @@ class RunOptions(ModelOptions, total=False):
     backbone: str
     trials: int
     minutes: float
+    on: str
     default: str
 
 

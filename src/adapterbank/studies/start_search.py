@@ -111,7 +111,7 @@ def run_from_best(
         what = f"start_from is 'auto', but slots of method {config.method!r} do not share a batch"
         raise ConfigError([f"{what}; name the task to start from, or use another method, such as adapter."])
     began = time.perf_counter()
-    found, left_out = Starts(backbone, bank_path).fitting(resolved.plan, _is_other(resolved), MOST - 1)
+    found, left_out = Starts(backbone, bank_path).fitting(resolved.plan, resolved.base, _is_other(resolved), MOST - 1)
     about: dict[str, Any] = {"left_out": left_out}
     course = _course(builder, resolved)
     chosen: Start | None = None

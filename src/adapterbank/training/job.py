@@ -13,6 +13,7 @@ from torch import Tensor
 from adapterbank.inference.rows import Rows, epoch_order
 from adapterbank.kinds.table import KINDS
 from adapterbank.slots.plan import Plan
+from adapterbank.training.bases import Base
 from adapterbank.training.optimizer import AdamSettings, Schedule
 from adapterbank.training.step_input import StepInput
 
@@ -47,6 +48,13 @@ class TrainingJob:
     """Whether the mean of the epochs' weights is scored at the end, and kept if it is better than the best epoch."""
     fitted: bool = False
     """Whether the head is fitted to all rows at the end, by `fitted`, instead of trained by the loop."""
+    base: Base | None = None
+    """What the slot stands on; it does not train."""
+
+    @property
+    def changed(self) -> list[str]:
+        """The names of all tensors in which its pass differs from that of the bare encoder."""
+        return [*self.initial, *(self.base.names if self.base else ())]
 
 
 @dataclass

@@ -24,6 +24,8 @@ from adapterbank.encoder.placed import place
 from adapterbank.errors import DataError, TrainingError
 from adapterbank.inference.audit import fingerprint
 from adapterbank.inference.engine import Engine
+from adapterbank.inference.loading import content_name
+from adapterbank.inference.resident import Resident
 from adapterbank.kinds.kind import HeadOutputs
 from adapterbank.methods import find_method
 from adapterbank.runtime import stamp
@@ -301,7 +303,10 @@ def _finish(
     began, resolved = time.perf_counter(), prepared.resolved
     config, data, task = resolved.config, resolved.data, resolved.data.task
     best = {name: tensor.numpy() for name, tensor in state.tensors["best"].items()}
-    engine.put(config.task, task, resolved.plan, best, config.max_length, config.doc_stride, resolved.windows)
+    below = resolved.base
+    bases = (engine.load(below.package, content_name(below.package), asked=False),) if below else ()
+    reading = config.max_length, config.doc_stride, resolved.windows
+    engine.enter(config.task, Resident(task, resolved.plan, *reading, bases), best)
     outputs = {
         name: HeadOutputs(task, data.splits[name], rows, engine.outputs(rows.tokens, [config.task] * len(rows)))
         for name, rows in prepared.rows.items()
@@ -343,6 +348,7 @@ def _finish(
         **state.about,
         **({"windows": resolved.windows} if resolved.windows else {}),
         **({"start_from": resolved.start.about()} if resolved.start else {}),
+        **({"on": resolved.base.reference} if resolved.base else {}),
         **({"average": state.average} if state.average else {}),
         **({"restarts": state.restarts} if state.restarts else {}),
         "notes": list(prepared.notes),
@@ -390,4 +396,5 @@ def _draft(
         library=__version__,
         created="",
         fingerprint=outputs,
+        requires=[resolved.base.reference] if resolved.base else [],
     )
