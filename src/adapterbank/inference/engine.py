@@ -98,7 +98,7 @@ class Engine:
 
     @property
     def ahead(self) -> int:
-        """The number of batches to launch before waiting for the first; without graphs, `launch` itself computes all."""
+        """The number of batches to launch before waiting for the first; without graphs `launch` computes all."""
         return AHEAD if self.graph_runner else 0
 
     def use_graphs(self) -> None:
