@@ -45,7 +45,7 @@ def test_every_public_method_has_a_docstring():
     assert set(methods) == {
         *("ablate", "audit", "backbone", "bank", "engine", "evaluate", "gc", "glue_score", "glue_submission"),
         *("predict", "predict_file", "prune", "read", "remove", "rollback", "show", "soup"),
-        *("squad", "sweep", "tasks", "train"),
+        *("squad", "sweep", "tasks", "teach_together", "train"),
     }
     assert all(inspect.getdoc(value) for value in methods.values())
 

@@ -266,7 +266,7 @@ def train_together(
             return
         if engine is None:
             engine = Engine(backbone, programs=False, placed=placed)
-        end(number, _finish(prepared, backbone, state, engine, into(number, state.best_score)))
+        end(number, finish_run(prepared, backbone, state, engine, into(number, state.best_score)))
 
     dropout, looped = first.config.dropout, [number for number, run in enumerate(runs) if not run.job.fitted]
     for number, run in enumerate(runs):
@@ -296,7 +296,7 @@ def failed(identity: Mapping[str, Any], failure: str, prepared: PreparedRun | No
     return {**record, "notes": list(prepared.notes) if prepared else [], "created": files.now()}
 
 
-def _finish(
+def finish_run(
     prepared: PreparedRun, backbone: Backbone, state: RunState, engine: Engine, bank: PackageStore | None
 ) -> RunOutcome:
     """Score the best epoch's weights, add them to the bank if there is one, and return the outcome."""
