@@ -123,13 +123,18 @@ class Slot:
     """The plan as it was put."""
     names: Mapping[str, str]
     """The name in `places` of each of its own tensors."""
-    stacked: bool = False
-    """Whether it stands on another slot."""
+    under: tuple[tuple[Block, int], ...] = ()
+    """The rows of what it stands on, without those of heads."""
+
+    @cached_property
+    def read(self) -> tuple[tuple[Block, int], ...]:
+        """The rows that have its tensors; where two have one of the same name, the later one."""
+        return self.under + self.rows
 
     @cached_property
     def layouts(self) -> tuple[RowLayout, ...]:
-        """The layouts of its rows."""
-        return tuple(block.layout for block, _ in self.rows)
+        """The layouts of these rows."""
+        return tuple(block.layout for block, _ in self.read)
 
     @cached_property
     def forms(self) -> tuple[Form | Scales | None, ...]:
@@ -138,9 +143,9 @@ class Slot:
 
     @cached_property
     def in_place(self) -> bool:
-        """Whether the kernels know everything that it adds and changes, and find it in its own rows."""
+        """Whether the kernels know everything that it adds and changes."""
         narrow = all(not isinstance(form, Form) or form.widest <= WIDEST for form in self.forms)
-        return not self.alone and not self.stacked and None not in self.forms and narrow
+        return not self.alone and None not in self.forms and narrow
 
     @cached_property
     def alone(self) -> bool:
@@ -243,12 +248,11 @@ class Stacks:
             self._release(rows)
             raise
         places = {name: place for place in rows for name in place[0].layout.shapes}
-        family = self._families.setdefault(graph_form(plan, tensors), len(self._families))
         carried = {name: place for name, place in under.places.items() if "head" not in roles(name)} if under else {}
         places = carried | {name: places[name] for name in tensors}
-        self._slots[slot] = Slot(
-            plan, places, shapes, _added(plan, places), tuple(rows), family, own, names, under is not None
-        )
+        family = self._families.setdefault(graph_form(plan, places), len(self._families))
+        below = tuple(row for row in under.read if not row[0].layout.head) if under else ()
+        self._slots[slot] = Slot(plan, places, shapes, _added(plan, places), tuple(rows), family, own, names, below)
         return slot
 
     def layouts(self, plan: Plan, shapes: Mapping[str, tuple[int, ...]], *, frozen: bool = False) -> list[RowLayout]:
