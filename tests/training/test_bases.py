@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,18 +14,25 @@ from adapterbank.api.opened import open_bank
 from adapterbank.encoder.batch import pack
 from adapterbank.encoder.forward import forward
 from adapterbank.errors import BackboneMismatch, ConfigError, InputError, PackageDamaged, PackageRequired
+from adapterbank.inference import graphs
 from adapterbank.inference.engine import Engine
 from adapterbank.inference.loading import content_name
 from adapterbank.inference.runner import segments
+from adapterbank.methods import Options
 from adapterbank.slots import heads
-from adapterbank.slots.plan import Plan
+from adapterbank.slots.plan import Head, Plan, make_plan
 from adapterbank.slots.routing import Route
 from adapterbank.slots.stack import Stacks
 from adapterbank.storage import records
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import FORMAT, STACKED
 from adapterbank.storage.reading import seal
-from adapterbank.training import loop, run_state
+from adapterbank.studies import size_search
+from adapterbank.training import graph_step, loop, run_state
+from adapterbank.training.bases import Base
+from adapterbank.training.graph_rule import ALWAYS
+from jobs import assert_close, job_on, train_jobs
+from plain_kernels import PLAIN
 from small_data import FAST, flags, pairs, reviews, scores, shell, snapshot, write
 
 ROWS, PAIRS = reviews(), pairs()
@@ -524,3 +532,41 @@ def test_an_encoder_that_differs_is_refused(stacked, tiny):
     rewrite(package, backbone={**package.manifest.backbone, "sha256": "0" * 64})
     with pytest.raises(BackboneMismatch, match=r"a@1 stands on shared@1, which was trained on backbone .* \(000000"):
         Engine(stacked.backbone, device="cpu").load(stacked.bank.get("a"))
+
+
+def test_sizes_and_starts_are_searched_on_a_base(stacked, monkeypatch):
+    tried = []
+
+    def train(encoder, jobs, **options):
+        tried.extend(jobs)
+        return loop.train(encoder, jobs, **options)
+
+    monkeypatch.setattr(size_search, "SIZES", (2, 4))
+    monkeypatch.setattr(size_search, "train", train)
+    found = stacked.train("d", reviews(48), reviews(), few="never", on="shared", size="auto", epochs=1, max_length=32)
+    assert found.record["on"]["name"] == "shared"
+    assert found.package.manifest.requires[0]["name"] == "shared"
+    norms = {name: tensor for name, tensor in tensors_of(stacked, "shared").items() if ".norm." in name}
+    assert {job.plan.additions[0].size for job in tried} == {2, 4}
+    assert all(job.base.ref == "shared@1" for job in tried)
+    assert norms
+    assert all(torch.equal(job.initial[name], tensor) for job in tried for name, tensor in norms.items())
+    found = stacked.train("e", PAIRS, PAIRS, **quick(on="shared", start_from="auto"))
+    assert found.package.manifest.requires[0]["name"] == "shared"
+    assert all(one.ok for one in stacked.audit())
+
+
+def test_where_steps_are_graphs_those_of_stacked_runs_are_eager_and_the_same(bert, new_slot, monkeypatch):
+    plan = make_plan(Options(size=4), depth=3, head=Head("classification", 2))
+    under = {name: tensor for name, tensor in new_slot(bert, plan, seed=9).items() if not name.startswith("head.")}
+    base = Base(None, plan, under)
+    plain = job_on(bert, new_slot, seed=1)
+    jobs = [plain, replace(plain, base=base), replace(job_on(bert, new_slot, seed=2), base=base)]
+    expected = train_jobs(bert, *jobs)
+    monkeypatch.setattr(graphs, "DEVICES", ("cpu",))
+    monkeypatch.setattr(graph_step, "find_kernels", lambda device: PLAIN)
+    found = train_jobs(bert, *jobs, rule=ALWAYS)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_close(ours, theirs)
+    close = [torch.equal(found[0].tensors["weights"][name], found[1].tensors["weights"][name]) for name in under]
+    assert not any(close)  # the base matters

@@ -270,7 +270,7 @@ def initial_tensors(plan: Plan, backbone: Backbone, *, sigma: float, seed: int) 
     return own | tensors.initial(plan, backbone.config, sigma, seed)
 
 
-def _first_tensors(resolved: ResolvedRun, backbone: Backbone) -> dict[str, Tensor]:
+def first_tensors(resolved: ResolvedRun, backbone: Backbone) -> dict[str, Tensor]:
     """Return the first value of every tensor that trains: new, or that of the task it starts from or stands on."""
     new = initial_tensors(resolved.plan, backbone, sigma=resolved.config.sigma, seed=resolved.config.seed)
     given = resolved.base.replaced if resolved.base else {}
@@ -285,7 +285,7 @@ def _make_job(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) 
     assert config.weight_decay is not None and config.bias_correction is not None
     return TrainingJob(
         resolved.plan,
-        _first_tensors(resolved, backbone),
+        first_tensors(resolved, backbone),
         rows,
         dev,
         lambda outputs: scoring.score(task, decide(task, dev_examples, dev, outputs), dev_examples.targets or []),

@@ -101,7 +101,7 @@ class Starts:
         return start
 
     def fitting(
-        self, plan: Plan, base: Base | None, may: Callable[[Manifest], bool], most: int
+        self, plan: Plan, may: Callable[[Manifest], bool], most: int, base: Base | None = None
     ) -> tuple[list[Start], dict[str, str]]:
         """Return the default versions that a run with this plan may start from, and why others are left out.
 
