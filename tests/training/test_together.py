@@ -246,3 +246,15 @@ def test_tasks_are_two_or_more_each_of_them_once(bank):
 def test_a_name_that_no_folder_can_have_is_refused(bank):
     with pytest.raises(InputError, match=r"'\.\./x' cannot be a task name"):
         bank.teach_together(TASKS, "../x")
+
+
+def test_its_record_stands_beside_those_of_other_runs(bank, tmp_path):
+    bank.teach_together(TASKS, "shared", **OPTIONS)
+    bank.train("t", reviews(), reviews(), few="never", on="shared", **OPTIONS)
+    file = str(write(tmp_path / "t.csv", reviews()))
+    study = {"task": "shared", "train": file, "dev": file, "lr": [0.01, 0.02], **{**OPTIONS, "lr": [0.01, 0.02]}}
+    outcome = bank.sweep({**study, "few": "never", "device": "cpu"}, keep="best")
+    assert not outcome.progress.failed
+    found = shell("report", "--records", bank.bank.records_path, "--out", tmp_path / "report.html")
+    assert found.code == 0, found.err
+    assert "shared" in (tmp_path / "report.html").read_text()

@@ -128,3 +128,21 @@ def test_a_service_answers_for_all_and_removes_no_base(stacked):
     wanted = alone.predict([(f"{task}@1", Examples(["why is it", "no"])) for task in tasks])
     for answer, expected in zip(found, wanted, strict=True):
         assert_same(answer.predictions, expected)
+
+
+def test_many_tasks_that_are_loaded_at_once_stand_on_one_copy(small, frequent_thread_switches):
+    base = small.put("base", 0)
+    small.put("base", 1)  # version 1 is there for others only
+    names = [f"task{number}" for number in range(12)]
+    for number, name in enumerate(names):
+        small.put(name, number + 2, on=base)
+    for _ in range(5):
+        registry = TaskRegistry(small.bank, small.engine(budget=1))
+        registry.scan()
+        assert state(registry) == (["base", *sorted(names)], [])
+        assert len(registry.engine.residents) == len(names) + 2
+        handles = [registry.find(name).handle for name in names]
+        assert len({one.bases for one in handles}) == 1
+        expected = answers(small.alone("task3@1"), "task3@1")
+        assert np.array_equal(answers(registry.engine, registry.find("task3").key), expected)  # loaded again
+        assert handles[0].bases[0].users == 0

@@ -14,6 +14,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
@@ -82,6 +83,7 @@ class TaskRegistry:
         """The state of each task when it was read."""
         self._below: dict[tuple[str, int], list[str]] = {}
         """What versions stand on, whose changes change them."""
+        self._bounded: weakref.WeakSet[TaskHandle] = weakref.WeakSet()
         self._reader = TaskReader(_LOADERS)
         self._heartbeat = Heartbeat()
         self._stopped = threading.Event()
@@ -277,14 +279,21 @@ class TaskRegistry:
             self.engine.load(package, key, asked=asked)
             handle = self.engine.slots.find(key)
             assert handle is not None
-            read, size = handle.source, package.manifest.bytes
-            handle.source = lambda: self._reader.one(package.manifest.name, read, size)  # a lane must not hang
+            self._bound(handle, package)
             log.info("loaded", extra={"fields": {"task": package.ref}})
         else:
             package.tensors()  # its files have changed: do they still match the manifest?
             if asked:
                 self.engine.ask(key)
         return ServedTask(package, handle, key)
+
+    def _bound(self, handle: TaskHandle, package: Package) -> None:
+        """Let a lane that loads a slot again not hang; what several tasks stand on may come here twice."""
+        with self.engine.slots.lock:
+            if handle not in self._bounded:
+                self._bounded.add(handle)
+                read, size = handle.source, package.manifest.bytes
+                handle.source = lambda: self._reader.one(package.manifest.name, read, size)
 
     def _pin(self, name: str, version: int) -> ServedTask:
         served = self._reader.one(name, partial(self._load_pinned, name, version))
