@@ -45,7 +45,7 @@ def test_every_public_method_has_a_docstring():
     assert set(methods) == {
         *("ablate", "audit", "backbone", "bank", "engine", "evaluate", "gc", "glue_score", "glue_submission"),
         *("predict", "predict_file", "prune", "read", "remove", "rollback", "show", "soup"),
-        *("squad", "sweep", "tasks", "train"),
+        *("squad", "sweep", "tasks", "teach_together", "train"),
     }
     assert all(inspect.getdoc(value) for value in methods.values())
 
@@ -94,5 +94,5 @@ def test_every_error_has_one_common_base():
     assert {value.__name__ for value in classes} - {value.__name__ for value in raised} == {"SlowerWarning"}
     assert all(issubclass(value, adapterbank.AdapterbankError) for value in raised)
     assert {value.__name__: value.exit_code for value in raised if value.exit_code != 2} == {"TrainingError": 1}
-    drawn = set(re.findall(r"(\w+(?:Error|Name|Damaged|Mismatch)) ", errors.__doc__))
+    drawn = set(re.findall(r"(\w+(?:Error|Name|Damaged|Required|Mismatch)) ", errors.__doc__))
     assert drawn == {value.__name__ for value in raised}

@@ -172,6 +172,8 @@ def test_every_option_named_is_an_option():
         "records",
         "tolerance",
         "install-completion",
+        "tasks",
+        "name",
     }
     for name in re.findall(r"--([a-z][a-z-]+)", README):
         assert name.removeprefix("no-") in known or name in known, name

@@ -31,11 +31,11 @@ DEFAULTS = ("new", "better")
 _OF_SLOTS = (
     *("pooling", "head_hidden", "lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction"),
     *("clip", "dropout", "class_weights", "patience", "calibrate", "long", "max_windows", "window_pooling"),
-    *("start_from", "average"),
+    *("start_from", "on", "average"),
 )
 """Fields that a method without a slot does not use."""
 FRESH, AUTO = "none", "auto"
-"""Values of `start_from` that name no task."""
+"""Values of `start_from` that name no task; `on` has the first one too."""
 LONGEST_SEPARATOR = 8
 """Characters between two labels of a cell."""
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -94,6 +94,12 @@ class Config(DataOptions):
     start_from: str = option(
         FRESH,
         "Task whose adapters and LayerNorms the run starts from: name, name@version, a package's folder, auto or none.",
+        group="Method",
+        later=True,
+    )
+    on: str = option(
+        FRESH,
+        "Task to stand on: its adapters act before the run's own, frozen: name, name@version or none.",
         group="Method",
         later=True,
     )
@@ -243,6 +249,8 @@ def check(config: Config) -> list[str]:
         mistakes.append(f"window_pooling is {config.window_pooling!r}, but long is 'cut'; leave one of them out.")
     if config.mix > 1 and config.few == "always":
         mistakes.append(f"mix is {config.mix}, but few is 'always', whose recipe has no copies; leave one of them out.")
+    if config.mix > 1 and config.on != FRESH:
+        mistakes.append(f"mix is {config.mix}, but on is {config.on!r}, with which copies do not train; leave one out.")
     return mistakes + _unused_option_mistakes(config)
 
 

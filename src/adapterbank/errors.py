@@ -9,6 +9,7 @@
     ├── BackboneError           an encoder cannot be found, read or trusted
     ├── BankError               a bank or a package cannot be used
     │   ├── PackageDamaged      a checksum fails
+    │   ├── PackageRequired     others stand on a package that is to be removed
     │   └── BackboneMismatch    a package or bank belongs to another encoder
     ├── ServiceError            a server refuses a request, or cannot be reached
     ├── StorageError            the disk is full or cannot be written
@@ -69,6 +70,10 @@ class BackboneError(AdapterbankError):
 
 class BankError(AdapterbankError):
     """A bank or a package cannot be used."""
+
+
+class PackageRequired(BankError):
+    """A package cannot be removed, because others stand on it."""
 
 
 class PackageDamaged(BankError):

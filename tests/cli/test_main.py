@@ -14,7 +14,7 @@ from small_data import FAST, flags, reviews, shell, write
 
 COMMANDS = (
     *("train", "predict", "evaluate", "tasks", "show", "remove", "rollback", "audit", "gc", "serve"),
-    *("sweep", "ablate", "prune", "soup", "figures", "report"),
+    *("sweep", "teach-together", "ablate", "prune", "soup", "figures", "report"),
     *("backbones", "catalog", "data", "cache", "warm", "squad", "glue-score", "glue-submission"),
 )
 
@@ -87,6 +87,7 @@ def test_every_command_has_json_output():
         "backbones",
         "serve",
         "sweep",
+        "teach-together",
         "ablate",
         "prune",
         "soup",

@@ -76,12 +76,12 @@ class Bench:
         self.compiler = GraphCompiler(CPU)
         self.runner = GraphRunner(backbone.config, self.stacks, self.compiler, PLAIN)
 
-    def put(self, head, **options):
-        """Add a slot with numbers of its own."""
+    def put(self, head, on=None, **options):
+        """Add a slot with numbers of its own, which stands on the slot `on`."""
         config = self.backbone.config
         shared = {"depth": config.layers, "shared_layers": config.shared_layers}
         plan = make_plan(Options(**options), head=head, **shared)
-        return self.stacks.put(plan, self._new_slot(self.backbone, plan, seed=next(self._made)))
+        return self.stacks.put(plan, self._new_slot(self.backbone, plan, seed=next(self._made)), on)
 
     def eager(self, tokens, slots):
         return outputs(self.backbone.config, self.stacks, tokens, slots)
@@ -504,3 +504,41 @@ def test_a_launch_that_runs_out_of_memory_leaves_later_ones_right(bench, monkeyp
     with torch.inference_mode(), pytest.raises(torch.OutOfMemoryError):
         bench.runner.launch(tokens, slots)()
     bench.check(tokens, slots)
+
+
+BELOW = [
+    {"size": 16},
+    {"method": "lora", "rank": 4},
+    {"method": "ia3"},
+    {"method": "bitfit"},
+    {"size": 3, "layers": "1"},
+]
+ABOVE = [{"size": 4}, {"size": 8, "train_norms": False}, {"method": "lora", "rank": 2}, {"method": "feature"}]
+
+
+@pytest.mark.parametrize("below", BELOW, ids=str)
+@pytest.mark.parametrize("family", ["bert", "albert"])
+def test_rows_of_stacked_slots_run_in_the_same_graphs_as_others(tiny, new_slot, family, below):
+    if family == "albert" and (below.get("method") == "bitfit" or "layers" in below):
+        pytest.skip("its layers share their weights")
+    bench = Bench(tiny(family), new_slot)
+    head = Head("classification", 3)
+    base = bench.put(head, **below)
+    slots = [base, None]
+    for options in ABOVE:
+        slots += [bench.put(head, on=base, **options), bench.put(Head("regression", 1), on=base, **options)]
+        slots.append(bench.put(head, **options))
+    top = bench.put(head, on=slots[2], size=2)
+    slots.append(top)
+    assert all(bench.runner.covers(slot) for slot in slots)
+    tokens = rows_of(3 * len(slots), seed=4)
+    bench.check_any(tokens, slots * 3)
+    bench.check(tokens[:6], [top] * 6)
+
+
+def test_stacked_slots_of_one_form_share_a_graph_whatever_they_stand_on(bench):
+    bases = [bench.put(Head("classification", 2), size=size) for size in (3, 16)]
+    slots = [bench.put(Head("classification", k), on=base, size=4) for base in bases for k in (2, 5)]
+    assert len({bench.stacks.slot(slot).family for slot in slots}) == 1
+    assert len({bench.stacks.slot(slot).family for slot in (*slots, *bases)}) == 2
+    bench.check(rows_of(12, seed=5), slots * 3)

@@ -17,6 +17,7 @@ from adapterbank.serving.service.service import BankService
 from adapterbank.slots.plan import Head, make_plan
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import FORMAT, Manifest
+from adapterbank.storage.requirements import reference
 from adapterbank.tasks.spec import Task
 from families import WORDS
 
@@ -42,8 +43,8 @@ class SmallBank:
         self.about = {"name": backbone.name, "sha256": backbone.sha256}
         self.bank = Bank.open(path, self.about, create=True)
 
-    def put(self, name, seed=0, kind="classification", pair=False, size=4):
-        """Put a task, or a new version of it."""
+    def put(self, name, seed=0, kind="classification", pair=False, size=4, on=None):
+        """Put a task, or a new version of it, which stands on the package `on`."""
         labels, metric, outputs = KINDS[kind]
         columns = ("text", "other") if pair or kind == "span" else ("text",)
         task = Task(name, kind, columns, "label", labels, metric)
@@ -57,7 +58,7 @@ class SmallBank:
                 **{"format": FORMAT, "name": name, "version": 0, "task": task.to_json(), "method": plan.to_json()},
                 **{"backbone": self.about, "recipe": {"max_length": 64}, "seed": seed, "data": {}},
                 **{"metrics": {"dev": {metric: 0.5}}, "params": params, "bytes": 0, "weights_sha256": ""},
-                **{"library": "0.1.0", "created": "", "fingerprint": {}},
+                **{"library": "0.1.0", "created": "", "fingerprint": {}, "requires": [reference(on)] if on else []},
             ),
             tensors,
         )

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from adapterbank.errors import BankError, InputError, PackageDamaged
 from adapterbank.storage import files, reading
 from adapterbank.storage.bank import Bank
-from adapterbank.storage.package import FORMAT, Array, check_name, parse_ref
+from adapterbank.storage.package import STACKED, Array, check_name, parse_ref
 from packages import STRANGE_NAMES, TENSORS, contents, draft
 
 pytestmark = pytest.mark.usefixtures("no_flush")
@@ -190,7 +190,7 @@ def test_a_missing_key_of_a_manifest_is_named(bank: Bank) -> None:
 
 def test_a_manifest_of_a_later_format_asks_for_an_upgrade(bank: Bank) -> None:
     package = bank.put(draft(), TENSORS)
-    resealed(package.path, lambda value: value.update(format=FORMAT + 1))
+    resealed(package.path, lambda value: value.update(format=STACKED + 1))
     with pytest.raises(BankError, match="upgrade adapterbank") as caught:
         bank.get("sst2")
     assert not isinstance(caught.value, PackageDamaged)

@@ -109,7 +109,7 @@ def test_the_rounds_are_bounded_and_new_tensors_take_part_in_each(known, monkeyp
     monkeypatch.setattr(start_search, "_scores", scores)
     real = start_search.Starts.fitting
 
-    def many(starts, plan, may, most):
+    def many(starts, plan, may, most, base=None):
         found, _ = real(starts, plan, may, most)
         return (found * 20)[:most], {}
 

@@ -443,6 +443,11 @@ def test_the_number_of_copies_has_limits(mix):
         configs.parse({"mix": mix})
 
 
+def test_a_run_that_stands_on_a_task_has_no_copies():
+    with pytest.raises(ConfigError, match="mix is 2, but on is 'shared', with which copies do not train"):
+        configs.parse({"mix": 2, "on": "shared"})
+
+
 def test_the_recipe_for_few_labels_has_no_copies():
     with pytest.raises(ConfigError, match="mix is 2, but few is 'always', whose recipe has no copies"):
         configs.parse({"mix": 2, "few": "always"})

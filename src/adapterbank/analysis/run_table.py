@@ -17,7 +17,7 @@ from adapterbank.studies import selection
 from adapterbank.training.dataset import VALIDATION, catalog_name
 
 _VARIANTS = ("layers", "sites", "activation", "sigma", "train_norms", "placement", "combine", "inner_norm", "depth",
-             "start_from")  # fmt: skip
+             "start_from", "on")  # fmt: skip
 """The options that make a run a variant of the paper's method."""
 
 

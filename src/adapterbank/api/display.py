@@ -57,11 +57,11 @@ def _cell(value: str) -> str:
     return escaped(short(value, LONGEST))
 
 
-def task_list(found: Sequence[Manifest], backbone: str = "") -> list[ReportTable]:
-    """Return the table of tasks, and what they cost together."""
+def task_list(found: Sequence[Manifest], backbone: str = "", below: Sequence[Manifest] = ()) -> list[ReportTable]:
+    """Return the table of tasks, and what they cost together; `below` are further packages that they stand on."""
     if not found:
         return [ReportTable("There are no tasks yet.")]
-    return [ReportTable("", TASKS, [task_row(one) for one in found]), ReportTable(total(found, backbone))]
+    return [ReportTable("", TASKS, [task_row(one) for one in found]), ReportTable(total(found, backbone, below))]
 
 
 def task_row(m: Manifest) -> list[str]:
@@ -74,10 +74,14 @@ def task_row(m: Manifest) -> list[str]:
     return [short(cell, LONGEST) for cell in cells]
 
 
-def total(found: Sequence[Manifest], backbone: str) -> str:
-    """Return a sentence that compares the size of all tasks with that of one fine-tuned encoder per task."""
+def total(found: Sequence[Manifest], backbone: str, below: Sequence[Manifest] = ()) -> str:
+    """Return a sentence that compares the size of all tasks with that of one fine-tuned encoder per task.
+
+    What several tasks stand on counts once, whether it is among the tasks or one of the packages `below`.
+    """
     encoder = found[0].params["encoder"]
-    times = (encoder + sum(m.params["trained"] for m in found)) / encoder
+    each = {(m.name, m.version): m.params["trained"] for m in (*found, *below)}
+    times = (encoder + sum(each.values())) / encoder
     return (
         f"{format_count(len(found), 'task')} on {backbone or found[0].backbone['name']}: {times:.2f}× the encoder's "
         f"parameters in total, instead of {len(found)}× with one fine-tuned copy per task"
@@ -103,6 +107,7 @@ def manifest_facts(m: Manifest) -> dict[str, str]:
         "size": format_size(m.bytes),
         "backbone": f"{m.backbone['name']} ({m.backbone['sha256'][:12]})",
         "recipe": f"{recipe}, seed {m.seed}",
+        **_standing(m.requires),
         **_started(m.recipe.get("start_from")),
         **_averaged(m.recipe.get("soup")),
         **_pruned(m.recipe.get("pruned")),
@@ -159,6 +164,11 @@ def _interval(bounds: Sequence[float] | None) -> str:
 
 def _joined(parts: Iterable[str], between: str = ", ") -> str:
     return between.join(short(part, LONGEST) for part in parts)
+
+
+def _standing(found: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    on = _joined(f"{one['name']}@{one['version']} ({one['weights_sha256'][:12]})" for one in found)
+    return {"stands on": on} if found else {}
 
 
 def _started(found: Mapping[str, Any] | None) -> dict[str, str]:

@@ -14,12 +14,14 @@ from adapterbank.encoder import backbone as checkpoint
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.errors import AdapterbankError, InputError, UnknownName
 from adapterbank.inference.engine import Engine
+from adapterbank.inference.loading import content_name
 from adapterbank.inference.task_rows import TaskRows, table_rows
 from adapterbank.kinds.kind import ReportTable
 from adapterbank.storage import records
 from adapterbank.storage.bank import Bank, Removed
 from adapterbank.storage.bank_head import is_unused
 from adapterbank.storage.package import Manifest, Package
+from adapterbank.storage.requirements import below
 from adapterbank.tasks.catalog import bank_name
 from adapterbank.tasks.examples import labelled_as, read_examples, read_texts
 from adapterbank.tasks.spec import Examples, Task
@@ -58,7 +60,8 @@ class BankHandle(Shown):
 
     def tasks(self) -> TaskList:
         """Return the manifest of each task's default version."""
-        return TaskList(package.manifest for package in self.bank.tasks()) if not is_unused(self.path) else TaskList(())
+        packages = [] if is_unused(self.path) else self.bank.tasks()
+        return TaskList((package.manifest for package in packages), below(packages))
 
     def show(self, task: str) -> Manifest:
         """Return the manifest of a task or of one version, `name@2`."""
@@ -86,7 +89,7 @@ class BankHandle(Shown):
             found, problems = self.bank.listing()
         except AdapterbankError as error:
             return [title, ReportTable(str(error))]
-        tables = display.task_list([package.manifest for package in found], name)
+        tables = display.task_list([package.manifest for package in found], name, below(found))
         return [title, *tables, *map(ReportTable, problems)]
 
     @property
@@ -144,8 +147,11 @@ class BankHandle(Shown):
 
     def _load(self, package: Package) -> str:
         # By content: a new bank may be created in the same folder while this object exists.
-        name = f"{package.ref}#{package.manifest.weights_sha256}"
-        return name if name in self.engine.residents else self.engine.load(package, name)
+        name = content_name(package)
+        if name not in self.engine.residents:
+            return self.engine.load(package, name)
+        self.engine.ask(name)
+        return name
 
     def _load_task(self, ref: str) -> str:
         return self._load(self._package(ref))

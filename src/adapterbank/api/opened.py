@@ -11,10 +11,10 @@ from typing import Any, Unpack, cast
 from adapterbank import config as configs
 from adapterbank.api.evaluation import evaluate_tasks
 from adapterbank.api.files import FileOptions, FileReport, FileWatch, predict_file
-from adapterbank.api.handle import BankHandle
 from adapterbank.api.options import CALLBACKS, TrainOptions, listing
 from adapterbank.api.progress import reporting
 from adapterbank.api.results import Evaluation, Evaluations, SweepResult, TaskManifest, TrainedResult
+from adapterbank.api.teaching import Teaching
 from adapterbank.benchmarks import submissions
 from adapterbank.encoder import backbone as checkpoint
 from adapterbank.encoder.backbone import Backbone
@@ -37,8 +37,7 @@ from adapterbank.tasks.catalog import bank_name
 from adapterbank.tasks.dialects import FileForm
 from adapterbank.tasks.python_data import splits_from
 from adapterbank.tasks.spec import Examples, Task
-from adapterbank.tasks.tables import Table, table_from
-from adapterbank.training.dataset import DatasetReader, canonical, defaults, scored_table
+from adapterbank.training.dataset import DatasetReader, canonical, scored_table
 from adapterbank.training.loop import AT_ONCE
 from adapterbank.training.run import Result
 
@@ -70,7 +69,7 @@ def open_bank(
     return OpenBank(path, backbone, device=device, precision=precision, data_root=data_root)
 
 
-class OpenBank(BankHandle):
+class OpenBank(Teaching):
     """A bank and its encoder: train, predict, evaluate, audit."""
 
     @listing(TrainOptions)
@@ -123,19 +122,6 @@ class OpenBank(BankHandle):
             data, note = reader.read(canonical(config, reader.splits)), callbacks.note
             pruned = pruning.prune_result(self._separate_engine(), result, data, tolerance=tolerance, note=note)
             return TrainedResult.of(pruned)
-
-    def _configured(
-        self, task: str, data: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> tuple[dict[str, Table], configs.Config]:
-        """Return the tables of a run that are given as values, and its config, which names those that are files."""
-        paths = {name: str(value) for name, value in data.items() if isinstance(value, str | Path)}
-        splits = {name: table_from(value, name) for name, value in data.items() if name not in paths}
-        own = {"device": self._device, "precision": self._precision, "data_root": self.data_root}
-        own |= defaults(task, data.get("train"))
-        config = configs.parse({**own, **options, "backbone": self._backbone_name, "task": task, **paths})
-        if options.get("backbone", config.backbone) != config.backbone:
-            raise InputError(f"This bank uses {config.backbone!r}; open another bank for {options['backbone']!r}.")
-        return splits, config
 
     def ablate(
         self,

@@ -82,6 +82,7 @@ class RunOptions(ModelOptions, total=False):
     backbone: str
     trials: int
     minutes: float
+    on: str
     default: str
 
 

@@ -62,12 +62,13 @@ class TaskManifest(Shown, Manifest):
 class TaskList(Shown, list[TaskManifest]):
     """The tasks of a bank."""
 
-    def __init__(self, manifests: Iterable[Manifest]) -> None:
-        """Take the manifest of each task."""
+    def __init__(self, manifests: Iterable[Manifest], below: Sequence[Manifest] = ()) -> None:
+        """Take the manifest of each task, and those of further packages that the tasks stand on."""
         super().__init__(map(TaskManifest.of, manifests))
+        self._below = below
 
     def _tables(self) -> list[ReportTable]:
-        return display.task_list(self)
+        return display.task_list(self, below=self._below)
 
 
 class Evaluation(Shown, dict[str, Any]):

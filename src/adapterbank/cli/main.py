@@ -33,6 +33,7 @@ from adapterbank.cli.commands import (
     squad,
     sweep,
     tasks,
+    teach_together,
     train,
     warm,
 )
@@ -43,7 +44,7 @@ COMMANDS = {
     "Tasks": (train, predict, evaluate),
     "Bank": (tasks, show, remove, rollback, audit, gc),
     _SERVING: (serve,),
-    "Studies and analysis": (sweep, ablate, prune, soup, figures, report),
+    "Studies and analysis": (sweep, teach_together, ablate, prune, soup, figures, report),
     "Encoders and data": (backbones, catalog, data, cache, warm),
     "Benchmarks": (squad, glue_score, glue_submission),
 }

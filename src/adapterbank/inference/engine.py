@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +16,10 @@ from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.batch import Tokens
 from adapterbank.encoder.placed import PlacedEncoder, place
 from adapterbank.encoder.windows import STRIDE
-from adapterbank.errors import BackboneMismatch, InputError, PackageDamaged, UnknownName
+from adapterbank.errors import UnknownName
 from adapterbank.inference.graph_runner import GraphRunner, Wait, make_graph_runner
 from adapterbank.inference.graphs import runs_graphs
+from adapterbank.inference.loading import Source, content_name, open_package
 from adapterbank.inference.predictions import Prediction, check_abstain, decide, predict, predict_json
 from adapterbank.inference.resident import Resident
 from adapterbank.inference.rows import MEAN, WEIGHTS, Rows, Windows, make_rows
@@ -32,8 +31,7 @@ from adapterbank.kinds.table import KINDS
 from adapterbank.runtime import find_device, find_dtype, find_layout
 from adapterbank.slots.plan import Plan
 from adapterbank.slots.stack import Stacks
-from adapterbank.slots.tensors import shapes
-from adapterbank.storage.package import RESTORE, Package
+from adapterbank.storage.package import Package
 from adapterbank.tasks.spec import Examples, Task
 
 LOG = logging.getLogger("adapterbank.load")
@@ -42,10 +40,8 @@ CALLS_WORTH_A_GRAPH = 32
 AHEAD = 3
 """Batches in flight on a GPU while the host tokenises: they take longer than the host takes for the next one."""
 
-_NUMBER_BYTES = 8
-"""The most bytes of one number of a tensor: float64."""
-_TENSOR_HEADER = 1024
-"""The most bytes that a weights file spends on a tensor besides its numbers."""
+_TRIES = 3
+"""How often what a task stands on is loaded again if others remove it meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +81,7 @@ class Engine:
         self.stacks = Stacks(placed.tensors, dtype=self.dtype)
         self.slots = SlotCache(self.stacks, budget)
         self.residents: dict[str, Resident] = {}
+        self._asked: set[str] = set()
         self.graph_runner: GraphRunner | None = None
         self._computing = threading.Lock()
         self._calls_left = CALLS_WORTH_A_GRAPH if programs and runs_graphs(self.device) else None
@@ -101,10 +98,7 @@ class Engine:
 
     @property
     def ahead(self) -> int:
-        """The number of batches to launch before waiting for the first.
-
-        A GPU runs graphs asynchronously; without graphs, `launch` computes everything itself.
-        """
+        """The number of batches to launch before waiting for the first; without graphs `launch` computes all."""
         return AHEAD if self.graph_runner else 0
 
     def use_graphs(self) -> None:
@@ -130,54 +124,81 @@ class Engine:
         max_length: int,
         stride: int = STRIDE,
         windows: int = 0,
-        source: Callable[[], Mapping[str, np.ndarray]] | None = None,
+        source: Source | None = None,
     ) -> None:
         """Add a task, or replace the one of that name; `source` loads its tensors again after an eviction."""
-        resident = Resident(task, plan, max_length, stride, windows)
+        self.enter(name, Resident(task, plan, max_length, stride, windows), tensors, source)
+
+    def enter(
+        self,
+        name: str,
+        resident: Resident,
+        tensors: Mapping[str, np.ndarray],
+        source: Source | None = None,
+        *,
+        asked: bool = True,
+    ) -> None:
+        """Add a task, or replace the one of that name; what it stands on must be in the engine.
+
+        One that nobody has `asked` for replaces none, and leaves the engine with the last one that stands on it.
+        """
         with self.slots.lock:
-            self.slots.put(name, plan, tensors, source, resident)
-            self.residents[name] = resident
+            if not asked and name in self.residents:
+                return
+            bases = [base for base in map(self._find, resident.bases) if base]
+            self.slots.put(name, resident.plan, tensors, source, resident, bases)
+            old, self.residents[name] = self.residents.get(name), resident
+            self._asked |= {name} if asked else set()
+            self.release(old.bases if old else ())
 
-    def load(self, package: Package, name: str = "") -> str:
-        """Add a task from its package, by default under its own `name@version`; return the name."""
-        manifest = package.manifest
-        if manifest.backbone["sha256"] != self.backbone.sha256:
-            raise BackboneMismatch(
-                f"{package.ref} was trained on backbone {manifest.backbone['name']!r} "
-                f"({manifest.backbone['sha256'][:12]}), not on {self.backbone.name!r} ({self.backbone.sha256[:12]})."
-            )
-        recipe = manifest.recipe
-        max_length, stride = recipe["max_length"], max(1, recipe.get("doc_stride", STRIDE))
+    def load(self, package: Package, name: str | None = None, *, asked: bool = True) -> str:
+        """Add a task from its package, by default under its own `name@version`; return the name.
+
+        What it stands on is loaded with it, once for all tasks, under its `content_name`; see `enter` for `asked`.
+        """
+        resident, source, below = open_package(package, self.backbone)
+        name = name or package.ref
+        if name in self.residents and name == content_name(package):  # others stand on it
+            if asked:
+                self.ask(name)
+            return name
+        tensors = source()
         try:
-            task, plan = Task.from_json(manifest.task), Plan.from_json(manifest.method)
-            windows = recipe.get("windows", 0)
-            expected = self._check_plan(task, plan, max_length, windows)
-        except (ValueError, InputError) as error:
-            raise PackageDamaged(f"{package.ref} cannot be used ({error}); {RESTORE}.") from error
-        source = partial(read_tensors, package, expected)
-        self.put(name or package.ref, task, plan, source(), max_length, stride, windows, source)
-        LOG.debug("loaded %s from %s: %s bytes", package.ref, package.path, f"{manifest.bytes:,}")
-        return name or package.ref
+            for tries_left in reversed(range(_TRIES)):
+                for one in below:
+                    self.load(one, content_name(one), asked=False)
+                try:
+                    self.enter(name, resident, tensors, source, asked=asked)
+                    break
+                except UnknownName:  # another thread has just removed the last task that stood there
+                    if not tries_left:
+                        raise
+        finally:
+            self.release([content_name(one) for one in reversed(below)])
+        LOG.debug("loaded %s from %s: %s bytes", package.ref, package.path, f"{package.manifest.bytes:,}")
+        return name
 
-    def _check_plan(self, task: Task, plan: Plan, max_length: int, windows: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of a plan's tensors; refuse a plan that the pass cannot run, which no checksum excludes."""
-        config, kind = self.backbone.config, KINDS[task.kind]
-        if (plan.head.kind, plan.head.outputs) != (task.kind, kind.outputs(len(task.labels))):
-            raise ValueError(f"its head has {plan.head.outputs} outputs of kind {plan.head.kind!r}")
-        if plan.head.weighs and (kind.windows or windows < 2):
-            raise ValueError("its head weighs windows that it does not read")
-        if not 0 < max_length <= config.max_length:
-            raise ValueError(f"max_length is {max_length}")
-        if any(layer >= config.layers for addition in plan.additions for layer in addition.layers):
-            raise ValueError(f"it adds to layers that {self.backbone.name} does not have")
-        return shapes(plan, config, has_pooler=self.backbone.has_pooler)
-
-    def remove(self, name: str) -> None:
-        """Remove a task; calls that have started still complete with it."""
+    def ask(self, name: str) -> None:
+        """Keep a task that is here for others, until it is removed and they are too."""
         with self.slots.lock:
             self._find(name)
-            self.slots.remove(name)
-            del self.residents[name]
+            self._asked.add(name)
+
+    def remove(self, name: str) -> None:
+        """Remove a task, once no other stands on it; calls that have started still complete."""
+        with self.slots.lock:
+            self._find(name)
+            self._asked.discard(name)
+            self.release([name])
+
+    def release(self, names: Iterable[str]) -> None:
+        """Remove those tasks that nobody has asked for and on which none stands, and then what they stood on."""
+        with self.slots.lock:
+            for name in names:
+                needed = name in self._asked or any(name in other.bases for other in self.residents.values())
+                if name in self.residents and not needed:
+                    self.slots.remove(name)
+                    self.release(self.residents.pop(name).bases)
 
     def rows(self, name: str | None, examples: Examples, keep: bool = False) -> Rows:
         """Tokenise rows as for the training of a task; with `keep`, cache them. None is the bare backbone."""
@@ -371,15 +392,6 @@ class Engine:
 
 def _head_outputs(prepared: Prepared, handle: TaskHandle, outputs: Sequence[np.ndarray]) -> HeadOutputs:
     return HeadOutputs(handle.about.task, prepared.examples, prepared.rows, outputs)
-
-
-def read_tensors(package: Package, expected: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Read a package's tensors, no more bytes than those of its plan can take, and refuse any others."""
-    numbers = sum(map(math.prod, expected.values()))
-    tensors = package.tensors(_NUMBER_BYTES * numbers + _TENSOR_HEADER * (len(expected) + 1))
-    if {name: array.shape for name, array in tensors.items()} != expected:
-        raise PackageDamaged(f"{package.ref} has other tensors than its method; {RESTORE}.")
-    return tensors
 
 
 def _joined(parts: Sequence[Examples]) -> Examples:

@@ -21,6 +21,8 @@ class Resident:
     stride: int = STRIDE
     windows: int = 0
     """The most windows of a text; see `make_rows`."""
+    bases: tuple[str, ...] = ()
+    """The names, in the engine, of what it stands on."""
 
     @property
     def in_windows(self) -> bool:

@@ -7,6 +7,9 @@ be loaded ahead of use.
 A slot in use is never evicted. To keep the budget, a caller acquires all slots it needs at once and waits, first come
 first served, until they fit beside those that other callers use. Slots that exceed the budget by themselves are used
 alone.
+
+A slot may stand on others, its bases, whose tensors it reads where they are. They are acquired with it, and stay in
+memory as long as it does.
 """
 
 from __future__ import annotations
@@ -37,11 +40,21 @@ class TaskHandle:
     """Data of the owner, such as the engine's `Resident`."""
     source: Callable[[], Tensors] = field(repr=False)
     """Loads its tensors again."""
+    bases: tuple[TaskHandle, ...] = field(default=(), repr=False)
+    """What it stands on."""
     slot: int | None = None
     bytes: int = 0
+    """Without its bases."""
+    carries: int = 0
+    """The slots in memory that stand on it."""
     users: int = 0
     removed: bool = False
     """Whether it was removed or replaced; its slot is freed after its last use."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether its slot may be freed."""
+        return not self.users and not self.carries
 
 
 class SlotCache:
@@ -74,13 +87,19 @@ class SlotCache:
         return self._handles.get(name)
 
     def put(
-        self, name: str, plan: Plan, tensors: Tensors, source: Callable[[], Tensors] | None = None, about: Any = None
+        self,
+        name: str,
+        plan: Plan,
+        tensors: Tensors,
+        source: Callable[[], Tensors] | None = None,
+        about: Any = None,
+        bases: Sequence[TaskHandle] = (),
     ) -> None:
-        """Add or replace a task; `source` loads its tensors again, and without it they stay in memory."""
-        handle = TaskHandle(plan, about, source or (lambda: tensors))
+        """Add or replace a task that stands on `bases`; `source` loads its tensors again, by default from memory."""
+        handle = TaskHandle(plan, about, source or (lambda: tensors), tuple(bases))
         with self.lock:
             handle.bytes = self.stacks.size(plan, {key: array.shape for key, array in tensors.items()})
-            if self._could_fit(handle.bytes):  # otherwise it is loaded on use
+            if self._could_fit(handle.bytes) and _are_loaded(handle.bases):  # otherwise it is loaded on use
                 self._enter(handle, tensors)
             old, self._handles[name] = self._handles.get(name), handle
             self._names[handle] = name
@@ -100,7 +119,7 @@ class SlotCache:
 
         A thread that already uses slots does not wait, to avoid a deadlock; the budget may be exceeded then.
         """
-        handles = list(dict.fromkeys(tasks))
+        handles = with_bases(tasks)
         self._acquire(handles)
         try:
             for handle in handles:
@@ -116,19 +135,21 @@ class SlotCache:
             yield list(tasks)
             return
         part: list[TaskHandle] = []
-        size = 0
+        size, held = 0, set[TaskHandle]()
         for handle in tasks:
-            if part and size + handle.bytes > self.budget:
+            needed = {*with_bases([handle])}
+            if part and size + _bytes_of(needed - held) > self.budget:
                 yield part
-                part, size = [], 0
+                part, size, held = [], 0, set()
             part.append(handle)
-            size += handle.bytes
+            size += _bytes_of(needed - held)
+            held |= needed
         if part:
             yield part
 
     def wants_loading(self, handle: TaskHandle) -> bool:
-        """Return whether to load a slot ahead: it is not in memory, and its task was not removed."""
-        return handle.slot is None and not handle.removed
+        """Return whether to load a slot ahead: it is not in memory, unlike its bases, and its task was not removed."""
+        return handle.slot is None and not handle.removed and _are_loaded(handle.bases)
 
     def load_ahead(self, handle: TaskHandle) -> None:
         """Load a slot before it is used, and keep it until it is used, its memory is needed, or `leave` is called.
@@ -177,7 +198,7 @@ class SlotCache:
                 handle.users -= 1
                 if self.budget is not None and not handle.users:
                     self._used -= handle.bytes
-                if handle.removed and not handle.users:
+                if handle.removed and handle.idle:
                     self._free(handle)
             self._make_room(0)
             if self._queue:
@@ -203,7 +224,7 @@ class SlotCache:
     def _load(self, handle: TaskHandle, ahead: bool = False) -> None:
         tensors = handle.source()
         with self.lock:
-            if ahead and (handle.removed or not self._could_fit(0)):
+            if ahead and (handle.removed or not self._could_fit(0) or not _are_loaded(handle.bases)):
                 self.leave(handle)
             elif handle.slot is None:  # otherwise another thread has loaded it
                 self._enter(handle, tensors)
@@ -211,8 +232,16 @@ class SlotCache:
 
     def _enter(self, handle: TaskHandle, tensors: Tensors) -> None:
         """Copy a slot into the stacks, after making room for it."""
-        self._make_room(handle.bytes)
-        handle.slot = self.stacks.put(handle.plan, {name: torch.from_numpy(array) for name, array in tensors.items()})
+        for base in handle.bases:
+            base.carries += 1
+        try:
+            self._make_room(handle.bytes)
+            under = handle.bases[0].slot if handle.bases else None
+            arrays = {name: torch.from_numpy(array) for name, array in tensors.items()}
+            handle.slot = self.stacks.put(handle.plan, arrays, under)
+        except BaseException:
+            self._let_go(handle.bases)
+            raise
         self.bytes += handle.bytes
 
     def _could_fit(self, need: int) -> bool:
@@ -223,23 +252,25 @@ class SlotCache:
 
     def _make_room(self, need: int) -> None:
         """Evict unused slots until `need` more bytes fit; slots that were loaded ahead are evicted last."""
-        if self.budget is None or self.bytes + need <= self.budget:
-            return
-        idle = (handle for handle in self._handles.values() if handle not in self._ahead)
-        for handle in itertools.chain(idle, list(self._ahead)):
-            if self.bytes + need <= self.budget:
-                break
-            if handle.slot is not None and not handle.users:
-                self.leave(handle)
-                self._free(handle)
-                self.evictions += 1
+        freed = True
+        while freed and self.budget is not None and self.bytes + need > self.budget:
+            freed = False  # another round only for what a slot stood on that this round evicted
+            idle = (handle for handle in self._handles.values() if handle not in self._ahead)
+            for handle in itertools.chain(idle, list(self._ahead)):
+                if self.bytes + need <= self.budget:
+                    break
+                if handle.slot is not None and handle.idle:
+                    freed = freed or bool(handle.bases)
+                    self.leave(handle)
+                    self._free(handle)
+                    self.evictions += 1
 
     def _retire(self, handle: TaskHandle) -> None:
         """Mark a task as removed, and free its slot unless it is in use."""
         handle.removed = True
         self.leave(handle)
         self._names.pop(handle, None)
-        if not handle.users:
+        if handle.idle:
             self._free(handle)
 
     def _free(self, handle: TaskHandle) -> None:
@@ -247,4 +278,28 @@ class SlotCache:
             self.stacks.remove(handle.slot)
             handle.slot = None
             self.bytes -= handle.bytes
+            self._let_go(handle.bases)
             self.stacks.trim()
+
+    def _let_go(self, bases: Iterable[TaskHandle]) -> None:
+        """Release what a slot stood on that has left the memory."""
+        for base in bases:
+            base.carries -= 1
+            if base.removed and base.idle:
+                self._free(base)
+
+
+def with_bases(tasks: Iterable[TaskHandle]) -> list[TaskHandle]:
+    """Return tasks and all that they stand on, each once; a base comes before what stands on it."""
+    found: dict[TaskHandle, None] = {}
+    for task in tasks:
+        found |= dict.fromkeys([*(with_bases(task.bases) if task.bases else ()), task])
+    return list(found)
+
+
+def _are_loaded(handles: Iterable[TaskHandle]) -> bool:
+    return all(handle.slot is not None for handle in handles)
+
+
+def _bytes_of(handles: Iterable[TaskHandle]) -> int:
+    return sum(handle.bytes for handle in handles)

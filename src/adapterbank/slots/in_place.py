@@ -106,7 +106,7 @@ class TableColumns:
             self._shared[layouts] = self._lay_out(slot)
         part, start, fixed = self._shared[layouts]
         starts = [0]
-        for block, row in slot.rows if slot else ():
+        for block, row in slot.read if slot else ():
             item, base = block.used.element_size(), self.bases[block.layout.head].data_ptr()
             starts.append((block.used.data_ptr() + row * block.used.stride(0) * item - base) // item)
         return np.where(part > 0, np.array(starts)[part] + start, fixed)

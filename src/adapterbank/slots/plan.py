@@ -88,6 +88,18 @@ class Plan:
         site, part = name.split(f".{key}.", 1)
         return site, self.keys.index(key), part
 
+    def on(self, base: Plan) -> Plan:
+        """Return the plan with the additions of another one before its own."""
+        return replace(self, additions=(*base.additions, *self.additions))
+
+    def name_on(self, base: Plan, name: str) -> str:
+        """Return the name that one of its tensors has in `self.on(base)`; those of the base keep theirs."""
+        place = self.split(name)
+        if place is None:
+            return name
+        site, number, part = place
+        return f"{site}.{self.on(base).keys[len(base.additions) + number]}.{part}"
+
     @property
     def removable(self) -> tuple[Addition, ...]:
         """The additions that ablation and pruning can remove by layer."""

@@ -40,6 +40,8 @@ class RowLayout:
     """Padded shape of each tensor, in the order in which they are stored."""
     head: bool
     decays: bool
+    frozen: bool = False
+    """Whether its slots only carry others, and never train."""
 
     @cached_property
     def ranges(self) -> dict[str, tuple[int, int]]:
@@ -113,21 +115,33 @@ class Slot:
     """One resident slot."""
 
     plan: Plan
+    """What acts on its rows: what the slot that it stands on adds, then its own additions."""
     places: dict[str, tuple[Block, int]]
-    """Block and row of each tensor, by name."""
+    """Block and row of each tensor, by name; those of the slot that it stands on are not copied."""
     shapes: dict[str, tuple[int, ...]]
-    """True shapes, before padding."""
+    """True shapes of its own tensors, before padding."""
     added: Mapping[str, Mapping[int, tuple[str, ...]]]
     """Parts of each addition, by site and by the addition's index in the plan."""
     rows: tuple[tuple[Block, int], ...]
-    """Its rows, without duplicates."""
+    """Its own rows, without duplicates."""
     family: int
     """Number of the graph family: its slots differ only in sizes, label counts and numbers."""
+    own: Plan
+    """The plan as it was put."""
+    names: Mapping[str, str]
+    """The name in `places` of each of its own tensors."""
+    under: tuple[tuple[Block, int], ...] = ()
+    """The rows of what it stands on, without those of heads."""
+
+    @cached_property
+    def read(self) -> tuple[tuple[Block, int], ...]:
+        """The rows that have its tensors; where two have one of the same name, the later one."""
+        return self.under + self.rows
 
     @cached_property
     def layouts(self) -> tuple[RowLayout, ...]:
-        """The layouts of its rows."""
-        return tuple(block.layout for block, _ in self.rows)
+        """The layouts of these rows."""
+        return tuple(block.layout for block, _ in self.read)
 
     @cached_property
     def forms(self) -> tuple[Form | Scales | None, ...]:
@@ -198,8 +212,8 @@ class Stacks:
         return list(self._slots)
 
     def plan(self, slot: int) -> Plan:
-        """Return a slot's plan."""
-        return self._slots[slot].plan
+        """Return a slot's plan, without what it stands on."""
+        return self._slots[slot].own
 
     def slot(self, number: int) -> Slot:
         """Return a slot by its number."""
@@ -214,13 +228,21 @@ class Stacks:
             self._kept.popitem(last=False)
         return found
 
-    def put(self, plan: Plan, tensors: Mapping[str, Tensor]) -> int:
-        """Copy a slot's tensors into the stacks and return its number."""
+    def put(self, plan: Plan, tensors: Mapping[str, Tensor], base: int | None = None, *, frozen: bool = False) -> int:
+        """Copy a slot's tensors into the stacks and return its number.
+
+        It stands on the slot `base`, which must stay as long: that slot's additions act before its own, and all else of
+        it but the head takes the place of the encoder's, unless the new slot has its own. A `frozen` slot never trains.
+        """
         slot, self._next = self._next, self._next + 1
+        under = self._slots[base] if base is not None else None
+        names = {name: plan.name_on(under.plan, name) if under else name for name in tensors}
+        own, tensors = plan, {names[name]: tensor for name, tensor in tensors.items()}
+        plan = own.on(under.plan) if under else own
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         rows: list[tuple[Block, int]] = []
         try:
-            for layout in self.layouts(plan, shapes):
+            for layout in self.layouts(plan, shapes, frozen=frozen):
                 numbers = torch.zeros(layout.width)
                 layout.fill(numbers, tensors)
                 block, row = self._free_row(layout)
@@ -233,9 +255,11 @@ class Stacks:
             self._release(rows)
             raise
         places = {name: place for place in rows for name in place[0].layout.shapes}
-        family = self._families.setdefault(graph_form(plan, tensors), len(self._families))
-        own = {name: places[name] for name in tensors}
-        self._slots[slot] = Slot(plan, own, shapes, _added(plan, tensors), tuple(rows), family)
+        carried = {name: place for name, place in under.places.items() if "head" not in roles(name)} if under else {}
+        places = carried | {name: places[name] for name in tensors}
+        family = self._families.setdefault(graph_form(plan, places), len(self._families))
+        below = tuple(row for row in under.read if not row[0].layout.head) if under else ()
+        self._slots[slot] = Slot(plan, places, shapes, _added(plan, places), tuple(rows), family, own, names, below)
         return slot
 
     def view(self, slot: int, plan: Plan, names: Mapping[str, str]) -> int:
@@ -248,18 +272,19 @@ class Stacks:
         found = {name: source.places[own] for name, own in names.items()}
         places = {name: (blocks[block], row) for name, (block, row) in found.items()}
         shapes = {name: source.shapes[own] for name, own in names.items()}
-        self._slots[number] = Slot(plan, places, shapes, _added(plan, names), (), source.family)
+        same = {name: name for name in names}
+        self._slots[number] = Slot(plan, places, shapes, _added(plan, names), (), source.family, plan, same)
         return number
 
-    def layouts(self, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> list[RowLayout]:
+    def layouts(self, plan: Plan, shapes: Mapping[str, tuple[int, ...]], *, frozen: bool = False) -> list[RowLayout]:
         """Return the row layouts for tensors of these shapes; equal layouts are the same object."""
         parts: dict[tuple[bool, bool], dict[str, tuple[int, ...]]] = {}
         for name, shape in shapes.items():
             parts.setdefault(("head" in roles(name), decays(name)), {})[name] = _padded(name, shape, plan)
         layouts = []
         for (head, decaying), part in parts.items():
-            key = (head, decaying, frozenset(part.items()))  # whatever their order
-            layouts.append(self._layouts.setdefault(key, RowLayout(part, head, decaying)))
+            key = (head, decaying, frozen, frozenset(part.items()))  # whatever their order
+            layouts.append(self._layouts.setdefault(key, RowLayout(part, head, decaying, frozen)))
         return layouts
 
     def size(self, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> int:
@@ -275,13 +300,13 @@ class Stacks:
             for name, (start, end) in block.layout.ranges.items():
                 view = row[start:end].view(block.layout.shapes[name])
                 tensors[name] = view[tuple(slice(n) for n in source.shapes[name])].clone()
-        return {name: tensors[name] for name in source.places}
+        return {name: tensors[place] for name, place in source.names.items()}
 
     def write(self, slot: int, tensors: Mapping[str, Tensor], into: Mapping[Block, Tensor] | None = None) -> None:
         """Overwrite a resident slot's tensors in place; `into` is like `of` in `take`."""
         target = self._slots[slot]
         with torch.no_grad():
-            for name, tensor in tensors.items():
+            for name, tensor in ((target.names[own], tensor) for own, tensor in tensors.items()):
                 block, entry = target.places[name]
                 start, end = block.layout.ranges[name]
                 row = (block.tensor if into is None else into[block])[entry]
@@ -305,8 +330,11 @@ class Stacks:
                 self._free[layout] = [place for place in self._free.get(layout, []) if place[0] not in empty]
 
     def require_gradients(self, compute: torch.dtype) -> None:
-        """Make the tensors of every block leaves in the pass's dtype `compute`; call again after each `put`."""
+        """Make the tensors of all that trains leaves in the pass's dtype `compute`; call again after each `put`."""
         for block in self.blocks:
+            if block.layout.frozen:
+                block.show(block.tensor if block.layout.head or compute == self.dtype else block.tensor.to(compute))
+                continue
             if next(iter(block.views.values())).requires_grad and len(block.used) == len(block.owners):
                 continue
             block.tensor = block.tensor[: len(block.owners)].clone()

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from adapterbank import errors
-from adapterbank.storage import bank_head, files, pointers
+from adapterbank.storage import bank_head, files, pointers, requirements
 from adapterbank.storage.comparison import compare
 from adapterbank.storage.package import (
     FORMAT,
     LAST_VERSION,
     MANIFEST_BYTES,
     RESTORE,
+    STACKED,
     Array,
     Manifest,
     Package,
@@ -93,7 +94,7 @@ class Bank:
         weights = pack(tensors)
         filled = replace(
             draft,
-            format=FORMAT,
+            format=STACKED if draft.requires else FORMAT,
             bytes=len(weights),
             weights_sha256=files.sha256_bytes(weights),
             created=files.now(),
@@ -101,6 +102,7 @@ class Bank:
         with files.temporary_folder(self._tasks) as temporary:
             files.atomic_write(temporary / "weights.safetensors", weights)
             with self._locked():
+                requirements.check(filled, self._tasks)
                 return self._publish(filled, temporary, default)
 
     def get(self, ref: str) -> Package:
@@ -176,7 +178,9 @@ class Bank:
             known = [*self._existing(name).named, *self._versions(name)]
             if version is not None and version not in known:
                 raise self._no_version(name, version)
-            hidden = self._hide(name, known if version is None else [version])
+            doomed = known if version is None else [version]
+            requirements.refuse_removal(self._tasks, name, doomed)
+            hidden = self._hide(name, doomed)
         for path in hidden:
             files.discard(path)
 
@@ -189,8 +193,10 @@ class Bank:
             files.discard(path)
         hidden = []
         with contextlib.nullcontext() if dry_run else self._locked():
+            standing = requirements.dependants(self._tasks)
             for name in self.folders():
-                unreferenced = self._unreferenced(name, older_than_seconds)
+                old = self._unreferenced(name, older_than_seconds)
+                unreferenced = [version for version in old if f"{name}@{version}" not in standing]
                 paths = [self._tasks / name / str(version) for version in unreferenced]
                 removed += [Removed(path, files.size_of(path), "no pointer leads to it") for path in paths]
                 if not dry_run:
@@ -303,7 +309,7 @@ class Bank:
             contextlib.suppress(FileNotFoundError),
             os.scandir(tasks) as found,
         ):
-            return sorted(entry.name for entry in found if is_name(entry.name) and _may_be_task(entry))
+            return sorted(entry.name for entry in found if is_name(entry.name) and files.may_be_folder(entry))
         return []
 
     def _versions(self, name: str) -> list[int]:
@@ -387,13 +393,6 @@ class Bank:
 
     def _check_backbone(self, other: Mapping[str, Any], what: str) -> None:
         bank_head.check_backbone(self.path, self.backbone, other, what)
-
-
-def _may_be_task(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir() or "." not in entry.name
-    except OSError:  # such as a link that leads to itself: whoever reads it says so
-        return True
 
 
 def _join(versions: list[int]) -> str:

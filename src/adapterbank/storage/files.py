@@ -335,3 +335,11 @@ def check_output(source: Any, output: Any) -> None:
     names = [one for one in (source, output) if isinstance(one, (str, os.PathLike))]
     if len(names) == 2 and all(map(os.path.exists, names)) and os.path.samefile(*names):
         raise InputError(f"{os.fspath(output)} is the file that is read; write the answers to another one.")
+
+
+def may_be_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a folder, or a file in place of one: it has no ending, or cannot be read."""
+    try:
+        return entry.is_dir() or "." not in entry.name
+    except OSError:  # such as a link that leads to itself: whoever reads it says so
+        return True

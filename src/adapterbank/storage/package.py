@@ -27,8 +27,12 @@ from adapterbank.tasks.catalog import bank_name
 Array: TypeAlias = npt.NDArray[Any]
 
 FORMAT = 1
-"""The newest format of bank and manifest that this library reads, and the one it writes."""
+"""The format of banks, and of packages that stand alone."""
+STACKED = 2
+"""The format of packages that stand on others, which an earlier release would read without them."""
 
+_LATER = ("notes", "requires")
+"""Fields of a manifest that not every manifest has."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
 LAST_VERSION = 999_999_999
@@ -121,6 +125,14 @@ class SourceFields(TypedDict):
     weights_sha256: str
 
 
+class RequiredFields(TypedDict):
+    """A package that another one stands on."""
+
+    name: str
+    version: Annotated[int, {"low": 1}]
+    weights_sha256: str
+
+
 class RecipeFields(TypedDict):
     """The part of a recipe that prediction depends on."""
 
@@ -200,6 +212,8 @@ class Manifest:
     """Outputs on fixed probe texts, which prove later that they are unchanged."""
     notes: list[str] = field(default_factory=list)
     """What the training told about its data and its result; earlier manifests have none."""
+    requires: list[RequiredFields] = field(default_factory=list)
+    """The packages of the same bank that it stands on; see `requirements`."""
 
     def problem(self) -> str | None:
         """Return what is wrong with the fields, as a part of a sentence, or None."""
@@ -215,19 +229,20 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as it is written, with a checksum over all other fields."""
-        return reading.seal({one.name: getattr(self, one.name) for one in fields(self)})
+        value = {one.name: getattr(self, one.name) for one in fields(self)}
+        return reading.seal({name: item for name, item in value.items() if name != "requires" or item})
 
     @classmethod
     def from_json(cls, value: Any, path: Path) -> Manifest:
         """Check a value read from `path`. Keys of a later release are ignored, but the checksum covers them."""
         if not isinstance(value, dict):
             raise errors.PackageDamaged(f"{path} is not a manifest; {RESTORE}.")
-        check_format(value.get("format"), path)
+        check_format(value.get("format"), path, STACKED)
         try:
             rest = reading.check_seal(value)
         except ValueError as error:
             raise errors.PackageDamaged(f"{path} {error}; {RESTORE}.") from error
-        names = [one.name for one in fields(cls) if one.name in rest or one.name != "notes"]
+        names = [one.name for one in fields(cls) if one.name in rest or one.name not in _LATER]
         if missing := [name for name in names if name not in rest]:
             raise errors.PackageDamaged(f"{path} lacks {', '.join(missing)}; {RESTORE}.")
         manifest = cls(**{name: rest[name] for name in names})
@@ -307,11 +322,11 @@ def count_params(trained: int, *, encoder: int, new: int) -> dict[str, float]:
     return {"trained": trained, "encoder": encoder, "total": encoder + new, "percent": 100 * trained / encoder}
 
 
-def check_format(found: Any, path: Path) -> None:
+def check_format(found: Any, path: Path, newest: int = FORMAT) -> None:
     """Refuse a format that only a later release can read."""
-    if isinstance(found, int) and found > FORMAT:
+    if isinstance(found, int) and found > newest:
         raise errors.BankError(
-            f"{path} has format {found}, and this release reads up to {FORMAT}; upgrade adapterbank."
+            f"{path} has format {found}, and this release reads up to {newest}; upgrade adapterbank."
         )
 
 

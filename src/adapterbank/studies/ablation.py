@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -125,7 +126,7 @@ def ablate(
     plan, tensors = without(held.plan, package.tensors(), layers)
     if not layers:
         raise InputError(f"{package.ref} has no adapters left to remove; name an earlier version of the task.")
-    engine.put(names[1], held.task, plan, tensors, held.max_length, held.stride, held.windows)
+    engine.enter(names[1], replace(held, plan=plan), tensors)
     rows = engine.rows(names[0], examples, keep=True)
     known = [found for name in names if (found := engine.slots.find(name))]
     with engine.slots.using(known) as numbers:

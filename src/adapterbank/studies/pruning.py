@@ -7,7 +7,7 @@ before, stays within the tolerance of its score on dev. LayerNorms and the head 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,6 +69,8 @@ def prune(
     held = engine.residents[engine.load(package, f"{package.ref} whole")]
     if not held.plan.removable:
         raise InputError(f"{package.ref} was trained with {held.plan.method!r}, which has no adapters to remove.")
+    for base in held.bases:
+        engine.ask(base)
     tensors, layers = package.tensors(), held.plan.removable_layers
     tried = iter(range(1, len(layers) + 2))
 
@@ -82,10 +84,11 @@ def prune(
     for name in (_TRIAL, f"{package.ref} whole"):
         engine.remove(name)
     if not found["removed"]:
+        _remove(engine, held.bases)
         return found, None
     rest = _put(engine, held, tensors, tuple(found["removed"]))  # the only task in the engine, as in an audit
     result = _publish(engine, bank, package, splits, rest, found, source, began)
-    engine.remove(_TRIAL)
+    _remove(engine, (_TRIAL, *held.bases))
     return found, result
 
 
@@ -124,8 +127,13 @@ def _put(
     engine: Engine, held: Resident, tensors: Mapping[str, np.ndarray], removed: tuple[int, ...]
 ) -> dict[str, np.ndarray]:
     plan, rest = without(held.plan, tensors, removed)
-    engine.put(_TRIAL, held.task, plan, rest, held.max_length, held.stride, held.windows)
+    engine.enter(_TRIAL, replace(held, plan=plan), rest)
     return rest
+
+
+def _remove(engine: Engine, names: Sequence[str]) -> None:
+    for name in names:
+        engine.remove(name)
 
 
 def _scores(engine: Engine, held: Resident, examples: Examples) -> dict[str, Any]:

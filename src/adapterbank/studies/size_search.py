@@ -19,8 +19,7 @@ from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.placed import place
 from adapterbank.errors import ConfigError, TrainingError
 from adapterbank.methods import METHODS
-from adapterbank.slots.mixture import Mixture
-from adapterbank.training.builder import RunBuilder, initial_tensors, make_run_plan
+from adapterbank.training.builder import RunBuilder, first_tensors, make_run_plan
 from adapterbank.training.callbacks import Callbacks
 from adapterbank.training.dataset import DatasetReader, canonical
 from adapterbank.training.job import Begun, Progress, RunState, TrainingJob
@@ -102,7 +101,7 @@ def run_auto(
     began = time.perf_counter()
     rates = (config.lr,) if config.lr is not None else RATES
     reader = reader or DatasetReader()
-    builder = RunBuilder(backbone, reader=reader, recompute=recompute)
+    builder = RunBuilder(backbone, reader=reader, recompute=recompute, bank=bank_path)
     resolved = builder.resolve(canonical(config, reader.splits))
     if resolved.data.few:
         callbacks.note(f"size is 'auto', but with few labels no dev rows compare sizes; size {config.size} is used.")
@@ -175,7 +174,7 @@ def _rung(
     jobs: list[TrainingJob] = []
     for size, rate in candidates:  # on the same rows, tokenised once
         plan = make_run_plan(replace(config, size=size), builder.backbone, resolved.data, resolved.windows)
-        first = initial_tensors(Mixture(plan, config.mix).whole, builder.backbone, sigma=config.sigma, seed=config.seed)
+        first = first_tensors(replace(resolved, config=config, plan=plan), builder.backbone)
         jobs.append(replace(common, plan=plan, initial=first, rate=rate))
     steps = [0] * len(jobs)
     total = sum(job.epochs * -(-job.train.units // job.batch) for job in jobs)

@@ -26,6 +26,7 @@ from adapterbank.slots.tensors import initial
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.comparison import shortfall
 from adapterbank.storage.package import Manifest, Package
+from adapterbank.storage.requirements import ref_of
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.training.final_scores import fitted_task, score_split
 
@@ -56,8 +57,8 @@ def soup(
         raise InputError(f"The packages are of the tasks {' and '.join(names)}; name the new version's task with --as.")
     task, tensors = replace(_bare_task(packages[0].manifest), name=name or names[0]), average(parts)
     draft = _draft(packages, task)
-    reading = [draft.recipe.get("max_length"), draft.recipe.get("doc_stride"), draft.recipe.get("windows", 0)]
-    engine.put(_SOUP, task, Plan.from_json(draft.method), tensors, *reading)
+    held = engine.residents[engine.load(packages[0], _SOUP)]
+    engine.enter(_SOUP, replace(held, task=task), tensors)
     draft = draft if examples is None else _scored(engine, draft, examples)
     lower = shortfall(draft, served, default) if (served := bank.served(task.name)) else []
     draft = replace(draft, fingerprint=fingerprint(engine, _SOUP), notes=[*draft.notes, *lower])
@@ -136,6 +137,9 @@ def _difference(one: Manifest, other: Manifest) -> str | None:
         return f"their tasks differ in {', '.join(changed)}; average versions of one task"
     if one.method != other.method:
         return "their slots or heads have different forms; use the same method, options and labels for each"
+    if one.requires != other.requires:
+        stand = [", ".join(map(ref_of, made.requires)) or "nothing" for made in (one, other)]
+        return f"they stand on different packages, {stand[0]} and {stand[1]}; train each with the same --on"
     if changed := [key for key in _READING if one.recipe.get(key) != other.recipe.get(key)]:
         return f"they read texts with another {changed[0]}; use the same for each"
     return None

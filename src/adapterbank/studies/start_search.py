@@ -105,13 +105,13 @@ def run_from_best(
             ["start_from is 'auto', which cannot be resumed; name the task that was chosen, or leave --resume out."]
         )
     callbacks, reader = callbacks or Callbacks(), reader or DatasetReader()
-    builder = RunBuilder(backbone, reader=reader, recompute=recompute)
+    builder = RunBuilder(backbone, reader=reader, recompute=recompute, bank=bank_path)
     resolved = builder.resolve(canonical(replace(config, start_from=FRESH), reader.splits))
     if resolved.plan.alone:
         what = f"start_from is 'auto', but slots of method {config.method!r} do not share a batch"
         raise ConfigError([f"{what}; name the task to start from, or use another method, such as adapter."])
     began = time.perf_counter()
-    found, left_out = Starts(backbone, bank_path).fitting(resolved.plan, _is_other(resolved), MOST - 1)
+    found, left_out = Starts(backbone, bank_path).fitting(resolved.plan, _is_other(resolved), MOST - 1, resolved.base)
     about: dict[str, Any] = {"left_out": left_out}
     course = _course(builder, resolved)
     chosen: Start | None = None

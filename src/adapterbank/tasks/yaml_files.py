@@ -87,6 +87,8 @@ def _loader() -> Any:
             for key, _ in node.value:
                 if key.tag == f"{_TAG}merge":
                     continue
+                if key.tag == f"{_TAG}bool":
+                    key.tag = f"{_TAG}str"  # a name is what is written: `on` is an option
                 name = self.construct_object(key, deep=True)
                 if not isinstance(name, str | int | float | None):
                     raise _error("a name is a list or a mapping", key.start_mark)

@@ -36,6 +36,7 @@ from adapterbank.slots.plan import Head, Plan, make_plan, trained
 from adapterbank.storage import records
 from adapterbank.tasks.profile import LONG_SHARE, lose_much
 from adapterbank.tasks.spec import Examples, Task
+from adapterbank.training.bases import Base, Bases
 from adapterbank.training.dataset import Dataset, DatasetReader
 from adapterbank.training.job import TrainingJob
 from adapterbank.training.optimizer import AdamSettings
@@ -85,6 +86,8 @@ class ResolvedRun:
     """The most windows of a text, as `make_rows` takes it."""
     start: Start | None
     """What its tensors start from; None if they are new."""
+    base: Base | None
+    """What its slot stands on; None if that is the bare encoder."""
     recompute: str
     """Whether its steps compute outputs again; changes no gradient, so it is not part of the identity."""
 
@@ -132,7 +135,7 @@ class RunBuilder:
         `bank` is the folder of the bank whose tasks runs may start from.
         """
         check_recompute(recompute)
-        self._recompute, self._starts = recompute, Starts(backbone, bank)
+        self._recompute, self._starts, self._bases = recompute, Starts(backbone, bank), Bases(backbone, bank)
         self.backbone, self._stage, self._reader = backbone, stage, reader or DatasetReader()
         self._rows: dict[tuple[Any, ...], tuple[Any, Rows]] = {}
         self._are_long: dict[tuple[int, int], tuple[Examples, bool]] = {}
@@ -153,9 +156,11 @@ class RunBuilder:
         plan = make_run_plan(config, self.backbone, data, windows)
         device = find_device(config.device)
         dtype, layout = find_dtype(config.precision, device), find_layout(config.precision, device)
-        start = self._starts.find(start_from or config.start_from, plan)
+        base = self._bases.find(config.on, plan)
+        start = self._starts.find(start_from or config.start_from, plan, base)
         own = identity(config, self.backbone, data.about()) | ({"start_from_sha256": start.sha256} if start else {})
-        return ResolvedRun(config, data, plan, own, device, dtype, layout, windows, start, self._recompute)
+        own |= {"on_sha256": base.reference["weights_sha256"]} if base else {}
+        return ResolvedRun(config, data, plan, own, device, dtype, layout, windows, start, base, self._recompute)
 
     def prepare(self, resolved: ResolvedRun) -> PreparedRun:
         """Tokenise the data and build the training loop's job."""
@@ -267,8 +272,8 @@ def initial_tensors(plan: Plan, backbone: Backbone, *, sigma: float, seed: int) 
     return own | tensors.initial(plan, backbone.config, sigma, seed)
 
 
-def _first_tensors(resolved: ResolvedRun, backbone: Backbone) -> dict[str, Tensor]:
-    """Return the first value of every tensor that trains: new, or that of the task it starts from.
+def first_tensors(resolved: ResolvedRun, backbone: Backbone) -> dict[str, Tensor]:
+    """Return the first value of every tensor that trains: new, or that of the task it starts from or stands on.
 
     New copies of a mixture differ. Those that start from a task are equal at first, so that their mean is that task's;
     the steps that draw them set them apart.
@@ -277,6 +282,7 @@ def _first_tensors(resolved: ResolvedRun, backbone: Backbone) -> dict[str, Tenso
     mixture = Mixture(resolved.plan, config.mix)
     new = initial_tensors(mixture.whole, backbone, sigma=config.sigma, seed=config.seed)
     given = mixture.spread(resolved.start.tensors) if resolved.start else {}
+    given = (resolved.base.replaced if resolved.base else {}) | given
     return new | {name: tensor for name, tensor in given.items() if name in new}
 
 
@@ -287,7 +293,7 @@ def _make_job(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) 
     assert config.weight_decay is not None and config.bias_correction is not None
     return TrainingJob(
         resolved.plan,
-        _first_tensors(resolved, backbone),
+        first_tensors(resolved, backbone),
         rows,
         dev,
         lambda outputs: scoring.score(task, decide(task, dev_examples, dev, outputs), dev_examples.targets or []),
@@ -304,6 +310,7 @@ def _make_job(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) 
         averages=config.average and len(dev_examples) >= FEWEST_DEV_ROWS,
         fitted=_is_fitted(config, resolved.plan, resolved.data),
         mix=config.mix,
+        base=resolved.base,
     )
 
 
@@ -378,7 +385,8 @@ def _few_labels_note(resolved: ResolvedRun, rows: Mapping[str, Rows]) -> str:
     if not resolved.plan.only_head:
         steps = count_steps(count, resolved.config.batch)
         what = f"{steps} steps train on pairs of rows, then {what}"
-    encoder = f"the encoder with {resolved.start.ref}" if resolved.start else "the bare encoder"
+    first = resolved.start or resolved.base
+    encoder = f"the encoder with {first.ref}" if first else "the bare encoder"
     score = (
         ""
         if "dev" in rows

@@ -28,7 +28,7 @@ def train_fitted(
 ) -> RunState:
     """Train what lies below the head on pairs of rows, fit the head, and return the run's final state."""
     began, rows = time.perf_counter(), job.train
-    slot = SlotEncoder(encoder, job.plan, job.initial, job.settings, dropout)
+    slot = SlotEncoder(encoder, job.plan, job.initial, job.settings, dropout, job.base)
     state, losses = RunState(), [0.0]
 
     def told(done: int, steps: int, loss: float) -> None:

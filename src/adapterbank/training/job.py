@@ -15,6 +15,7 @@ from adapterbank.inference.rows import Rows, epoch_order
 from adapterbank.kinds.table import KINDS
 from adapterbank.slots.mixture import Mixture
 from adapterbank.slots.plan import Plan
+from adapterbank.training.bases import Base
 from adapterbank.training.optimizer import AdamSettings, Schedule
 from adapterbank.training.step_input import StepInput
 
@@ -52,10 +53,18 @@ class TrainingJob:
     mix: int = 1
     """Copies of each addition, of which the mean is kept."""
 
+    base: Base | None = None
+    """What the slot stands on; it does not train."""
+
     @cached_property
     def mixture(self) -> Mixture:
         """The plan and the copies of its additions."""
         return Mixture(self.plan, self.mix)
+
+    @property
+    def changed(self) -> list[str]:
+        """The names of all tensors in which its pass differs from that of the bare encoder."""
+        return [*self.initial, *(self.base.names if self.base else ())]
 
 
 @dataclass

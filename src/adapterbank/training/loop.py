@@ -126,9 +126,10 @@ def group_jobs(
     """
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, job in enumerate(jobs):
-        first = first_trained_layer(job.initial, config.layers)
+        first = first_trained_layer(job.changed, config.layers)
         key: tuple[Any, ...] = (first, job.plan.alone)
         if runs_graphs(device):
             key += (step_form(job.plan), job.mix > 1, job.batch, job.train.pooling, id(job.train) if first else 0)
+            key += (job.base is None,)
         groups.setdefault(key, []).append(i)
     return groups

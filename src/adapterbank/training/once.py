@@ -81,11 +81,13 @@ def is_version_of(made: Manifest, run: ResolvedRun) -> bool:
     recipe = {name: run.recipe.get(name) for name in made.recipe}
     recipe |= {"start_from": run.start.about()} if run.start else {}
     about = {"data": run.data.about(), "method": run.plan.to_json(), "seed": run.config.seed, "recipe": recipe}
+    about |= {"requires": [run.base.reference]} if run.base else {}
     return _identity(made.to_json()) == _identity(about)
 
 
 def _identity(about: Mapping[str, Any]) -> str:
-    return files.canonical_json([about[name] for name in ("data", "method", "seed", "recipe")])
+    made = [about[name] for name in ("data", "method", "seed", "recipe")]
+    return files.canonical_json([*made, about.get("requires", [])])
 
 
 def _are_close(ours: Scores, theirs: Scores) -> bool:

@@ -181,6 +181,8 @@ class StackedAdam:
         """Adapt to changes of the stacks: new blocks, longer blocks, rows with new owners."""
         self._stacks.require_gradients(self._compute)
         for block in self._stacks.blocks:
+            if block.layout.frozen:
+                continue
             for tensors in (self.first, self.second, self.gradients):
                 old = tensors.get(block)
                 if old is None or len(old) != len(block.tensor):

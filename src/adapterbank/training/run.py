@@ -24,6 +24,8 @@ from adapterbank.encoder.placed import place
 from adapterbank.errors import DataError, TrainingError
 from adapterbank.inference.audit import fingerprint
 from adapterbank.inference.engine import Engine
+from adapterbank.inference.loading import content_name
+from adapterbank.inference.resident import Resident
 from adapterbank.kinds.kind import HeadOutputs
 from adapterbank.methods import find_method
 from adapterbank.runtime import stamp
@@ -264,7 +266,7 @@ def train_together(
             return
         if engine is None:
             engine = Engine(backbone, programs=False, placed=placed)
-        end(number, _finish(prepared, backbone, state, engine, into(number, state.best_score)))
+        end(number, finish_run(prepared, backbone, state, engine, into(number, state.best_score)))
 
     dropout, looped = first.config.dropout, [number for number, run in enumerate(runs) if not run.job.fitted]
     for number, run in enumerate(runs):
@@ -294,14 +296,17 @@ def failed(identity: Mapping[str, Any], failure: str, prepared: PreparedRun | No
     return {**record, "notes": list(prepared.notes) if prepared else [], "created": files.now()}
 
 
-def _finish(
+def finish_run(
     prepared: PreparedRun, backbone: Backbone, state: RunState, engine: Engine, bank: PackageStore | None
 ) -> RunOutcome:
     """Score the best epoch's weights, add them to the bank if there is one, and return the outcome."""
     began, resolved = time.perf_counter(), prepared.resolved
     config, data, task = resolved.config, resolved.data, resolved.data.task
     best = {name: tensor.numpy() for name, tensor in state.tensors["best"].items()}
-    engine.put(config.task, task, resolved.plan, best, config.max_length, config.doc_stride, resolved.windows)
+    below = resolved.base
+    bases = (engine.load(below.package, content_name(below.package), asked=False),) if below else ()
+    reading = config.max_length, config.doc_stride, resolved.windows
+    engine.enter(config.task, Resident(task, resolved.plan, *reading, bases), best)
     outputs = {
         name: HeadOutputs(task, data.splits[name], rows, engine.outputs(rows.tokens, [config.task] * len(rows)))
         for name, rows in prepared.rows.items()
@@ -343,6 +348,7 @@ def _finish(
         **state.about,
         **({"windows": resolved.windows} if resolved.windows else {}),
         **({"start_from": resolved.start.about()} if resolved.start else {}),
+        **({"on": resolved.base.reference} if resolved.base else {}),
         **({"average": state.average} if state.average else {}),
         **({"restarts": state.restarts} if state.restarts else {}),
         "notes": list(prepared.notes),
@@ -390,4 +396,5 @@ def _draft(
         library=__version__,
         created="",
         fingerprint=outputs,
+        requires=[resolved.base.reference] if resolved.base else [],
     )

@@ -7,7 +7,7 @@ slot must have the same form in both tasks, so that nothing is resized or left o
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,14 +19,24 @@ from torch import Tensor
 from adapterbank.config import AUTO, FRESH
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.errors import AdapterbankError, BackboneMismatch, ConfigError, InputError, PackageDamaged, UnknownName
-from adapterbank.inference.engine import read_tensors
+from adapterbank.inference.loading import read_tensors
 from adapterbank.methods import roles
 from adapterbank.slots.plan import Plan
 from adapterbank.slots.tensors import shapes
 from adapterbank.storage import records
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.bank_head import is_unused
-from adapterbank.storage.package import RESTORE, Manifest, Package, is_package_path, parse_ref, read_manifest
+from adapterbank.storage.package import (
+    RESTORE,
+    Manifest,
+    Package,
+    RequiredFields,
+    is_package_path,
+    parse_ref,
+    read_manifest,
+)
+from adapterbank.storage.requirements import ref_of
+from adapterbank.training.bases import Base
 
 
 @dataclass(frozen=True)
@@ -68,8 +78,11 @@ class Starts:
         self._backbone, self._bank = backbone, bank
         self._found: dict[str, Start] = {}
 
-    def find(self, name: str, plan: Plan) -> Start | None:
-        """Return what a run with this plan starts from, or None if its tensors are new; refuse another form of slot."""
+    def find(self, name: str, plan: Plan, base: Base | None = None) -> Start | None:
+        """Return what a run with this plan starts from, or None if its tensors are new.
+
+        Refuse another form of slot, and one that stands on something else than the run's `base`.
+        """
         if name == FRESH:
             return None
         if plan.only_head:
@@ -82,11 +95,14 @@ class Starts:
         problem = difference(plan, start.plan)
         if pruned and problem:
             problem = f"was pruned, and has no adapters in some layers; name {pruned.get('from')}"
+        problem = problem or _other_base(start.package.manifest.requires, base)
         if problem:
             raise ConfigError([f"start_from is {name!r}, but {start.ref} {problem}."])
         return start
 
-    def fitting(self, plan: Plan, may: Callable[[Manifest], bool], most: int) -> tuple[list[Start], dict[str, str]]:
+    def fitting(
+        self, plan: Plan, may: Callable[[Manifest], bool], most: int, base: Base | None = None
+    ) -> tuple[list[Start], dict[str, str]]:
         """Return the default versions that a run with this plan may start from, and why others are left out.
 
         At most so many are returned, those that were trained on the most rows; `may` chooses among all.
@@ -98,7 +114,7 @@ class Starts:
         packages = [package for package in Bank.open(self._bank).tasks() if may(package.manifest)]
         for package in sorted(packages, key=_trained_rows, reverse=True):
             try:
-                start = self.find(package.ref, plan)
+                start = self.find(package.ref, plan, base)
                 if start and len(found) < most and start.tensors:
                     found.append(start)
                 else:
@@ -172,6 +188,14 @@ def difference(plan: Plan, other: Plan) -> str | None:
     if plan.keys != other.keys or plan.trains != other.trains:
         return "trains other tensors than this run; use the same options of the method"
     return None
+
+
+def _other_base(requires: Sequence[RequiredFields], base: Base | None) -> str | None:
+    """Return how a package stands on something else than a run, as the end of a sentence."""
+    if list(requires) == ([base.reference] if base else []):
+        return None
+    own = base.ref if base else "nothing"
+    return f"stands on {', '.join(map(ref_of, requires)) or 'nothing'}, and this run on {own}; use the same --on"
 
 
 def _as_option(value: Any) -> str:

@@ -25,6 +25,7 @@ from adapterbank.inference.rows import Rows
 from adapterbank.inference.runner import outputs
 from adapterbank.kinds.table import KINDS
 from adapterbank.slots.stack import LARGEST, Stacks
+from adapterbank.training.bases import Base
 from adapterbank.training.eager_step import EagerStep, token_limit
 from adapterbank.training.graph_rule import GraphRule, StepClock
 from adapterbank.training.graph_step import DeviceRows, GraphStep, captured_limit
@@ -62,6 +63,8 @@ class Trainer:
         )
         self.stacks = Stacks(encoder.tensors)
         self.adam = StackedAdam(self.stacks, compute=encoder.dtype)
+        self.bases: dict[Base, int] = {}
+        """The slots of what runs stand on."""
         self.limit = token_limit(config, self.stacks.device)
         self.eager = EagerStep(self.context, limit=self.limit)
         self.runs: list[ActiveRun] = []
@@ -79,8 +82,9 @@ class Trainer:
     def prepare(self, waiting: Sequence[ActiveRun], places: int) -> None:
         """Decide how many runs train at once, and whether their steps may run as captured graphs."""
         self.places = max(1, min(places, len(waiting)))
-        if not runs_graphs(self.stacks.device) or not waiting or waiting[0].job.mix > 1:
-            return  # a mixture draws other tensors at each step, and the table of a graph is fixed
+        eager = waiting and (waiting[0].job.mix > 1 or waiting[0].job.base is not None)
+        if not runs_graphs(self.stacks.device) or not waiting or eager:
+            return  # a mixture draws other tensors at each step, and the table of a graph is fixed; it knows no bases
         steps = sum(run.per_epoch * run.job.epochs - run.state.step for run in waiting)
         longest = self.context.config.max_length
         largest = max(
@@ -160,14 +164,15 @@ class Trainer:
             [self.stacks.take(run.slot, of) for of in (None, self.adam.first, self.adam.second)] for run in self.runs
         ]
         runs, self.runs, self.graph_step, self.places = self.runs, [], None, len(self.runs)
-        self.stacks = Stacks(self.stacks.frozen)
+        self.stacks, self.bases = Stacks(self.stacks.frozen), {}
         self.adam = StackedAdam(self.stacks, compute=self.encoder.dtype)
         for run, tensors in zip(runs, saved, strict=True):
             self._admit(run, dict(zip(("weights", "first", "second"), tensors, strict=True)))
 
     def _admit(self, run: ActiveRun, tensors: Mapping[str, Mapping[str, Tensor]] | None = None) -> None:
         """Add a run, with its tensors or those of its state if it has any."""
-        run.slot = self.stacks.put(run.job.mixture.whole, run.job.initial)
+        under = run.job.base.put(self.stacks, self.bases) if run.job.base else None
+        run.slot = self.stacks.put(run.job.mixture.whole, run.job.initial, under)
         self.adam.admit(run.slot, run.job.settings)
         self.runs.append(run)
         if saved := tensors or run.state.tensors:

@@ -31,6 +31,7 @@ def test_no_option_of_a_request_names_a_file_or_a_device():
         ("a", {"method": "automl"}, "produces nothing to serve"),
         ("a", {"start_from": "auto"}, "start_from is 'auto', which a request cannot use"),
         ("a", {"start_from": "../b/tasks/b/1"}, "start_from is '../b/tasks/b/1', a path; name a task"),
+        ("a", {"on": "../b/tasks/b/1"}, "on is '../b/tasks/b/1', a path; name a task"),
         ("a", {"method": "layernorm", "size": "8"}, "does not use it"),
     ],
 )

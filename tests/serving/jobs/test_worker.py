@@ -67,6 +67,16 @@ def test_a_run_that_continues_its_own_task_is_not_added_twice(idle):
     assert further["version"] == 3
 
 
+def test_a_run_stands_on_a_task_of_the_bank(idle):
+    worker.train({**idle.job(send(idle), resuming=False), "newest": 0}, lambda message: None)
+    job = {**idle.job(send(idle, on="sentiment@1"), resuming=False), "newest": 1}
+    assert worker.train(job, lambda message: None)["version"] == 2
+    base, made = (Bank.open(idle.bank).get(f"sentiment@{version}").manifest for version in (1, 2))
+    assert made.requires == [{"name": "sentiment", "version": 1, "weights_sha256": base.weights_sha256}]
+    again = worker.train({**job, "resuming": True}, lambda message: None)
+    assert again["version"] == 2
+
+
 def test_a_damaged_state_loses_the_epochs_and_not_the_run(idle):
     run = send(idle)
     job = {**idle.job(run, resuming=True), "newest": 0}

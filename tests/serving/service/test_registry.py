@@ -300,11 +300,11 @@ def test_a_request_for_one_task_does_not_wait_while_others_are_loaded(registry, 
     small.put("slow", 2)
     begun, go, load = threading.Event(), threading.Event(), registry.engine.load
 
-    def slowly(package, name):
+    def slowly(package, name, **how):
         if package.manifest.name == "slow":
             begun.set()
             assert go.wait(PATIENCE)
-        return load(package, name)
+        return load(package, name, **how)
 
     monkeypatch.setattr(registry.engine, "load", slowly)
     nowhere, quick = "nowhere", "quick"

@@ -165,23 +165,24 @@ def _options() -> list[inspect.Parameter]:
     hints = typing.get_type_hints(Config)
     tolerance = f"Points of the metric that --size auto and --prune may each cost (default: {TOLERANCE})."
     return [
-        _option("bank", str, "Bank folder; created if it does not exist.", "Bank", ...),
+        option_of("bank", str, "Bank folder; created if it does not exist.", "Bank", ...),
         *(
-            _option(f.name, hints[f.name], _help(f), f.metadata["group"], None, f.metadata["choices"])
+            option_of(f.name, hints[f.name], help_of(f), f.metadata["group"], None, f.metadata["choices"])
             for f in dataclasses.fields(Config)
         ),
-        _option("config", str | None, "YAML file of these options; the command line overrides it.", "Bank", None),
-        _option("resume", bool, "Resume an unfinished run with the same options and data.", "Bank", False),
-        _option("prune", bool, "Then remove the adapters that are not needed, as a new version.", "Bank", False),
-        _option("tolerance", float | None, tolerance, "Bank", None),
-        _option("recompute", str, f"{RECOMPUTED} (default: auto)", "Bank", "auto"),
-        _option("json", bool, "Print the record as JSON, and nothing else, to standard output.", "Bank", False),
+        option_of("config", str | None, "YAML file of these options; the command line overrides it.", "Bank", None),
+        option_of("resume", bool, "Resume an unfinished run with the same options and data.", "Bank", False),
+        option_of("prune", bool, "Then remove the adapters that are not needed, as a new version.", "Bank", False),
+        option_of("tolerance", float | None, tolerance, "Bank", None),
+        option_of("recompute", str, f"{RECOMPUTED} (default: auto)", "Bank", "auto"),
+        option_of("json", bool, "Print the record as JSON, and nothing else, to standard output.", "Bank", False),
     ]
 
 
-def _option(
+def option_of(
     name: str, hint: Any, help: str, panel: str, default: Any, choices: Collection[str] = ()
 ) -> inspect.Parameter:
+    """Return a command's option; one without a default of its own is left to `config.parse`."""
     flag = f"--{name.replace('_', '-')}"
     kind: Any = next(part for part in (*typing.get_args(hint), hint) if part is not types.NoneType)
     metavar = None
@@ -198,7 +199,7 @@ def _option(
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, made], **extra)
 
 
-def _help(f: dataclasses.Field[Any]) -> str:
+def help_of(f: dataclasses.Field[Any]) -> str:
     """Return a field's help with its choices and its default, or its default for each method if they differ."""
     choices = f" One of: {', '.join(f.metadata['choices'])}." if f.metadata["choices"] else ""
     if f.default is None and f.name in METHODS[Config().method].defaults:

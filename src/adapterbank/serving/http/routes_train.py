@@ -109,8 +109,9 @@ def train_router(jobs: JobQueue, *, per_key: int | None = None, heartbeat: float
         sizes = _sizes(options, request.headers.get("content-length", ""))
         format = _format(request.headers.get("content-type", ""), options.pop("format", ""))
         context: RequestContext = request.state.context
-        if (start := options.get("start_from") or options.get("start-from")) and start != FRESH:
-            context.require("train", start)  # the weights of a task are as private as its answers
+        for used in (options.get("start_from") or options.get("start-from"), options.get("on")):
+            if used and used != FRESH:
+                context.require("train", used)  # the weights of a task are as private as its answers
         uploads.check(context.key_name)
         limit = None if context.allows("admin", None) else per_key
         with uploads.acquire(context.key_name):

@@ -18,7 +18,7 @@ OPTIONS = (
     *("method", "size", "layers", "sites", "activation", "sigma", "train_norms", "placement", "combine", "inner_norm"),
     *("depth", "rank", "alpha", "targets", "top", "pooling", "head_hidden"),
     *("lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction", "clip", "dropout"),
-    *("class_weights", "patience", "mix", "average", "calibrate", "few", "seed", "start_from", "default"),
+    *("class_weights", "patience", "mix", "average", "calibrate", "few", "seed", "start_from", "on", "default"),
 )
 """The options a request may set. None of them names a file, an encoder or a device of this machine."""
 
@@ -43,6 +43,8 @@ def check(task: str, options: Mapping[str, Any], format: str) -> tuple[str, dict
         mistakes.append("start_from is 'auto', which a request cannot use; name a task, or leave it out.")
     if is_package_path(parsed.start_from):
         mistakes.append(f"start_from is {parsed.start_from!r}, a path; name a task, or one version of it.")
+    if is_package_path(parsed.on):
+        mistakes.append(f"on is {parsed.on!r}, a path; name a task, or one version of it.")
     if mistakes:
         raise ConfigError(mistakes)
     return name, {key: getattr(parsed, key) for key in (option.replace("-", "_") for option in options)}

@@ -14,6 +14,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
@@ -21,11 +22,13 @@ from typing import Any
 
 from adapterbank.errors import AdapterbankError, PackageDamaged, StorageError, UnknownName
 from adapterbank.inference.engine import Engine
+from adapterbank.inference.loading import content_name
 from adapterbank.inference.slot_cache import TaskHandle
 from adapterbank.serving.heartbeat import Heartbeat
 from adapterbank.serving.service.task_reader import NoAnswer, TaskReader
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import Package, parse_ref
+from adapterbank.storage.requirements import foundation, stands_on
 
 POLL = 0.4
 """Seconds between two scans: a new package is served within one second, including the time to load it."""
@@ -78,6 +81,9 @@ class TaskRegistry:
         self._pinned: OrderedDict[tuple[str, int], ServedTask] = OrderedDict()
         self.stamps: dict[str, Stamp] = {}
         """The state of each task when it was read."""
+        self._below: dict[tuple[str, int], list[str]] = {}
+        """What versions stand on, whose changes change them."""
+        self._bounded: weakref.WeakSet[TaskHandle] = weakref.WeakSet()
         self._reader = TaskReader(_LOADERS)
         self._heartbeat = Heartbeat()
         self._stopped = threading.Event()
@@ -200,7 +206,8 @@ class TaskRegistry:
         if folder and time.time() - folder[0] / 1e9 < _COARSE:
             with contextlib.suppress(AdapterbankError, OSError):
                 return self.bank.default(name) != seen[0] or self._stamp(name, seen[0]) != seen
-        return thorough and self._stamp(name, seen[0]) != seen
+        stands = (name, seen[0]) in self._below
+        return (thorough or stands) and self._stamp(name, seen[0]) != seen
 
     def _folder(self, name: str) -> str:
         return f"{self.bank.path}/tasks/{name}"
@@ -214,7 +221,9 @@ class TaskRegistry:
 
     def _version_stats(self, name: str, version: int | None) -> Stamp:
         files = ("manifest.json", "weights.safetensors") if version else ()
-        return tuple(_stat(f"{self._folder(name)}/{version}/{file}") for file in files)
+        own = tuple(_stat(f"{self._folder(name)}/{version}/{file}") for file in files)
+        refs = [ref.split("@") for ref in self._below.get((name, version or 0), ())]
+        return own + tuple(_stat(f"{self._folder(under)}/{number}/{file}") for under, number in refs for file in files)
 
     def _replace(self, name: str) -> None:
         """Serve the current state of a task, or record why it cannot be served."""
@@ -241,7 +250,12 @@ class TaskRegistry:
         try:
             version = self.bank.default(name)
             seen = (version, *seen[1:], *self._version_stats(name, version))
-            return seen, self._load(self.bank.get(f"{name}@{version}")) if version else None, None
+            if version is None:
+                return seen, None, None
+            package = self.bank.get(f"{name}@{version}")
+            _set(self._below, (name, version), stands_on(package) or None)
+            seen = (*seen[:3], *self._version_stats(name, version))
+            return seen, self._load(package), None
         except StorageError as error:  # of the system: it may be temporary, so the task is read again
             return _UNSEEN, None, str(error)
         except AdapterbankError as error:
@@ -249,20 +263,37 @@ class TaskRegistry:
         except Exception as error:  # an error of the system may be temporary, so the task is read again
             return _UNSEEN, None, f"{name} cannot be read ({type(error).__name__}: {error})."
 
-    def _load(self, package: Package) -> ServedTask:
-        # The name includes the manifest's checksum: equal weights may have other labels.
-        key = f"{package.ref}#{package.manifest.to_json()['checksum']}"
+    def _load(self, package: Package, *, asked: bool = True) -> ServedTask:
+        below = foundation(package)
+        try:
+            for base in below:
+                self._load(base, asked=False)
+            return self._load_alone(package, asked=asked)
+        finally:
+            self.engine.release([content_name(base) for base in reversed(below)])
+
+    def _load_alone(self, package: Package, *, asked: bool) -> ServedTask:
+        key = content_name(package)
         handle = self.engine.slots.find(key)
         if handle is None:
-            self.engine.load(package, key)
+            self.engine.load(package, key, asked=asked)
             handle = self.engine.slots.find(key)
             assert handle is not None
-            read, size = handle.source, package.manifest.bytes
-            handle.source = lambda: self._reader.one(package.manifest.name, read, size)  # a lane must not hang
+            self._bound(handle, package)
             log.info("loaded", extra={"fields": {"task": package.ref}})
         else:
             package.tensors()  # its files have changed: do they still match the manifest?
+            if asked:
+                self.engine.ask(key)
         return ServedTask(package, handle, key)
+
+    def _bound(self, handle: TaskHandle, package: Package) -> None:
+        """Let a lane that loads a slot again not hang; what several tasks stand on may come here twice."""
+        with self.engine.slots.lock:
+            if handle not in self._bounded:
+                self._bounded.add(handle)
+                read, size = handle.source, package.manifest.bytes
+                handle.source = lambda: self._reader.one(package.manifest.name, read, size)
 
     def _pin(self, name: str, version: int) -> ServedTask:
         served = self._reader.one(name, partial(self._load_pinned, name, version))
@@ -290,7 +321,7 @@ class TaskRegistry:
                 self.engine.remove(served.key)
 
 
-def _set(table: dict[str, Any], name: str, value: Any) -> None:
+def _set(table: dict[Any, Any], name: Any, value: Any) -> None:
     """Set an entry of a table, or delete it if the value is None."""
     if value is None:
         table.pop(name, None)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from adapterbank.errors import AdapterbankError, BankError, InputError, PackageDamaged, StorageError
+from adapterbank.errors import AdapterbankError, BankError, InputError, PackageDamaged, PackageRequired, StorageError
 from adapterbank.inference.engine import Engine, Prepared
 from adapterbank.inference.explain import Explainer, check_explainable, explained_json
 from adapterbank.inference.predictions import check_abstain
@@ -102,6 +102,8 @@ def with_refusals(action: Callable[[], Result], bank: Path) -> Result:
         return action()
     except PackageDamaged as error:
         raise Refusal("damaged", without_paths(error, bank)) from error
+    except PackageRequired as error:
+        raise Refusal("conflict", without_paths(error, bank)) from error
     except BankError as error:
         raise Refusal("unknown_version", without_paths(error, bank)) from error
     except InputError as error:  # an unknown or an invalid name
