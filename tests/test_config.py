@@ -29,6 +29,9 @@ def mistakes(**values):
     return caught.value.mistakes
 
 
+SIZES = "a whole number, or widths by layer such as 8,8,16 (8/16,0/4,32 by layer and site)"
+
+
 def test_every_mistake_is_reported_together():
     found = mistakes(
         size="big", lr=-1, epochs=0, metod="full", sites="knee", device="gpu", kind="classes", seed=0.5, train_norms=3
@@ -83,10 +86,16 @@ def test_a_learning_rate_of_zero_is_refused():
 @pytest.mark.parametrize(
     ("name", "value", "wanted"),
     [
-        ("size", "4.5", "a whole number"),
+        ("size", "4.5", SIZES),
+        ("size", "8,", SIZES),
+        ("size", "8;8", SIZES),
+        ("size", "auto", SIZES),
+        ("size", "0,0", "above 0 in some layer"),
+        ("size", "8,4097", "from 0 to 4096 in each layer"),
+        ("size", "8,/4", SIZES),
         ("size", True, "a number"),
         ("size", None, "a whole number"),
-        ("size", [4], "a whole number"),
+        ("size", {"a": 4}, "a whole number"),
         ("seed", "1e400", "a whole number"),
         ("lr", "fast", "a number"),
         ("lr", "nan", "a number"),

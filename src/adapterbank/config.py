@@ -18,7 +18,7 @@ from typing import Any
 from adapterbank import methods, schema
 from adapterbank.errors import ConfigError, InputError
 from adapterbank.kinds.values import short
-from adapterbank.methods import METHODS, Options
+from adapterbank.methods import MAX_SIZE, METHODS, Options, parse_size
 from adapterbank.tasks.data_options import DataOptions, option
 from adapterbank.tasks.dialects import separator_of
 from adapterbank.tasks.option_values import convert
@@ -51,12 +51,13 @@ class Config(DataOptions):
         group="Method",
     )
     method: str = option("adapter", "How to transfer.", group="Method", choices=tuple(METHODS))
-    size: int = option(
+    size: int | str = option(
         64,
-        "Adapter: width of the bottleneck; auto finds the smallest that scores as well as any.",
+        "Adapter: width of the bottleneck, or widths by layer such as 8,8,16; auto finds the smallest that "
+        "scores as well as any.",
         group="Method",
         low=1,
-        high=methods.MAX_SIZE,
+        high=MAX_SIZE,
     )
     layers: str = option(
         "all",
@@ -77,7 +78,7 @@ class Config(DataOptions):
     )
     inner_norm: bool = option(False, "Adapter: use a LayerNorm inside the adapter.", group="Method")
     depth: int = option(1, "Adapter: hidden layers of the bottleneck.", group="Method", low=1, high=8)
-    rank: int = option(8, "Lora: rank of the updates.", group="Method", low=1, high=methods.MAX_SIZE)
+    rank: int = option(8, "Lora: rank of the updates.", group="Method", low=1, high=MAX_SIZE)
     alpha: float = option(16.0, "Lora: the updates are scaled by alpha / rank.", group="Method", low=0.001, high=1e6)
     targets: str = option(
         "query,value", f"Lora: which linear layers: {', '.join(methods.PROJECTIONS)}.", group="Method"
@@ -229,6 +230,7 @@ def check(config: Config) -> list[str]:
     if not _DEVICE.fullmatch(config.device):
         mistakes.append(f"device is {short(repr(config.device))}; it must be auto, cpu, cuda or cuda:N.")
     mistakes += _separator_mistakes(config)
+    mistakes += _size_mistakes(config.size)
     if config.lr == 0:
         mistakes.append("lr is 0, so nothing would train; use a positive number.")
     if config.long == "cut" and config.window_pooling != "auto":
@@ -250,6 +252,16 @@ def _separator_mistakes(config: Config) -> list[str]:
     return mistakes
 
 
+def _size_mistakes(size: int | str) -> list[str]:
+    """Return the mistake of a size that is a text; numbers have a range."""
+    try:
+        if isinstance(size, str):
+            parse_size(size)
+    except ValueError as error:
+        return [f"size is {short(repr(size))}; it must be {error}."]
+    return []
+
+
 TOLERANCE = 0.5
 """Points of the metric that choosing a size, and pruning, may cost by default."""
 
@@ -265,7 +277,7 @@ def resolve(config: Config, width: int = 0) -> Config:
     method = METHODS[config.method]
     missing = {name: row.value for name, row in method.defaults.items() if getattr(config, name) is None}
     if "lr" in missing:
-        missing["lr"] = float(f"{missing['lr'] * method.rate_scale(config.size, width or 1):.2g}")
+        missing["lr"] = float(f"{missing['lr'] * method.rate_scale(parse_size(config.size).widest, width or 1):.2g}")
     return dataclasses.replace(config, **missing)
 
 

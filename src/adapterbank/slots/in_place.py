@@ -134,7 +134,7 @@ class Widths:
     """The widths of a batch: what its graph is specialised on."""
 
     additions: tuple[tuple[int, bool], ...] = ()
-    """For each addition of the plan the widest of the batch, and whether all are as wide."""
+    """For each addition of the plan the widest of the batch, and whether all are as wide at every site."""
     outputs: int = 0
     """Outputs of the widest head, rounded up to a power of two."""
 
@@ -142,9 +142,13 @@ class Widths:
     def of(cls, slots: Sequence[Slot]) -> Widths:
         """Return the widths of some slots of one family."""
         by_addition = zip(*(slot.forms for slot in slots), strict=True)
-        found = [{form.widest if isinstance(form, Form) else 1 for form in forms} for forms in by_addition]
+        found = [
+            {(form.widest, form.equal) if isinstance(form, Form) else (1, True) for form in forms}
+            for forms in by_addition
+        ]
         most = max(slot.plan.head.width for slot in slots)
-        return cls(tuple((max(some), len(some) == 1) for some in found), 1 << (most - 1).bit_length())
+        widths = ((max(wide for wide, _ in some), len(some) == 1 and all(equal for _, equal in some)) for some in found)
+        return cls(tuple(widths), 1 << (most - 1).bit_length())
 
 
 class InPlaceRoute:
