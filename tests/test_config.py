@@ -18,7 +18,7 @@ SPECIAL = {name for row in METHODS.values() for name in row.uses}
 ANOTHER = {
     **{"size": 8, "layers": "0", "sites": "attention", "activation": "relu", "sigma": 0.5, "placement": "parallel"},
     **{"combine": "multiply", "inner_norm": True, "depth": 2, "train_norms": False, "top": 2},
-    **{"rank": 4, "alpha": 8.0, "targets": "key", "trials": 3, "minutes": 1.0},
+    **{"rank": 4, "alpha": 8.0, "targets": "key", "trials": 3, "minutes": 1.0, "narrow_after": 2},
 }
 """A value that is not the default, for each option that only some methods use."""
 
@@ -29,7 +29,7 @@ def mistakes(**values):
     return caught.value.mistakes
 
 
-SIZES = "a whole number, or widths by layer such as 8,8,16 (8/16,0/4,32 by layer and site)"
+SIZES = "a whole number, widths by layer such as 8,8,16 (8/16,0/4,32 by layer and site), or 64to32"
 
 
 def test_every_mistake_is_reported_together():

@@ -33,6 +33,7 @@ COUNTS = {
     "fig7": (2 * 3 * 6 * (1 + 3 + 1), 0),
     "tagging-minilm": (3 * (2 + 2) * 3, 0),
     "tagging-mpnet": (6 + 6 + 2 * (2 + 2) * 3, 2 + 2),
+    "size-by-layer-minilm": (6 * 3 * 2, 6 * 3 * 4),
     "long-texts-minilm": (2 * (2 + 1 + 3), 2 * 3 * 2),
 }
 """For each study: the runs of its grids, and the runs after the selection."""

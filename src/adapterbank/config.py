@@ -53,8 +53,8 @@ class Config(DataOptions):
     method: str = option("adapter", "How to transfer.", group="Method", choices=tuple(METHODS))
     size: int | str = option(
         64,
-        "Adapter: width of the bottleneck, or widths by layer such as 8,8,16; auto finds the smallest that "
-        "scores as well as any.",
+        "Adapter: width of the bottleneck; widths by layer such as 8,8,16; 64to32 starts with 64 and keeps the 32 best "
+        "on average, by layer and site; auto finds the smallest that scores as well as any.",
         group="Method",
         low=1,
         high=MAX_SIZE,
@@ -66,6 +66,9 @@ class Config(DataOptions):
     )
     sites: str = option("attention,feedforward", "Adapter: after which sub-layers.", group="Method")
     activation: str = option("gelu_tanh", "Adapter: activation function.", group="Method", choices=methods.ACTIVATIONS)
+    narrow_after: int = option(
+        1, "Adapter: epochs before a size such as 64to32 is narrowed.", group="Method", low=1, high=100000, later=True
+    )
     sigma: float = option(
         1e-2, "Adapter: standard deviation of the initial weights, cut at two sigma.", group="Method", low=0, high=10
     )
@@ -278,7 +281,25 @@ def resolve(config: Config, width: int = 0) -> Config:
     missing = {name: row.value for name, row in method.defaults.items() if getattr(config, name) is None}
     if "lr" in missing:
         missing["lr"] = float(f"{missing['lr'] * method.rate_scale(parse_size(config.size).widest, width or 1):.2g}")
-    return dataclasses.replace(config, **missing)
+    found = dataclasses.replace(config, **missing)
+    if mistakes := _narrowing_mistakes(found):
+        raise ConfigError(mistakes)
+    return found
+
+
+def _narrowing_mistakes(config: Config) -> list[str]:
+    """Return the mistakes of a resolved config about adapters that are narrowed in training."""
+    size, after = config.size, config.narrow_after
+    if not parse_size(size).mean:
+        remedy = "use a size such as 64to32, or leave it out"
+        given = after != Config.narrow_after
+        return [f"narrow_after is {after}, but size is {size!r}, which stays as it is; {remedy}."] if given else []
+    found = []
+    if config.depth > 1:
+        found.append(f"size is {size!r}, but depth is {config.depth}, and only one hidden layer is narrowed; use 1.")
+    if config.epochs is not None and after >= config.epochs:
+        found.append(f"narrow_after is {after}, but the run has {config.epochs} epochs; use fewer, or more --epochs.")
+    return found
 
 
 def unused_options(method: str) -> set[str]:

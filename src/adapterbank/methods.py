@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from adapterbank.errors import ConfigError, UnknownName
@@ -31,7 +31,7 @@ PROJECTIONS: Mapping[str, str] = {
 MAX_SIZE = 4096
 """The widest adapter: above the hidden size it is not a bottleneck, and a typing error would fill the memory."""
 _WIDTHS = re.compile(r"\d+(/\d+)*(,\d+(/\d+)*)*")
-_EXPECTED = "a whole number, or widths by layer such as 8,8,16 (8/16,0/4,32 by layer and site)"
+_EXPECTED = "a whole number, widths by layer such as 8,8,16 (8/16,0/4,32 by layer and site), or 64to32"
 
 MAX_LAYERS = 1024
 """More layers than any encoder has."""
@@ -129,6 +129,7 @@ METHODS: Mapping[str, Method] = {
         lambda o, layers, depth: _HEAD | {"adapter"} | (_norms(layers) if o.train_norms else frozenset()),
         (
             "size",
+            "narrow_after",
             "layers",
             "sites",
             "activation",
@@ -289,6 +290,8 @@ class Sizes:
 
     layers: tuple[tuple[int, ...], ...]
     """The widths of each layer: one for all of its sites, or one for each; one layer alone stands for all."""
+    mean: int = 0
+    """The mean width after the adapters are narrowed in training; 0 if they are not."""
 
     @property
     def widest(self) -> int:
@@ -310,13 +313,15 @@ class Sizes:
 
 def parse_size(size: int | str) -> Sizes:
     """Return what a `size` asks for; raise `ValueError` with what it must be."""
-    text = "".join(str(size).split())
-    if not _WIDTHS.fullmatch(text):
+    text, narrows, mean = "".join(str(size).split()).partition("to")
+    if not _WIDTHS.fullmatch(text) or (narrows and not (text.isdecimal() and mean.isdecimal())):
         raise ValueError(_EXPECTED)
     found = Sizes(tuple(tuple(_number(part) for part in layer.split("/")) for layer in text.split(",")))
     if found.widest < 1:
         raise ValueError("above 0 in some layer")
-    return found
+    if narrows and not 0 < _number(mean) < found.widest:
+        raise ValueError("narrowed to a mean width of 1 or more, below the first width")
+    return replace(found, mean=_number(mean)) if narrows else found
 
 
 def size_text(widths: Sequence[int], sites: int) -> str:

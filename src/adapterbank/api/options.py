@@ -28,6 +28,7 @@ class ModelOptions(TypedDict, total=False):
     window_pooling: str
     method: str
     size: int | str
+    narrow_after: int
     layers: str | Sequence[int]
     sites: str | Sequence[str]
     activation: str

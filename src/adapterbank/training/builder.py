@@ -28,7 +28,7 @@ from adapterbank.inference.predictions import decide
 from adapterbank.inference.rows import MEAN, WEIGHTS, Rows, Windows, make_rows
 from adapterbank.kinds import scoring
 from adapterbank.kinds.table import KINDS
-from adapterbank.methods import find_method
+from adapterbank.methods import find_method, parse_size
 from adapterbank.runtime import find_device, find_dtype, find_layout
 from adapterbank.slots import tensors
 from adapterbank.slots.plan import Head, Plan, make_plan, trained
@@ -36,7 +36,8 @@ from adapterbank.storage import records
 from adapterbank.tasks.profile import LONG_SHARE, lose_much
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.training.dataset import Dataset, DatasetReader
-from adapterbank.training.job import TrainingJob
+from adapterbank.training.job import Narrowing, TrainingJob
+from adapterbank.training.narrowing import Units, narrow_plan
 from adapterbank.training.optimizer import AdamSettings
 from adapterbank.training.pairs import count_steps
 from adapterbank.training.start import Start, Starts
@@ -92,12 +93,22 @@ class ResolvedRun:
         """The name of its record."""
         return records.config_hash(self.identity)
 
+    def narrowed(self, units: Units) -> ResolvedRun:
+        """Return the run with the plan of narrowed adapters."""
+        return replace(self, plan=narrow_plan(self.plan, units))
+
+    @property
+    def narrows(self) -> bool:
+        """Whether its adapters are narrowed in training."""
+        return bool(parse_size(self.config.size).mean)
+
     @property
     def recipe(self) -> dict[str, Any]:
         """What its package says of how it was trained."""
         found = {name: getattr(self.config, name) for name in _RECIPE}
         found |= {"windows": self.windows} if self.windows else {}
         found |= {"average": True} if self.config.average else {}
+        found |= {"size": self.config.size, "narrow_after": self.config.narrow_after} if self.narrows else {}
         return found | ({"start_from": self.start.about()} if self.start else {})
 
 
@@ -294,6 +305,7 @@ def _make_job(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) 
         collapsed=_collapse_check(config, task, rows, dev, dev_examples),
         chooses=len(dev_examples) >= FEWEST_DEV_ROWS,
         averages=config.average and len(dev_examples) >= FEWEST_DEV_ROWS,
+        narrowing=Narrowing(parse_size(config.size).mean, config.narrow_after) if resolved.narrows else None,
         fitted=_is_fitted(config, resolved.plan, resolved.data),
     )
 

@@ -40,8 +40,9 @@ from adapterbank.training.dataset import Dataset, DatasetReader, canonical
 from adapterbank.training.final_scores import fitted_task, measure_reliability, score_split
 from adapterbank.training.fitted import train_fitted
 from adapterbank.training.job import Begun, Progress, RunState
-from adapterbank.training.loop import AT_ONCE, Together, train
+from adapterbank.training.loop import AT_ONCE, Together
 from adapterbank.training.once import PutOnce, find_added, resolve_again
+from adapterbank.training.wide_first import train
 
 _OF_EPOCHS = ("epochs", "patience")
 """Options that a run whose head is fitted does not use."""
@@ -262,6 +263,8 @@ def train_together(
         if state.failure:
             end(number, RunOutcome(failed(prepared.resolved.identity, state.failure, prepared), None))
             return
+        if state.narrowed:
+            prepared = replace(prepared, resolved=prepared.resolved.narrowed(state.narrowed["units"]))
         if engine is None:
             engine = Engine(backbone, programs=False, placed=placed)
         end(number, _finish(prepared, backbone, state, engine, into(number, state.best_score)))
@@ -277,8 +280,8 @@ def train_together(
         watch=lambda progress: watch(replace(progress, run=looped[progress.run])),
         keep=lambda place, state: keep(looped[place], state),
         resume={place: resumed[number] for place, number in enumerate(looped) if resumed and number in resumed},
-        together=Together(at_once),
         end=lambda place, state: finish(looped[place], state),
+        together=Together(at_once),
     )
 
 
@@ -345,6 +348,7 @@ def _finish(
         **({"start_from": resolved.start.about()} if resolved.start else {}),
         **({"average": state.average} if state.average else {}),
         **({"restarts": state.restarts} if state.restarts else {}),
+        **({"narrowed": state.narrowed} if state.narrowed else {}),
         "notes": list(prepared.notes),
         **({"calibration": measured} if measured else {}),
     }
