@@ -211,7 +211,7 @@ def read(path: str | Path, overrides: Mapping[str, Any], base: Mapping[str, Any]
 
 def check(config: Config) -> list[str]:
     """Return all mistakes of a config that can be found without opening a file."""
-    mistakes = []
+    mistakes = _size_mistakes(config.size)
     for f in fields(config):
         value, meta = getattr(config, f.name), f.metadata
         if value is None:
@@ -233,7 +233,6 @@ def check(config: Config) -> list[str]:
     if not _DEVICE.fullmatch(config.device):
         mistakes.append(f"device is {short(repr(config.device))}; it must be auto, cpu, cuda or cuda:N.")
     mistakes += _separator_mistakes(config)
-    mistakes += _size_mistakes(config.size)
     if config.lr == 0:
         mistakes.append("lr is 0, so nothing would train; use a positive number.")
     if config.long == "cut" and config.window_pooling != "auto":
