@@ -18,7 +18,7 @@ SPECIAL = {name for row in METHODS.values() for name in row.uses}
 ANOTHER = {
     **{"size": 8, "layers": "0", "sites": "attention", "activation": "relu", "sigma": 0.5, "placement": "parallel"},
     **{"combine": "multiply", "inner_norm": True, "depth": 2, "train_norms": False, "top": 2},
-    **{"rank": 4, "alpha": 8.0, "targets": "key", "trials": 3, "minutes": 1.0, "mix": 2},
+    **{"rank": 4, "alpha": 8.0, "targets": "key", "trials": 3, "minutes": 1.0, "mix": 2, "narrow_after": 2},
 }
 """A value that is not the default, for each option that only some methods use."""
 
@@ -27,6 +27,9 @@ def mistakes(**values):
     with pytest.raises(ConfigError) as caught:
         parse(values)
     return caught.value.mistakes
+
+
+SIZES = "a whole number, widths by layer such as 8,8,16 (8/16,0/4,32 by layer and site), or 64to32"
 
 
 def test_every_mistake_is_reported_together():
@@ -83,10 +86,16 @@ def test_a_learning_rate_of_zero_is_refused():
 @pytest.mark.parametrize(
     ("name", "value", "wanted"),
     [
-        ("size", "4.5", "a whole number"),
+        ("size", "4.5", SIZES),
+        ("size", "8,", SIZES),
+        ("size", "8;8", SIZES),
+        ("size", "auto", SIZES),
+        ("size", "0,0", "above 0 in some layer"),
+        ("size", "8,4097", "from 0 to 4096 in each layer"),
+        ("size", "8,/4", SIZES),
         ("size", True, "a number"),
         ("size", None, "a whole number"),
-        ("size", [4], "a whole number"),
+        ("size", {"a": 4}, "a whole number"),
         ("seed", "1e400", "a whole number"),
         ("lr", "fast", "a number"),
         ("lr", "nan", "a number"),

@@ -34,6 +34,7 @@ COUNTS = {
     "tagging-minilm": (3 * (2 + 2) * 3, 0),
     "tagging-mpnet": (6 + 6 + 2 * (2 + 2) * 3, 2 + 2),
     "mix-minilm": (4 * 6 * 2, 4 * 4 * 2),
+    "size-by-layer-minilm": (6 * 3 * 2, 6 * 3 * 4),
     "long-texts-minilm": (2 * (2 + 1 + 3), 2 * 3 * 2),
 }
 """For each study: the runs of its grids, and the runs after the selection."""

@@ -18,7 +18,7 @@ from typing import Any
 from adapterbank import methods, schema
 from adapterbank.errors import ConfigError, InputError
 from adapterbank.kinds.values import short
-from adapterbank.methods import METHODS, Options
+from adapterbank.methods import MAX_SIZE, METHODS, Options, parse_size
 from adapterbank.tasks.data_options import DataOptions, option
 from adapterbank.tasks.dialects import separator_of
 from adapterbank.tasks.option_values import convert
@@ -51,12 +51,13 @@ class Config(DataOptions):
         group="Method",
     )
     method: str = option("adapter", "How to transfer.", group="Method", choices=tuple(METHODS))
-    size: int = option(
+    size: int | str = option(
         64,
-        "Adapter: width of the bottleneck; auto finds the smallest that scores as well as any.",
+        "Adapter: width of the bottleneck; widths by layer such as 8,8,16; 64to32 starts with 64 and keeps the 32 best "
+        "on average, by layer and site; auto finds the smallest that scores as well as any.",
         group="Method",
         low=1,
-        high=methods.MAX_SIZE,
+        high=MAX_SIZE,
     )
     layers: str = option(
         "all",
@@ -65,6 +66,9 @@ class Config(DataOptions):
     )
     sites: str = option("attention,feedforward", "Adapter: after which sub-layers.", group="Method")
     activation: str = option("gelu_tanh", "Adapter: activation function.", group="Method", choices=methods.ACTIVATIONS)
+    narrow_after: int = option(
+        1, "Adapter: epochs before a size such as 64to32 is narrowed.", group="Method", low=1, high=100000, later=True
+    )
     sigma: float = option(
         1e-2, "Adapter: standard deviation of the initial weights, cut at two sigma.", group="Method", low=0, high=10
     )
@@ -77,7 +81,7 @@ class Config(DataOptions):
     )
     inner_norm: bool = option(False, "Adapter: use a LayerNorm inside the adapter.", group="Method")
     depth: int = option(1, "Adapter: hidden layers of the bottleneck.", group="Method", low=1, high=8)
-    rank: int = option(8, "Lora: rank of the updates.", group="Method", low=1, high=methods.MAX_SIZE)
+    rank: int = option(8, "Lora: rank of the updates.", group="Method", low=1, high=MAX_SIZE)
     alpha: float = option(16.0, "Lora: the updates are scaled by alpha / rank.", group="Method", low=0.001, high=1e6)
     targets: str = option(
         "query,value", f"Lora: which linear layers: {', '.join(methods.PROJECTIONS)}.", group="Method"
@@ -221,7 +225,7 @@ def read(path: str | Path, overrides: Mapping[str, Any], base: Mapping[str, Any]
 
 def check(config: Config) -> list[str]:
     """Return all mistakes of a config that can be found without opening a file."""
-    mistakes = []
+    mistakes = _size_mistakes(config.size)
     for f in fields(config):
         value, meta = getattr(config, f.name), f.metadata
         if value is None:
@@ -268,6 +272,16 @@ def _separator_mistakes(config: Config) -> list[str]:
     return mistakes
 
 
+def _size_mistakes(size: int | str) -> list[str]:
+    """Return the mistake of a size that is a text; numbers have a range."""
+    try:
+        if isinstance(size, str):
+            parse_size(size)
+    except ValueError as error:
+        return [f"size is {short(repr(size))}; it must be {error}."]
+    return []
+
+
 TOLERANCE = 0.5
 """Points of the metric that choosing a size, and pruning, may cost by default."""
 
@@ -283,8 +297,29 @@ def resolve(config: Config, width: int = 0) -> Config:
     method = METHODS[config.method]
     missing = {name: row.value for name, row in method.defaults.items() if getattr(config, name) is None}
     if "lr" in missing:
-        missing["lr"] = float(f"{missing['lr'] * method.rate_scale(config.size, width or 1):.2g}")
-    return dataclasses.replace(config, **missing)
+        missing["lr"] = float(f"{missing['lr'] * method.rate_scale(parse_size(config.size).widest, width or 1):.2g}")
+    found = dataclasses.replace(config, **missing)
+    if mistakes := _narrowing_mistakes(found):
+        raise ConfigError(mistakes)
+    return found
+
+
+def _narrowing_mistakes(config: Config) -> list[str]:
+    """Return the mistakes of a resolved config about adapters that are narrowed in training."""
+    size, after = config.size, config.narrow_after
+    if not parse_size(size).mean:
+        remedy = "use a size such as 64to32, or leave it out"
+        given = after != Config.narrow_after
+        return [f"narrow_after is {after}, but size is {size!r}, which stays as it is; {remedy}."] if given else []
+    found = []
+    if config.depth > 1:
+        found.append(f"size is {size!r}, but depth is {config.depth}, and only one hidden layer is narrowed; use 1.")
+    if config.mix > 1 or config.on != FRESH:
+        other = f"mix is {config.mix}" if config.mix > 1 else f"on is {config.on!r}"
+        found.append(f"size is {size!r}, but {other}, with which adapters are not narrowed; leave one of them out.")
+    if config.epochs is not None and after >= config.epochs:
+        found.append(f"narrow_after is {after}, but the run has {config.epochs} epochs; use fewer, or more --epochs.")
+    return found
 
 
 def unused_options(method: str) -> set[str]:

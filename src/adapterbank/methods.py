@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from adapterbank.errors import ConfigError, UnknownName
@@ -30,6 +30,8 @@ PROJECTIONS: Mapping[str, str] = {
 """The linear layers that can have a low-rank update, and their names within a layer."""
 MAX_SIZE = 4096
 """The widest adapter: above the hidden size it is not a bottleneck, and a typing error would fill the memory."""
+_WIDTHS = re.compile(r"\d+(/\d+)*(,\d+(/\d+)*)*")
+_EXPECTED = "a whole number, widths by layer such as 8,8,16 (8/16,0/4,32 by layer and site), or 64to32"
 
 MAX_LAYERS = 1024
 """More layers than any encoder has."""
@@ -48,7 +50,7 @@ class Options:
     """The options of a slot; an option that the method does not use is refused (`config.check`)."""
 
     method: str = "adapter"
-    size: int = 64
+    size: int | str = 64
     layers: str = "all"
     sites: str = "attention,feedforward"
     activation: str = "gelu_tanh"
@@ -82,7 +84,7 @@ class Method:
     slot: bool = True
     """Whether it trains a slot and so writes a package; otherwise it writes only a record."""
     rate_scale: Callable[[int, int], float] = lambda size, width: 1.0
-    """(the option `size`, hidden width of the encoder) -> factor of the default learning rate."""
+    """(widest of the option `size`, hidden width of the encoder) -> factor of the default learning rate."""
 
 
 def _norms(layers: Iterable[int]) -> frozenset[str]:
@@ -127,6 +129,7 @@ METHODS: Mapping[str, Method] = {
         lambda o, layers, depth: _HEAD | {"adapter"} | (_norms(layers) if o.train_norms else frozenset()),
         (
             "size",
+            "narrow_after",
             "layers",
             "sites",
             "activation",
@@ -237,6 +240,8 @@ def stored_fields(method: Mapping[str, Any]) -> dict[str, Any]:
 def shown_fields(method: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a manifest's `method` that lists show beside its name, the most important first."""
     fields, row = stored_fields(method), METHODS.get(method["name"])
+    if widths := fields.get("widths"):
+        fields["size"] = f"{min(widths)}-{max(widths)}"
     return {name: fields[name] for name in (row.shown if row else ()) if name in fields}
 
 
@@ -278,3 +283,55 @@ def parse_layers(text: str, depth: int) -> tuple[int, ...]:
             raise ConfigError([f"layers is {text!r}, but this backbone has layers 0 to {depth - 1}."])
         layers |= set(range(first, last + 1))
     return tuple(sorted(layers))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a `size` asks for."""
+
+    layers: tuple[tuple[int, ...], ...]
+    """The widths of each layer: one for all of its sites, or one for each; one layer alone stands for all."""
+    mean: int = 0
+    """The mean width after the adapters are narrowed in training; 0 if they are not."""
+
+    @property
+    def widest(self) -> int:
+        """The widest of all."""
+        return max(width for layer in self.layers for width in layer)
+
+    def widths(self, layers: int, sites: int) -> tuple[int, ...]:
+        """Return the width of every site, layer by layer; raise `ValueError` if there are not as many."""
+        each = self.layers * layers if len(self.layers) == 1 else self.layers
+        if len(each) != layers:
+            raise ValueError(f"{len(each)} layers, but {layers} have adapters; give one width, or {layers}")
+        if wrong := next((layer for layer in each if len(layer) not in (1, sites)), None):
+            raise ValueError(
+                f"{len(wrong)} sites in {'/'.join(map(str, wrong))}, but {sites} have adapters; "
+                f"give each layer one width, or {sites}"
+            )
+        return tuple(width for layer in each for width in (layer * sites if len(layer) == 1 else layer))
+
+
+def parse_size(size: int | str) -> Sizes:
+    """Return what a `size` asks for; raise `ValueError` with what it must be."""
+    text, narrows, mean = "".join(str(size).split()).partition("to")
+    if not _WIDTHS.fullmatch(text) or (narrows and not (text.isdecimal() and mean.isdecimal())):
+        raise ValueError(_EXPECTED)
+    found = Sizes(tuple(tuple(_number(part) for part in layer.split("/")) for layer in text.split(",")))
+    if found.widest < 1:
+        raise ValueError("above 0 in some layer")
+    if narrows and not 0 < _number(mean) < found.widest:
+        raise ValueError("narrowed to a mean width of 1 or more, below the first width")
+    return replace(found, mean=_number(mean)) if narrows else found
+
+
+def size_text(widths: Sequence[int], sites: int) -> str:
+    """Return the widths of every site as a `size`."""
+    layers = [widths[at : at + sites] for at in range(0, len(widths), sites)]
+    return ",".join("/".join(map(str, layer if len({*layer}) > 1 else layer[:1])) for layer in layers)
+
+
+def _number(text: str) -> int:
+    if len(text) > len(str(MAX_SIZE)) or int(text) > MAX_SIZE:
+        raise ValueError(f"from 0 to {MAX_SIZE} in each layer")
+    return int(text)

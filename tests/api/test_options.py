@@ -18,8 +18,8 @@ from adapterbank.config import Config
 
 OWN = {"task", "train", "dev", "test"}
 """Fields that `train` takes as arguments of their own."""
-WIDER = {"size", "labels", "layers", "sites", "targets"}
-"""Options that take more than a field stores: `auto`, and lists in place of commas."""
+WIDER = {"labels", "layers", "sites", "targets"}
+"""Options that take more than a field stores: lists in place of commas."""
 
 
 def parts(hint):

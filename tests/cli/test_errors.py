@@ -115,7 +115,7 @@ TRAINING = {
     ),
     "size too small": (trained(size=0), r"size is 0; it must be from 1 to 4096\."),
     "size too large": (trained(size=4097), r"size is 4097; it must be from 1 to 4096\."),
-    "size that is no number": (trained(size="four"), r"size is 'four'; it must be a whole number\."),
+    "size that is no number": (trained(size="four"), r"size is 'four'; it must be a whole number, widths by layer"),
     "layer out of range": (trained(layers="1,3"), r"layers is '1,3', but this backbone has layers 0 to 2\."),
     "layers in the wrong order": (trained(layers="2-1"), r"layers is '2-1'"),
     "too many top layers": (

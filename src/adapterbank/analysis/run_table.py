@@ -82,8 +82,8 @@ class RunRow:
     """Its name in the catalog."""
     backbone: str
     method: str
-    option: int | None
-    """Adapter size, number of top layers, rank."""
+    option: int | str | None
+    """Adapter size, a text if it is by layer, number of top layers, rank."""
     lr: float | None
     epochs: int | None
     sigma: float | None
@@ -101,6 +101,11 @@ class RunRow:
     the choice."""
     test: float | None
     record: dict[str, Any] = field(repr=False, compare=False)
+
+    @property
+    def place(self) -> tuple[bool, int | str]:
+        """Its place among the options of a method: numbers first."""
+        return isinstance(self.option, str), self.option or 0
 
     @property
     def label(self) -> str:
@@ -261,12 +266,12 @@ def read_row(path: Path, record: dict[str, Any]) -> RunRow:
         catalog=catalog_name(config["task"]),
         backbone=config["backbone"],
         method=method,
-        option=int(option) if option is not None else None,
+        option=option if option is None or isinstance(option, str) else int(option),
         lr=config.get("lr"),
         epochs=config.get("epochs"),
         sigma=config.get("sigma") if method in METHODS and "sigma" in METHODS[method].uses else None,
         seed=config["seed"],
-        plain=not changed and "pruned" not in config,
+        plain=not changed and "pruned" not in config and not isinstance(option, str),
         setting=selection.setting(record),
         trained=int(params.get("trained") or 0),
         encoder=int(params.get("encoder") or 0),

@@ -40,7 +40,7 @@ def tradeoff(study: RunTable, suites: Sequence[str] = SUITES) -> Data:
     tasks.
     """
     tasks = by_task(row for row in study.rows if row.plain)
-    gaps: dict[tuple[str, str, int | None], list[tuple[str, int, float]]] = {}
+    gaps: dict[tuple[str, str, int | str | None], list[tuple[str, int, float]]] = {}
     for task, rows in tasks.items():
         full = study.best(row for row in rows if row.method == "full")
         if not full:
@@ -153,7 +153,7 @@ def totals(study: RunTable) -> Data:
     """
     per_task: dict[tuple[str, str], list[float]] = {}
     counted = [row for row in study.rows if row.plain and row.encoder and row.trained]
-    options: dict[str, set[int]] = {}
+    options: dict[str, set[int | str]] = {}
     for row in counted:
         options.setdefault(row.method, set()).update(() if row.option is None else (row.option,))
     for rows in by_task(counted).values():
@@ -212,7 +212,7 @@ def _calibrated(study: RunTable) -> Iterator[tuple[str, str, list[Any]]]:
             yield task, split, [one[split] for one in kept]
 
 
-def _best_of(method: str, options: Mapping[str, set[int]]) -> str:
+def _best_of(method: str, options: Mapping[str, set[int | str]]) -> str:
     """Return the form of a method: its only option, `best` for several, empty for none."""
     found = options[method]
     return "best" if len(found) > 1 else "".join(map(str, found))
@@ -243,15 +243,15 @@ def _curves(study: RunTable, rows: Sequence[RunRow], name: str, place: Callable[
 
 
 def _variety(
-    form: tuple[str, int | None], rows: Sequence[RunRow], place: Callable[[RunRow], float | None]
+    form: tuple[str, int | str | None], rows: Sequence[RunRow], place: Callable[[RunRow], float | None]
 ) -> tuple[int, bool, int]:
     """Return a sort key for the forms of a method: the number of values, then the usual size, so that panels agree."""
     return len({place(row) for row in rows}), form == USUAL, len(rows)
 
 
-def _forms(rows: Iterable[RunRow]) -> dict[tuple[str, int | None], list[RunRow]]:
+def _forms(rows: Iterable[RunRow]) -> dict[tuple[str, int | str | None], list[RunRow]]:
     """Group runs by method and the option that decides how many parameters it trains."""
-    found: dict[tuple[str, int | None], list[RunRow]] = {}
+    found: dict[tuple[str, int | str | None], list[RunRow]] = {}
     for row in rows:
         found.setdefault((row.method, row.option), []).append(row)
     return found

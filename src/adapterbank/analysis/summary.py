@@ -188,8 +188,8 @@ def _label(row: RunRow) -> str:
     return row.label + ("" if row.plain else "*")
 
 
-def _order(row: RunRow) -> tuple[str, int]:
-    return row.method, row.option or 0
+def _order(row: RunRow) -> tuple[str, tuple[bool, int | str]]:
+    return row.method, row.place
 
 
 def _seconds(rows: Sequence[RunRow]) -> str:

@@ -231,7 +231,7 @@ def runs(study: RunTable) -> ResultTable:
             *(f"{100 * score:.2f}" if score is not None else _DASH for score in (row.dev, row.test)),
             f"{row.record.get('seconds', 0):.0f}",
         )
-        for row in sorted(study.rows, key=lambda row: (row.backbone, row.task, row.method, row.option or 0, row.seed))
+        for row in sorted(study.rows, key=lambda row: (row.backbone, row.task, row.method, row.place, row.seed))
     ]
     return ResultTable(
         "runs",

@@ -9,7 +9,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from adapterbank.config import Config
 from adapterbank.training.job import Progress
@@ -27,7 +27,8 @@ class ModelOptions(TypedDict, total=False):
     max_windows: int
     window_pooling: str
     method: str
-    size: int | Literal["auto"]
+    size: int | str
+    narrow_after: int
     layers: str | Sequence[int]
     sites: str | Sequence[str]
     activation: str

@@ -38,10 +38,8 @@ def warm_up(
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> Warmed:
     """Compile what adapters of these sizes need, and the tasks of a bank; without either, those of the default size."""
-    wanted = [
-        Options(size=configs.parse({"size": size, "max_length": max_length}).size)
-        for size in sizes or ([] if bank else [Options().size])
-    ]
+    chosen = [{"size": size} for size in sizes] if sizes else [] if bank else [{}]
+    wanted = [Options(size=configs.parse({**size, "max_length": max_length}).size) for size in chosen]
     target = find_device(device)
     check_device(target)
     dtype = find_dtype(precision, target)

@@ -14,7 +14,7 @@ file in a row of `methods.METHODS`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Protocol, Self
 
@@ -57,18 +57,28 @@ class Addition(Protocol):
 
     @property
     def size(self) -> int:
-        """The width that the user chooses; 1 for additions without one."""
+        """The width that the user chooses, at the widest site; 1 for additions without one."""
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The layers it acts in, counted from 0."""
+        """The layers it may act in, counted from 0."""
+
+    @property
+    def acting_layers(self) -> tuple[int, ...]:
+        """Those of `layers` in which it has tensors."""
 
     @classmethod
     def from_options(cls, options: Options, layers: tuple[int, ...]) -> Self:
         """Build the addition from a user's options."""
 
     def resized(self, size: int) -> Self:
-        """Return the same arithmetic at another size."""
+        """Return the same arithmetic at another size, which is the same everywhere."""
+
+    def rounded(self) -> Self:
+        """Return the same with every width rounded up to its size class."""
+
+    def without(self, layers: Collection[int]) -> Self:
+        """Return the same, but not in some layers."""
 
     @property
     def form(self) -> Form | Scales | None:
@@ -77,8 +87,12 @@ class Addition(Protocol):
     def parts(self) -> list[str]:
         """Return the parts of its tensors at a site, in the order of the arithmetic."""
 
-    def placeless(self) -> Self:
-        """Return what two additions must share to run in one product: the arithmetic, not where it is applied."""
+    @property
+    def by_site(self) -> bool:
+        """Whether its width differs from site to site."""
+
+    def at(self, site: str) -> Self:
+        """Return its arithmetic at a site, as `layers.3.attention`, without where it is applied."""
 
     def shapes(self, config: EncoderConfig) -> dict[tuple[str, str], tuple[int, ...]]:
         """Return the shape of every tensor by (site, part)."""

@@ -134,7 +134,7 @@ class Widths:
     """The widths of a batch: what its graph is specialised on."""
 
     additions: tuple[tuple[int, bool], ...] = ()
-    """For each addition of the plan the widest of the batch, and whether all are as wide."""
+    """For each addition of the plan the widest of the batch, and whether all are as wide at every site."""
     outputs: int = 0
     """Outputs of the widest head, rounded up to a power of two."""
 
@@ -152,7 +152,7 @@ class Widths:
 
     @classmethod
     def _of_one(cls, slot: Slot) -> Widths:
-        additions = tuple((form.widest if isinstance(form, Form) else 1, True) for form in slot.forms)
+        additions = tuple((form.widest, form.equal) if isinstance(form, Form) else (1, True) for form in slot.forms)
         return cls(additions, 1 << (slot.plan.head.width - 1).bit_length())
 
 

@@ -108,7 +108,7 @@ class Plan:
     @property
     def removable_layers(self) -> tuple[int, ...]:
         """The layers that have any removable addition."""
-        return tuple(sorted({layer for addition in self.removable for layer in addition.layers}))
+        return tuple(sorted({layer for addition in self.removable for layer in addition.acting_layers}))
 
     def without(self, layers: Collection[int]) -> Plan:
         """Return the plan with its removable additions removed from some layers."""
@@ -157,12 +157,12 @@ class _StoredPlan(TypedDict):
 def _without(addition: Addition, layers: Collection[int]) -> Addition:
     if not addition.removable:
         return addition
-    kept = tuple(layer for layer in addition.layers if layer not in layers)
-    return replace(addition, layers=kept)  # type: ignore[type-var]
+    return addition.without(layers)
 
 
 def _to_json(addition: Addition) -> dict[str, Any]:
-    return asdict(addition)  # type: ignore[call-overload, no-any-return]
+    value: dict[str, Any] = asdict(addition)  # type: ignore[call-overload]
+    return {name: field for name, field in value.items() if field or name != "widths"}  # as before there were any
 
 
 def _from_json(name: str, value: Mapping[str, Any]) -> Addition:

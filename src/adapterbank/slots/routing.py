@@ -56,7 +56,8 @@ class Route:
         self._sites = frozenset().union(*(slot.added for slot in self._slots if slot))
         self._entries: dict[tuple[Block, str], Sequence[Tensor]] = {}
         self._sizes = [s.tokens for s in segments]
-        self._groups: dict[tuple[int | None, ...], list[_SlotGroup]] = {}
+        self._by_site = any(slot.by_site for slot in self._slots if slot)
+        self._groups: dict[tuple[tuple[int | None, ...], str], list[_SlotGroup]] = {}
         self._segment_of_token: Tensor | None = None
         self._kept: dict[Any, Any] | None = None
         if len(self.segments) == 1 and self._slots[0] and not torch.is_grad_enabled():
@@ -184,11 +185,12 @@ class Route:
         Segments of one form run together if that is faster: side by side as `[members, n, width]`, or end to end,
         which copies neither weights nor rows.
         """
-        if chosen not in self._groups:
-            self._groups[chosen] = self._make_groups(chosen, y.device)
+        key = chosen, sites[0] if self._by_site else ""  # otherwise the groups are the same at every site
+        if key not in self._groups:
+            self._groups[key] = self._make_groups(chosen, sites[0], y.device)
         split = list(y.split(self._sizes)) if len(self._slots) > 1 else [y]
         inputs = list(x.split(self._sizes)) if len(self._slots) > 1 else [x]
-        for group in self._groups[chosen]:
+        for group in self._groups[key]:
             if group.grid is None:
                 ((i, _),) = group.members
                 split[i] = self._apply(split[i], inputs[i], group, sites)
@@ -201,12 +203,12 @@ class Route:
                     split[i] = part
         return torch.cat(split) if len(split) > 1 else split[0]
 
-    def _make_groups(self, chosen: Sequence[int | None], device: torch.device) -> list[_SlotGroup]:
-        """Group segments that can run together: same arithmetic, same size class, little padding."""
+    def _make_groups(self, chosen: Sequence[int | None], site: str, device: torch.device) -> list[_SlotGroup]:
+        """Group segments that can run together at a site: same arithmetic, same size class, little padding."""
         alike: dict[Addition, list[tuple[int, int]]] = {}
         for i, (slot, number) in enumerate(zip(self._slots, chosen, strict=True)):
             if slot is not None and number is not None:
-                alike.setdefault(product_form(slot.plan.additions[number]), []).append((i, number))
+                alike.setdefault(product_form(slot.plan.additions[number], site), []).append((i, number))
         groups = []
         for form, members in alike.items():
             sizes = [self._sizes[i] for i, _ in members]

@@ -9,18 +9,18 @@ from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from adapterbank.kinds.table import KINDS
-from adapterbank.slots.addition import Addition, size_class
+from adapterbank.slots.addition import Addition
 from adapterbank.slots.plan import Plan
 
 
-def product_form(addition: Addition) -> Addition:
+def product_form(addition: Addition, site: str) -> Addition:
     """Return what two additions must share to run in one batched product: the arithmetic and the size class."""
-    return addition.resized(size_class(addition.size)).placeless()
+    return addition.at(site).rounded()
 
 
 def step_form(plan: Plan) -> Plan:
-    """Return what runs must share to train in one captured graph: everything but the true size of additions."""
-    return replace(plan, additions=tuple(one.resized(size_class(one.size)) for one in plan.additions))
+    """Return what runs must share to train in one captured graph: everything but the true widths of additions."""
+    return replace(plan, additions=tuple(one.rounded() for one in plan.additions))
 
 
 def graph_form(plan: Plan, names: Iterable[str]) -> Hashable:

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from adapterbank.encoder.kernels.forms import Form, Scales
 from adapterbank.methods import MAX_LAYERS, roles
-from adapterbank.slots.addition import size_class
 from adapterbank.slots.plan import Plan, decays, first_trained_layer
 from adapterbank.slots.sharing import graph_form
 
@@ -158,6 +157,11 @@ class Slot:
     def alone(self) -> bool:
         """See `Plan`."""
         return self.plan.alone
+
+    @cached_property
+    def by_site(self) -> bool:
+        """Whether the width of an addition differs from site to site."""
+        return any(addition.by_site for addition in self.plan.additions)
 
     @cached_property
     def heads(self) -> tuple[str, ...]:
@@ -388,4 +392,4 @@ def _padded(name: str, shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
     if place is None:
         return shape
     addition = plan.additions[place[1]]
-    return addition.padded(place[2], shape, size_class(addition.size))
+    return addition.padded(place[2], shape, addition.at(place[0]).rounded().size)

@@ -18,7 +18,7 @@ from torch import Tensor
 from adapterbank.encoder.dropout import Mask
 from adapterbank.encoder.forward import QKV
 from adapterbank.encoder.kernels import Kernels
-from adapterbank.encoder.kernels.forms import Drop, Form, Into, Places, TrainedSite
+from adapterbank.encoder.kernels.forms import Drop, Form, Into, Places, Scales, TrainedSite
 from adapterbank.encoder.protocol import Ending
 from adapterbank.encoder.recompute import Recompute
 from adapterbank.slots.in_place import TableColumns, Widths
@@ -111,7 +111,7 @@ class TrainedRoute:
     def finish(self, y: Tensor, x: Tensor, site: str, norm: str, ending: Ending) -> Tensor:
         """See `layers.KernelRoute`; what the kernels have no gradient for is added before them."""
         numbers = self.columns.sites.get(site, ())
-        forms = [self._forms[number] for number in numbers]
+        forms = [self._form(site, number) for number in numbers]
         if len(forms) == 1 and isinstance(forms[0], Form) and forms[0].trains:
             return self._end(y, x, norm, ending, (forms[0], self.columns.key(site, numbers[0])))
         if numbers:
@@ -122,6 +122,13 @@ class TrainedRoute:
     def layer(self, weights: str, site: str) -> KernelLayer:
         """See `encoder.protocol.Slots`."""
         return KernelLayer(self, weights, site)
+
+    def _form(self, site: str, number: int) -> Form | Scales | None:
+        """Return how the kernels compute an addition at a site, where all places have one width."""
+        form, weight = self._forms[number], f"{self.columns.key(site, number)}.down.weight"
+        if not isinstance(form, Form) or weight not in self._trained.own:
+            return form
+        return replace(form, widest=self._trained.own[weight].shape[-2], equal=True)
 
     def _drop(self, y: Tensor, mask: Mask | None) -> Tensor:
         return self.kernels.drop(y, mask.keys.flatten(), mask.columns, mask.rate) if mask and mask.rate else y

@@ -156,6 +156,10 @@ def _bare_task(made: Manifest) -> Task:
 
 def _start_difference(one: Package, other: Package, backbone: Backbone) -> str | None:
     """Return how the starts of two packages of one form differ, as a part of a sentence."""
+    for made in (one, other):
+        if "narrow_after" in made.manifest.recipe:
+            narrowed = f"{made.ref} was narrowed in training (size {made.manifest.recipe['size']})"
+            return f"{narrowed}, to units of its own; average versions that start from it"
     froms = [made.manifest.recipe.get("start_from") or {} for made in (one, other)]
     checksums = [start.get("weights_sha256") for start in froms]
     if checksums[0] != checksums[1]:

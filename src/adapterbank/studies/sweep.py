@@ -33,7 +33,8 @@ from adapterbank.training.dataset import SOURCE, DatasetReader
 from adapterbank.training.job import Progress
 from adapterbank.training.loop import AT_ONCE
 from adapterbank.training.once import PutOnce, is_version_of
-from adapterbank.training.run import RunOutcome, failed, find_unloaded, search_record, train_together
+from adapterbank.training.run import RunOutcome, failed, find_unloaded, train_together
+from adapterbank.training.search_run import search_record
 
 KEEP = ("none", "best", "all")
 """Which packages are added to the bank: none, those that are their task's best on dev when they end, all."""

@@ -13,9 +13,16 @@ from adapterbank.tasks.compound import join_names
 def convert(value: Any, hint: Any) -> Any:
     """Convert a value to a field's type; raise ValueError with the expected type."""
     kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType] or [hint]
-    if value is None and len(typing.get_args(hint)) > 0:
+    if value is None and types.NoneType in typing.get_args(hint):
         return None
     kind = kinds[0]
+    if set(kinds) == {int, str}:
+        try:
+            return convert(value, int)
+        except ValueError:
+            if not isinstance(value, str | list | tuple):
+                raise
+        kind = str
     if kind is bool:
         values = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
         if str(value).lower() not in values:

@@ -28,7 +28,7 @@ from adapterbank.inference.predictions import decide
 from adapterbank.inference.rows import MEAN, WEIGHTS, Rows, Windows, make_rows
 from adapterbank.kinds import scoring
 from adapterbank.kinds.table import KINDS
-from adapterbank.methods import find_method
+from adapterbank.methods import find_method, parse_size
 from adapterbank.runtime import find_device, find_dtype, find_layout
 from adapterbank.slots import tensors
 from adapterbank.slots.mixture import Mixture
@@ -38,9 +38,10 @@ from adapterbank.tasks.profile import LONG_SHARE, lose_much
 from adapterbank.tasks.spec import Examples, Task
 from adapterbank.training.bases import Base, Bases
 from adapterbank.training.dataset import Dataset, DatasetReader
-from adapterbank.training.job import TrainingJob
+from adapterbank.training.job import Narrowing, TrainingJob
+from adapterbank.training.narrowing import Units, narrow_plan
+from adapterbank.training.notes import few_labels, note_lengths, without_effect
 from adapterbank.training.optimizer import AdamSettings
-from adapterbank.training.pairs import count_steps
 from adapterbank.training.start import Start, Starts
 
 _COUNTED = 1000
@@ -96,6 +97,15 @@ class ResolvedRun:
         """The name of its record."""
         return records.config_hash(self.identity)
 
+    def narrowed(self, units: Units) -> ResolvedRun:
+        """Return the run with the plan of narrowed adapters."""
+        return replace(self, plan=narrow_plan(self.plan, units))
+
+    @property
+    def narrows(self) -> bool:
+        """Whether its adapters are narrowed in training."""
+        return bool(parse_size(self.config.size).mean)
+
     @property
     def recipe(self) -> dict[str, Any]:
         """What its package says of how it was trained."""
@@ -103,6 +113,7 @@ class ResolvedRun:
         found |= {"windows": self.windows} if self.windows else {}
         found |= {"average": True} if self.config.average else {}
         found |= {"mix": self.config.mix} if self.config.mix > 1 else {}
+        found |= {"size": self.config.size, "narrow_after": self.config.narrow_after} if self.narrows else {}
         return found | ({"start_from": self.start.about()} if self.start else {})
 
 
@@ -168,9 +179,9 @@ class RunBuilder:
         config, data = resolved.config, resolved.data
         notes = list(data.notes)
         rows = {name: self._tokenised(resolved, name) for name in data.splits}
-        _note_lengths(config, rows["train"], len(data.splits["train"]), notes.append)
+        note_lengths(config, rows["train"], len(data.splits["train"]), notes.append)
         if data.few:
-            notes.append(_few_labels_note(resolved, rows))
+            notes.append(few_labels(resolved.plan, resolved.start or resolved.base, rows, config.batch))
         if _is_fitted(config, resolved.plan, data) and len(set(rows["train"].targets or [])) < 2:
             raise DataError(f"The training rows have only one class of {data.task.name!r}; add rows of another one.")
         job = _make_job(resolved, self.backbone, rows["train"], rows.get("dev", rows["train"]))
@@ -178,7 +189,7 @@ class RunBuilder:
         if not job.fitted and not job.chooses:
             notes.append(
                 f"{len(data.splits['dev'])} dev rows are too few to choose an epoch; the last one is kept"
-                f"{_without_effect(config)}."
+                f"{without_effect(config)}."
             )
         if job.fitted and config.average:
             notes.append("The head is fitted, not trained in epochs, so that there is no average of their weights.")
@@ -308,6 +319,7 @@ def _make_job(resolved: ResolvedRun, backbone: Backbone, rows: Rows, dev: Rows) 
         collapsed=_collapse_check(config, task, rows, dev, dev_examples),
         chooses=len(dev_examples) >= FEWEST_DEV_ROWS,
         averages=config.average and len(dev_examples) >= FEWEST_DEV_ROWS,
+        narrowing=Narrowing(parse_size(config.size).mean, config.narrow_after) if resolved.narrows else None,
         fitted=_is_fitted(config, resolved.plan, resolved.data),
         mix=config.mix,
         base=resolved.base,
@@ -337,59 +349,9 @@ def _collapse_check(
     return collapsed
 
 
-def _note_lengths(config: Config, rows: Rows, examples: int, note: Callable[[str], None]) -> None:
-    if rows.cut and not rows.pooling:
-        ways = "; --long windows reads them whole" if rows.owners is None else ""
-        note(
-            f"{rows.cut} of {examples} training texts are longer than max_length {config.max_length} and are cut{ways}."
-        )
-    if rows.unreachable:
-        note(
-            f"{rows.unreachable} training rows are left out: their answer fits no window of {config.max_length} tokens."
-        )
-    longer = sum(len(windows) > 1 for windows in rows.by_example(examples)) if rows.owners is not None else 0
-    if longer and rows.pooling:
-        note(
-            f"{longer} of {examples} training texts are longer than max_length {config.max_length} and are read in "
-            f"windows: {len(rows)} rows in all, so that training takes longer; --long cut reads only their beginning."
-        )
-        if rows.cut:
-            note(
-                f"{rows.cut} of them are longer than {config.max_windows} windows, of which parts are left out "
-                f"(--max-windows, --max-length)."
-            )
-    elif longer:
-        note(
-            f"{longer} of {examples} training documents are longer than {config.max_length} tokens with their "
-            f"question and are cut into overlapping windows: {len(rows)} rows in all."
-        )
-
-
-def _without_effect(config: Config) -> str:
-    """Return which options have no effect without a choice on dev, as the end of a sentence."""
-    names = [name for name in ("patience", "average") if getattr(config, name)]
-    return f", and {' and '.join(names)} {'has' if len(names) == 1 else 'have'} no effect" if names else ""
-
-
 def _class_weights(config: Config, task: Task, rows: Rows) -> tuple[float, ...] | None:
     """Weight each class by the inverse of its share, like scikit-learn's `balanced`."""
     if config.class_weights == "none":
         return None
     counts = Counter(rows.targets or [])
     return tuple(rows.units / (len(task.labels) * counts[i]) if counts[i] else 0.0 for i in range(len(task.labels)))
-
-
-def _few_labels_note(resolved: ResolvedRun, rows: Mapping[str, Rows]) -> str:
-    """Return what the recipe for few labels does, in place of the usual one."""
-    count, what = rows["train"].units, "the head is fitted by logistic regression"
-    if not resolved.plan.only_head:
-        steps = count_steps(count, resolved.config.batch)
-        what = f"{steps} steps train on pairs of rows, then {what}"
-    first = resolved.start or resolved.base
-    encoder = f"the encoder with {first.ref}" if first else "the bare encoder"
-    score = (
-        ""
-        if "dev" in rows
-        else (f" No row is held out; the dev score is that of cross-validated logistic regressions on {encoder}.")
-    )
-    return f"Few labels: {what}, on all {count} rows.{score} --few never trains as with many."

@@ -14,7 +14,7 @@ from adapterbank.config import Config, resolve
 from adapterbank.encoder.sources import width_at_hand
 from adapterbank.errors import ConfigError, DataError, InputError, UnknownName
 from adapterbank.kinds.table import KINDS
-from adapterbank.methods import METHODS
+from adapterbank.methods import METHODS, parse_size
 from adapterbank.storage.package import check_name
 from adapterbank.tasks import catalog
 from adapterbank.tasks.columns import find_columns, infer_task
@@ -112,6 +112,7 @@ def has_few_labels(config: Config, data: Dataset) -> bool:
     task, wanted = data.task, config.few == "always"
     problems = [] if KINDS[task.kind].single_label else [f"the task is {task.kind}"]
     problems += [f"head_hidden is {config.head_hidden}"] if config.head_hidden else []
+    problems += [f"size is {config.size}"] if parse_size(config.size).mean else []
     problems += [] if METHODS[config.method].slot else [f"the method is {config.method}"]
     if wanted and problems:
         raise ConfigError([f"few is 'always', but {problems[0]}, for which there is no such recipe; leave it out."])

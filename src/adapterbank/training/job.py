@@ -48,6 +48,10 @@ class TrainingJob:
     """Whether the dev rows are enough to choose the best epoch; otherwise the last one is kept."""
     averages: bool = False
     """Whether the mean of the epochs' weights is scored at the end, and kept if it is better than the best epoch."""
+    narrowing: Narrowing | None = None
+    """Whether adapters are narrowed on the way, by `wide_first`; the loop itself does not."""
+    pause: int = 0
+    """Stop after this many epochs, in the middle of the schedule; 0 for at its end."""
     fitted: bool = False
     """Whether the head is fitted to all rows at the end, by `fitted`, instead of trained by the loop."""
     mix: int = 1
@@ -65,6 +69,16 @@ class TrainingJob:
     def changed(self) -> list[str]:
         """The names of all tensors in which its pass differs from that of the bare encoder."""
         return [*self.initial, *(self.base.names if self.base else ())]
+
+
+@dataclass(frozen=True)
+class Narrowing:
+    """When adapters that are wide at first lose units, and how many remain."""
+
+    mean: int
+    """The most units of a site, on average over all sites."""
+    after: int
+    """Epochs with wide adapters."""
 
 
 @dataclass
@@ -89,6 +103,8 @@ class RunState:
     """Peak learning rate, loss and dev score of each start that collapsed and was given up."""
     held_out: list[np.ndarray] | None = field(default=None, repr=False)
     """Without dev rows: the outputs for each training row of a head that was fitted to other rows."""
+    narrowed: dict[str, Any] = field(default_factory=dict)
+    """Once adapters have been narrowed: the `epoch`, the dev score `before` and `after`, the `units` of each site."""
     about: dict[str, Any] = field(default_factory=dict)
     """What the record says of the run besides its scores."""
 
@@ -111,6 +127,11 @@ class RunState:
         score = self.history[-1]["average"]
         return {"score": score, "kept": score > self.history[self.best_epoch - 1]["score"]}
 
+    @property
+    def _widths(self) -> str:
+        counts = [len(kept) for kept in self.narrowed["units"].values()]
+        return f"{min(counts)} to {max(counts)} units, {sum(counts) / len(counts):g} on average"
+
     def notes(self) -> list[str]:
         """Return what a user should know of the training: starts that were given up, and which weights are kept."""
         found = [
@@ -119,6 +140,11 @@ class RunState:
             f"{one['lr'] / 3:.3g}."
             for one in self.restarts
         ]
+        if self.narrowed:
+            found.append(
+                f"After epoch {self.narrowed['epoch']} the adapters were narrowed to {self._widths}; dev score "
+                f"{self.narrowed['before']:.4f} before, {self.narrowed['after']:.4f} after."
+            )
         if self.average:
             than, best = "better" if self.average["kept"] else "no better", self.history[self.best_epoch - 1]["score"]
             kept = "the average" if self.average["kept"] else "that epoch"
@@ -182,14 +208,18 @@ class ActiveRun:
         """Whether the run has ended: all epochs are done, patience is exhausted, or it has failed."""
         stale = self.state.epoch - self.state.best_epoch
         stopped = 0 < self.job.patience <= stale and self.state.epoch > 0
-        return bool(self.state.failure) or stopped or self.state.epoch >= self.job.epochs
+        return bool(self.state.failure) or stopped or self.state.epoch >= (self.job.pause or self.job.epochs)
 
     def next_batch(self) -> np.ndarray:
         """Return the indices of the units of the next step."""
         if not self.order:
-            self.order = epoch_order(self.lengths, self.job.batch, seed=self.job.seed, epoch=self.state.epoch)
+            self.order = self.epoch_batches()
             self.losses, self.began = [], time.perf_counter()
         return self.order[self.state.step % self.per_epoch]
+
+    def epoch_batches(self) -> list[np.ndarray]:
+        """Return the batches of the epoch that follows."""
+        return epoch_order(self.lengths, self.job.batch, seed=self.job.seed, epoch=self.state.epoch)
 
     def weigh(self, batch: np.ndarray) -> np.ndarray:
         """Return the weight of each unit of a batch in its loss; they sum to 1."""

@@ -80,7 +80,8 @@ def is_version_of(made: Manifest, run: ResolvedRun) -> bool:
     """Return whether a version has the data, the method, the seed and the recipe of a run."""
     recipe = {name: run.recipe.get(name) for name in made.recipe}
     recipe |= {"start_from": run.start.about()} if run.start else {}
-    about = {"data": run.data.about(), "method": run.plan.to_json(), "seed": run.config.seed, "recipe": recipe}
+    method = made.method if run.narrows else run.plan.to_json()  # which units are kept follows from the rest
+    about = {"data": run.data.about(), "method": method, "seed": run.config.seed, "recipe": recipe}
     about |= {"requires": [run.base.reference]} if run.base else {}
     return _identity(made.to_json()) == _identity(about)
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from adapterbank import __version__
 from adapterbank.config import Config
@@ -36,14 +35,16 @@ from adapterbank.storage.comparison import shortfall
 from adapterbank.storage.package import FORMAT, Manifest, Package, count_params, pack
 from adapterbank.tasks.spec import Task
 from adapterbank.training import run_state
-from adapterbank.training.builder import PreparedRun, ResolvedRun, RunBuilder, UnloadedEncoder, identity
+from adapterbank.training.builder import PreparedRun, ResolvedRun, RunBuilder, UnloadedEncoder
 from adapterbank.training.callbacks import Callbacks
-from adapterbank.training.dataset import Dataset, DatasetReader, canonical
+from adapterbank.training.dataset import DatasetReader, canonical
 from adapterbank.training.final_scores import fitted_task, measure_reliability, score_split
 from adapterbank.training.fitted import train_fitted
 from adapterbank.training.job import Begun, Progress, RunState
-from adapterbank.training.loop import AT_ONCE, Together, train
+from adapterbank.training.loop import AT_ONCE, Together
 from adapterbank.training.once import PutOnce, find_added, resolve_again
+from adapterbank.training.search_run import search_record
+from adapterbank.training.wide_first import train
 
 _OF_EPOCHS = ("epochs", "patience")
 """Options that a run whose head is fitted does not use."""
@@ -194,45 +195,6 @@ def find_unloaded(bank_path: Path, name: str) -> UnloadedEncoder:
     return UnloadedEncoder(own["sha256"] if own["name"] == name else "")
 
 
-def search_record(
-    config: Config,
-    backbone: Backbone | UnloadedEncoder,
-    data: Dataset,
-    stage: Callable[[str, int, int], None] = lambda what, d, n: None,
-) -> dict[str, Any]:
-    """Search for the best model without the encoder and return the record, which notes an interruption.
-
-    The config of an interrupted search has the number of models it tried, so that it does not pass for the whole one.
-    """
-    from adapterbank.automl.search import check, search
-
-    check(data.task)
-    began, metric, notes = time.perf_counter(), data.task.metric, list(data.notes)
-
-    def watch(done: int, total: int, best: float | None) -> None:
-        so_far = "" if best is None else f", best {metric} {best:.4f}"
-        stage(f"model {done + 1}/{total}{so_far}", done, total)
-
-    result = search(
-        data.task,
-        data.splits["train"],
-        data.splits["dev"],
-        trials=config.trials,
-        minutes=config.minutes,
-        seed=config.seed,
-        watch=watch,
-    )
-    if result.stopped:
-        tried = len(result.history)
-        notes.append(f"Stopped after {tried} of {config.trials} models; the best of them is kept.")
-        config = replace(config, trials=tried)
-    stopped = {"stopped": True} if result.stopped else {}
-    about = result.about(data.task, data.splits, backbone.parameters)
-    rest = {"package": None, "bytes": 0, "stamp": stamp(torch.device("cpu"), torch.float32), **stopped}
-    whole = identity(config, backbone, data.about())
-    return {"config": whole, **about, **rest, "seconds": time.perf_counter() - began, "notes": notes}
-
-
 def _open(path: str | Path, backbone: Backbone) -> Bank:
     return Bank.open(path, backbone.reference, create=True)
 
@@ -264,6 +226,8 @@ def train_together(
         if state.failure:
             end(number, RunOutcome(failed(prepared.resolved.identity, state.failure, prepared), None))
             return
+        if state.narrowed:
+            prepared = replace(prepared, resolved=prepared.resolved.narrowed(state.narrowed["units"]))
         if engine is None:
             engine = Engine(backbone, programs=False, placed=placed)
         end(number, finish_run(prepared, backbone, state, engine, into(number, state.best_score)))
@@ -279,8 +243,8 @@ def train_together(
         watch=lambda progress: watch(replace(progress, run=looped[progress.run])),
         keep=lambda place, state: keep(looped[place], state),
         resume={place: resumed[number] for place, number in enumerate(looped) if resumed and number in resumed},
-        together=Together(at_once),
         end=lambda place, state: finish(looped[place], state),
+        together=Together(at_once),
     )
 
 
@@ -351,6 +315,7 @@ def finish_run(
         **({"on": resolved.base.reference} if resolved.base else {}),
         **({"average": state.average} if state.average else {}),
         **({"restarts": state.restarts} if state.restarts else {}),
+        **({"narrowed": state.narrowed} if state.narrowed else {}),
         "notes": list(prepared.notes),
         **({"calibration": measured} if measured else {}),
     }

@@ -19,6 +19,7 @@ from adapterbank import __version__, schema
 from adapterbank.errors import AdapterbankError, InputError
 from adapterbank.storage import files, reading
 from adapterbank.training.job import RunState, TrainingJob
+from adapterbank.training.narrowing import fits, narrow_job, wide_job
 
 
 class EpochScores(TypedDict):
@@ -39,6 +40,15 @@ class Restart(TypedDict):
     score: float
 
 
+class NarrowedFields(TypedDict):
+    """How the adapters of a run were narrowed."""
+
+    epoch: int
+    before: float
+    after: float
+    units: dict[str, list[int]]
+
+
 class StateFields(TypedDict):
     """The fields of a state.json."""
 
@@ -49,6 +59,7 @@ class StateFields(TypedDict):
     best_epoch: Annotated[int, {"low": 0}]
     history: list[EpochScores]
     restarts: NotRequired[list[Restart]]
+    narrowed: NotRequired[NarrowedFields]
     newest: NotRequired[int | None]
     bytes: NotRequired[Annotated[int, {"low": 0}]]
 
@@ -72,7 +83,7 @@ def save(folder: Path, state: RunState, newest: int | None = None) -> None:
     `newest` is the task's newest version when the run began: a later one may be that of the run itself.
     """
     files.make_folder(folder)
-    name = _weights_name(state.epoch, len(state.restarts))
+    name = _weights_name(state.epoch, len(state.restarts), bool(state.narrowed))
     flat = {
         f"{part}/{key}": tensor.contiguous() for part, values in state.tensors.items() for key, tensor in values.items()
     }
@@ -83,6 +94,7 @@ def save(folder: Path, state: RunState, newest: int | None = None) -> None:
     about = {"library": __version__, "sha256": files.sha256_bytes(data), "epoch": state.epoch, "step": state.step}
     about |= {"best_epoch": state.best_epoch, "history": state.history, "newest": newest, "bytes": len(data)}
     about |= {"restarts": state.restarts} if state.restarts else {}
+    about |= {"narrowed": state.narrowed} if state.narrowed else {}
     files.write_json(folder / "state.json", reading.seal(about))
     for old in folder.glob("epoch-*.safetensors"):
         if old.name != name:
@@ -99,11 +111,12 @@ def load(folder: Path, job: TrainingJob | None = None) -> RunState | None:
             raise InputError(problem)
         if about["library"] != __version__:
             raise InputError(f"adapterbank {about['library']} wrote it, this is {__version__}")
-        data = _read_weights(folder / _weights_name(about["epoch"], len(about.get("restarts", ()))), about.get("bytes"))
+        name = _weights_name(about["epoch"], len(about.get("restarts", ())), "narrowed" in about)
+        data = _read_weights(folder / name, about.get("bytes"))
         if files.sha256_bytes(data) != about["sha256"]:
             raise InputError("the checksum of the weights does not match")
         state = RunState(about["epoch"], about["step"], about["history"], about["best_epoch"])
-        state.restarts = about.get("restarts", [])
+        state.restarts, state.narrowed = about.get("restarts", []), about.get("narrowed", {})
         for key, tensor in safetensors.torch.load(data).items():
             part, _, name = key.partition("/")
             state.tensors.setdefault(part, {})[name] = tensor
@@ -113,15 +126,17 @@ def load(folder: Path, job: TrainingJob | None = None) -> RunState | None:
     return state
 
 
-def _weights_name(epoch: int, restarts: int) -> str:
+def _weights_name(epoch: int, restarts: int, narrowed: bool) -> str:
     """Return the name of a state's weights; after a restart another one, as the epochs are counted again."""
-    return f"epoch-{epoch}{f'-start-{restarts + 1}' if restarts else ''}.safetensors"
+    return f"epoch-{epoch}{f'-start-{restarts + 1}' if restarts else ''}{'-narrowed' if narrowed else ''}.safetensors"
 
 
 def _check_state(state: RunState, job: TrainingJob | None) -> None:
     """Refuse a state that no run has saved, or none of this job; a checksum does not exclude it."""
     if len(state.history) != state.epoch or state.best_epoch > state.epoch or (job and state.epoch > job.epochs):
         raise InputError("its epochs contradict each other")
+    if job:
+        job = _part_of(job, state)
     weights = job.initial if job else state.tensors.get("weights", {})
     merged = job.mixture.names(job.initial) if job else state.tensors.get("best", {})
     expected = {name: tuple(tensor.shape) for name, tensor in weights.items()}
@@ -138,6 +153,15 @@ def _check_state(state: RunState, job: TrainingJob | None) -> None:
         for name, tensor in part.items():
             if not tensor.is_floating_point() or not tensor.isfinite().all():
                 raise InputError(f"{name} holds something else than finite floating-point numbers")
+
+
+def _part_of(job: TrainingJob, state: RunState) -> TrainingJob:
+    """Return the part of a job that a state belongs to, before or after its adapters are narrowed."""
+    if not state.narrowed:
+        return wide_job(job) if job.narrowing else job
+    if not job.narrowing or not fits(job.plan, state.narrowed["units"]):
+        raise InputError("its units are not those of the run")
+    return narrow_job(job, state.narrowed["units"])
 
 
 def _read_weights(path: Path, size: int | None) -> bytes:

@@ -7,7 +7,7 @@ slot must have the same form in both tasks, so that nothing is resized or left o
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from adapterbank.config import AUTO, FRESH
 from adapterbank.encoder.backbone import Backbone
 from adapterbank.errors import AdapterbankError, BackboneMismatch, ConfigError, InputError, PackageDamaged, UnknownName
 from adapterbank.inference.loading import read_tensors
-from adapterbank.methods import roles
+from adapterbank.methods import roles, size_text
 from adapterbank.slots.plan import Plan
 from adapterbank.slots.tensors import shapes
 from adapterbank.storage import records
@@ -180,9 +180,9 @@ def difference(plan: Plan, other: Plan) -> str | None:
         )
     mine, its = plan.to_json(), other.to_json()
     for key in plan.keys if plan.keys == other.keys else ():
-        for name, own in mine[key].items():
-            if own != its[key][name]:
-                needed = _as_option(its[key][name])
+        for name, own in _options(mine[key]).items():
+            if own != (its_own := _options(its[key])[name]):
+                needed = _as_option(its_own)
                 option = f"--{name.replace('_', '-')} {needed}"
                 return f"has {name} {needed}, and this run {name} {_as_option(own)}; use {option}"
     if plan.keys != other.keys or plan.trains != other.trains:
@@ -196,6 +196,14 @@ def _other_base(requires: Sequence[RequiredFields], base: Base | None) -> str | 
         return None
     own = base.ref if base else "nothing"
     return f"stands on {', '.join(map(ref_of, requires)) or 'nothing'}, and this run on {own}; use the same --on"
+
+
+def _options(addition: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an addition's fields as options, which say widths by layer as a size."""
+    fields = {**addition}
+    if widths := fields.pop("widths", ()):
+        fields["size"] = size_text(widths, len(addition["sites"]))
+    return fields
 
 
 def _as_option(value: Any) -> str:

@@ -38,6 +38,8 @@ Train four copies of each adapter, and keep their mean: adapterbank train --bank
 
 Find the smallest adapter that is good enough: adapterbank train --bank bank --task glue/rte --size auto --prune
 
+A width for each layer, 32 on average: adapterbank train --bank bank --task glue/rte --data-root data --size 64to32
+
 Python: adapterbank.open_bank("bank", backbone="minilm").train("sentiment", "reviews.csv", epochs=5)
 """
 

@@ -362,6 +362,8 @@ def _parameter(name: str, help: str, schema: dict[str, Any]) -> dict[str, Any]:
 def _schema(f: Field[Any]) -> dict[str, Any]:
     names = {"int": "integer", "float": "number", "bool": "boolean"}
     found: dict[str, Any] = {"type": names.get(str(f.type).partition(" ")[0], "string")}
+    if str(f.type) == "int | str":
+        found["type"] = ["integer", "string"]
     if f.metadata["choices"]:
         found["enum"] = [choice for choice in f.metadata["choices"] if f.name != "method" or METHODS[choice].slot]
     stated = {"minimum": f.metadata["low"], "maximum": f.metadata["high"], "default": getattr(_DEFAULTS, f.name)}

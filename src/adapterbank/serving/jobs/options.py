@@ -16,7 +16,7 @@ OPTIONS = (
     *("text", "text_pair", "label", "kind", "labels", "label_separator", "drop_unlabelled", "separator", "header"),
     *("metric", "choose_on", "limit", "max_length", "long", "max_windows", "window_pooling", "doc_stride"),
     *("method", "size", "layers", "sites", "activation", "sigma", "train_norms", "placement", "combine", "inner_norm"),
-    *("depth", "rank", "alpha", "targets", "top", "pooling", "head_hidden"),
+    *("depth", "narrow_after", "rank", "alpha", "targets", "top", "pooling", "head_hidden"),
     *("lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction", "clip", "dropout"),
     *("class_weights", "patience", "mix", "average", "calibrate", "few", "seed", "start_from", "on", "default"),
 )

@@ -9,9 +9,10 @@ Every variant starts near the identity, and is exactly the identity if `up` is z
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,8 @@ from adapterbank.draws import RandomStream
 from adapterbank.encoder.blocks import ACTIVATIONS
 from adapterbank.encoder.families import EncoderConfig
 from adapterbank.encoder.kernels.forms import Form
-from adapterbank.methods import SITES, Options
+from adapterbank.errors import ConfigError
+from adapterbank.methods import MAX_SIZE, SITES, Options, parse_size
 from adapterbank.slots.addition import layer_numbers, size_class
 from adapterbank.slots.stacked import linear
 
@@ -40,7 +42,7 @@ class Adapter:
     removable: ClassVar[bool] = True
 
     size: int = limited("size", 64)
-    """m, the width of the bottleneck."""
+    """m, the width of the bottleneck; of the widest where `widths` differ."""
     layers: tuple[int, ...] = layer_numbers()
     """The layers with adapters, counted from 0."""
     sites: tuple[str, ...] = schema.limited(SITES, choices=SITES)
@@ -53,21 +55,65 @@ class Adapter:
     """Whether the adapter has its own LayerNorm before the down-projection."""
     depth: int = limited("depth", 1)
     """Hidden layers of the bottleneck."""
+    widths: tuple[Annotated[int, {"low": 0, "high": MAX_SIZE}], ...] = ()
+    """The width at each site of each layer, 0 for no adapter; empty if all are `size` wide."""
+
+    def __post_init__(self) -> None:
+        """Refuse widths that do not fit the rest."""
+        if self.widths and (len(self.widths) != len(self.places) or max(self.widths) != self.size):
+            raise ValueError(
+                f"widths are {len(self.widths)} up to {max(self.widths)}, but there are {len(self.places)} places and "
+                f"the size is {self.size}"
+            )
 
     @classmethod
     def from_options(cls, options: Options, layers: tuple[int, ...]) -> Adapter:
         """See `Addition`."""
         chosen = options.sites.split(",")
-        return cls(
-            size=options.size,
+        sites = tuple(site for site in SITES if site in chosen)
+        try:
+            widths = parse_size(options.size).widths(len(layers), len(sites))
+        except ValueError as error:
+            raise ConfigError([f"size is {options.size!r}, which has {error}."]) from None
+        made = cls(
             layers=layers,
-            sites=tuple(site for site in SITES if site in chosen),
+            sites=sites,
             activation=options.activation,
             placement=options.placement,
             combine=options.combine,
             inner_norm=options.inner_norm,
             depth=options.depth,
         )
+        return made.with_widths(widths)
+
+    @property
+    def places(self) -> tuple[tuple[int, str], ...]:
+        """Each layer and site that `widths` has a number for, in their order."""
+        return tuple((layer, site) for layer in self.layers for site in self.sites)
+
+    @cached_property
+    def width_at(self) -> Mapping[str, int]:
+        """The width at each site that has an adapter."""
+        widths = self.widths or (self.size,) * len(self.places)
+        names = (f"layers.{layer}.{site}" for layer, site in self.places)
+        return {name: width for name, width in zip(names, widths, strict=True) if width}
+
+    @property
+    def by_site(self) -> bool:
+        """See `Addition`."""
+        return bool(self.widths)
+
+    def with_widths(self, widths: Sequence[int]) -> Adapter:
+        """Return the same with another width at each place, in their order."""
+        if not any(widths):
+            return replace(self, layers=(), widths=())
+        return replace(self, size=max(widths), widths=tuple(widths) if len({*widths}) > 1 else ())
+
+    @property
+    def acting_layers(self) -> tuple[int, ...]:
+        """See `Addition`."""
+        widths = self.widths or (self.size,) * len(self.places)
+        return tuple(dict.fromkeys(layer for (layer, _), width in zip(self.places, widths, strict=True) if width))
 
     @property
     def in_place(self) -> bool:
@@ -76,18 +122,31 @@ class Adapter:
 
     def resized(self, size: int) -> Adapter:
         """See `Addition`."""
-        return replace(self, size=size)
+        return replace(self, size=size, widths=())
 
-    def placeless(self) -> Adapter:
+    def rounded(self) -> Adapter:
         """See `Addition`."""
-        return replace(self, layers=(), sites=())
+        widths = tuple(size_class(width) if width else 0 for width in self.widths)
+        return replace(self, size=size_class(self.size), widths=widths if len({*widths}) > 1 else ())
+
+    def without(self, layers: Collection[int]) -> Adapter:
+        """See `Addition`."""
+        kept = tuple(layer for layer in self.layers if layer not in layers)
+        if not self.widths:
+            return replace(self, layers=kept)
+        widths = (0 if layer in layers else width for (layer, _), width in zip(self.places, self.widths, strict=True))
+        return self.with_widths([*widths])
+
+    def at(self, site: str) -> Adapter:
+        """See `Addition`."""
+        return replace(self, size=self.width_at[site], layers=(), sites=(), widths=())
 
     @property
     def form(self) -> Form:
         """See `Addition`."""
         return Form(
             size_class(self.size),
-            True,
+            len({size_class(width) for width in self.widths if width}) < 2,
             activation=self.activation,
             parallel=self.placement == "parallel",
             multiply=self.combine == "multiply",
@@ -103,9 +162,9 @@ class Adapter:
 
     def shapes(self, config: EncoderConfig) -> dict[tuple[str, str], tuple[int, ...]]:
         """See `Addition`."""
-        m, d, shapes = self.size, config.hidden, {}
-        modules = {"norm": (d,), "down": (m, d), "up": (d, m)}
-        for site in (f"layers.{i}.{site}" for i in self.layers for site in self.sites):
+        d, shapes = config.hidden, {}
+        for site, m in self.width_at.items():
+            modules = {"norm": (d,), "down": (m, d), "up": (d, m)}
             for part in self.parts():
                 module, leaf = part.rsplit(".", 1)
                 shape: tuple[int, ...] = modules.get(module, (m, m))

@@ -7,7 +7,7 @@ All scales start at one, so that a new slot computes exactly what the frozen enc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -31,6 +31,7 @@ class Ia3:
     decays: ClassVar[bool] = False  # decayed towards zero, a scale would switch the encoder off
     removable: ClassVar[bool] = False
     in_place: ClassVar[bool] = False
+    by_site: ClassVar[bool] = False
     size: ClassVar[int] = 1
 
     layers: tuple[int, ...] = layer_numbers()
@@ -46,6 +47,11 @@ class Ia3:
         """See `Addition`."""
         return Scales()
 
+    @property
+    def acting_layers(self) -> tuple[int, ...]:
+        """See `Addition`."""
+        return self.layers
+
     def parts(self) -> list[str]:
         """See `Addition`."""
         return ["scale"]
@@ -54,7 +60,15 @@ class Ia3:
         """See `Addition`: scales have no size to choose."""
         return self
 
-    def placeless(self) -> Ia3:
+    def rounded(self) -> Ia3:
+        """See `Addition`."""
+        return self
+
+    def without(self, layers: Collection[int]) -> Ia3:
+        """See `Addition`."""
+        return replace(self, layers=tuple(layer for layer in self.layers if layer not in layers))
+
+    def at(self, site: str) -> Ia3:
         """See `Addition`."""
         return replace(self, layers=())
 

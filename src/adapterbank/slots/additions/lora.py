@@ -8,7 +8,7 @@ B starts at zero, so that a new slot computes exactly what the frozen encoder co
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -33,6 +33,7 @@ class Lora:
     decays: ClassVar[bool] = True
     removable: ClassVar[bool] = False
     in_place: ClassVar[bool] = False
+    by_site: ClassVar[bool] = False
 
     rank: int = limited("rank", 8)
     """r, the rows of A and columns of B."""
@@ -63,6 +64,11 @@ class Lora:
         """See `Addition`."""
         return Form(size_class(self.rank), True, parallel=True, biases=False, scale=self.scale)
 
+    @property
+    def acting_layers(self) -> tuple[int, ...]:
+        """See `Addition`."""
+        return self.layers
+
     def parts(self) -> list[str]:
         """See `Addition`."""
         return ["a", "b"]
@@ -71,7 +77,15 @@ class Lora:
         """Return the same arithmetic at another rank, with the same scale."""
         return replace(self, rank=size, alpha=self.scale * size)
 
-    def placeless(self) -> Lora:
+    def rounded(self) -> Lora:
+        """See `Addition`."""
+        return self.resized(size_class(self.rank))
+
+    def without(self, layers: Collection[int]) -> Lora:
+        """See `Addition`."""
+        return replace(self, layers=tuple(layer for layer in self.layers if layer not in layers))
+
+    def at(self, site: str) -> Lora:
         """See `Addition`. Slots with different targets join different tensors, so the targets are kept."""
         return replace(self, layers=())
 
