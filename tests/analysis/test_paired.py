@@ -92,3 +92,17 @@ def test_dev_rows_on_which_nothing_was_chosen_are_those_of_the_tables(study):
     assert next(row for row in table.rows if row[0] == "ours: adapters 64, dev")[-2].startswith("63.0")
     without = replace(study, rows=tuple(replace(row, dev=None) for row in study.rows))
     assert not tables.with_ours(without)[0].rows or "ours" not in tables.with_ours(without)[0].rows[0][0]
+
+
+def test_each_way_to_train_has_a_line_and_the_figures_variants_have_none(tmp_path):
+    ways = ({}, {"mix": 4}, {"average": True, "start_from": "mnli@1"}, {"size": "64to32"}, {"sigma": 0.1})
+    made = [record("glue-rte", dev=0.5 + k / 10, trained=9, **way) for k, way in enumerate(ways)]
+    study = load([write(tmp_path / "records", record("glue-rte", "full", 0.5), *made)])
+    table1, against = tables.with_ours(study)
+    assert {row[0]: row[-2] for row in table1.rows if "64" in row[0] and "ours" in row[0]} == {
+        "ours: adapters 64, dev": "50.0",
+        "ours: adapter 64, mix 4, dev": "60.0",
+        "ours: adapter 64, start from mnli@1, average, dev": "70.0",
+        "ours: adapter 64to32, dev": "80.0",
+    }
+    assert "GLUE, dev: adapter 64, mix 4" in {row[0] for row in against.rows}

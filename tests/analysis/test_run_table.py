@@ -59,6 +59,9 @@ def test_variants_and_pruned_runs_are_not_plain(tmp_path):
     pruned["config"]["pruned"] = {"from": "glue-cola@1", "tolerance": 0.5}
     rows = load([write(tmp_path, record(), record(sigma=1e-4), record(layers="upper"), pruned)]).rows
     assert sorted(row.plain for row in rows) == [False, False, False, True]
+    assert {row.label for row in rows} == {
+        "adapter 64", "adapter 64, sigma 0.0001", "adapter 64, layers upper", "adapter 64, pruned",
+    }  # fmt: skip
 
 
 def test_unusable_files_are_reported_and_the_rest_is_read(tmp_path):

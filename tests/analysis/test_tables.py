@@ -89,9 +89,9 @@ def test_the_papers_tasks_are_in_the_catalog_and_its_printed_averages_are_reprod
     assert all(len(scores) == len(paper.GLUE_COLUMNS) for _, scores, _ in paper.GLUE.values())
 
 
-def test_every_run_is_listed_and_variants_are_marked(tmp_path):
+def test_every_run_is_listed_and_variants_are_named(tmp_path):
     table = tables.runs(load([write(tmp_path, record(), record(sigma=1e-4))]))
-    assert sorted(row[3] for row in table.rows) == ["adapter 64", "adapter 64*"]
+    assert sorted(row[3] for row in table.rows) == ["adapter 64", "adapter 64, sigma 0.0001"]
     assert table.csv().startswith("record,backbone,task")
 
 

@@ -17,7 +17,7 @@ from adapterbank.studies import selection
 from adapterbank.training.dataset import VALIDATION, catalog_name
 
 _VARIANTS = ("layers", "sites", "activation", "sigma", "train_norms", "placement", "combine", "inner_norm", "depth",
-             "start_from", "on")  # fmt: skip
+             "start_from", "on", "mix", "average")  # fmt: skip
 """The options that make a run a variant of the paper's method."""
 
 
@@ -88,8 +88,8 @@ class RunRow:
     epochs: int | None
     sigma: float | None
     seed: int
-    plain: bool
-    """Whether it is the paper's method, and not a variant of it."""
+    variant: Mapping[str, str]
+    """What makes it a variant of the paper's method: options, and how to say them; empty if it is that method."""
     setting: str
     """Equal for runs of the same setting; see `selection.setting`."""
     trained: int
@@ -109,8 +109,14 @@ class RunRow:
 
     @property
     def label(self) -> str:
-        """The method with its option: `adapter 64`."""
-        return self.method if self.option is None else f"{self.method} {self.option}"
+        """The method with its option and what makes it a variant: `adapter 64, mix 4`."""
+        method = self.method if self.option is None else f"{self.method} {self.option}"
+        return ", ".join([method, *self.variant.values()])
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is the paper's method, and not a variant of it; adapters narrowed in training are one."""
+        return not self.variant and not isinstance(self.option, str)
 
     @property
     def split(self) -> str:
@@ -259,7 +265,11 @@ def read_row(path: Path, record: dict[str, Any]) -> RunRow:
     method = config["method"]
     params, option = record.get("params") or {}, config.get(size_option(method) or "")
     defaults = Config()
-    changed = [name for name in _VARIANTS if config.get(name, getattr(defaults, name)) != getattr(defaults, name)]
+    variant = {
+        name: f"{name.replace('_', ' ')} {value}" if not isinstance(value, bool) else ("" if value else "no ") + name
+        for name in _VARIANTS
+        if (value := config.get(name, getattr(defaults, name))) != getattr(defaults, name)
+    }
     return RunRow(
         path=path,
         task=config["task"],
@@ -271,7 +281,7 @@ def read_row(path: Path, record: dict[str, Any]) -> RunRow:
         epochs=config.get("epochs"),
         sigma=config.get("sigma") if method in METHODS and "sigma" in METHODS[method].uses else None,
         seed=config["seed"],
-        plain=not changed and "pruned" not in config and not isinstance(option, str),
+        variant=variant | ({"pruned": "pruned"} if "pruned" in config else {}),
         setting=selection.setting(record),
         trained=int(params.get("trained") or 0),
         encoder=int(params.get("encoder") or 0),

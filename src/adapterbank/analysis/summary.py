@@ -46,7 +46,7 @@ def _score_line(task: str, best: Sequence[RunRow]) -> tuple[str, ...]:
     first = best[0]
     found = [cell for split in ("dev", "test") for cell in (with_interval(best, split), _rows(first, split))]
     trained = f"{100 * first.trained / first.encoder:.2f} %" if first.encoder and uses_encoder(first) else _DASH
-    return task_title(task), _label(first), str(len(best)), f"{first.train_rows:,}", first.metric, *found, trained
+    return task_title(task), first.label, str(len(best)), f"{first.train_rows:,}", first.metric, *found, trained
 
 
 def _score_notes(study: RunTable) -> tuple[str, ...]:
@@ -58,8 +58,6 @@ def _score_notes(study: RunTable) -> tuple[str, ...]:
     seeds = {len(study.best(rows)) for _, rows in _tasks(study)}
     if seeds and max(seeds) < 3:
         found.append("No setting has three seeds or more, so differences between methods may be chance.")
-    if not all(row.plain for _, rows in _tasks(study) for row in rows):
-        found.append("* a variant: other layers, sites or initialisation, or pruned.")
     return tuple(found)
 
 
@@ -115,7 +113,7 @@ def settings(study: RunTable) -> ResultTable:
             lines.append(
                 (
                     task_title(task),
-                    _label(first),
+                    first.label,
                     *chosen,
                     str(len(group)),
                     with_interval(group, "dev"),
@@ -182,10 +180,6 @@ def notes(study: RunTable) -> ResultTable:
 
 def _tasks(study: RunTable) -> list[tuple[str, list[RunRow]]]:
     return sorted(by_task(study.rows).items(), key=lambda item: rank(item[0]))
-
-
-def _label(row: RunRow) -> str:
-    return row.label + ("" if row.plain else "*")
 
 
 def _order(row: RunRow) -> tuple[str, tuple[bool, int | str]]:

@@ -33,10 +33,14 @@ class _TableLine:
     option: int | None = None
     share: float = math.inf
     """The largest share of the encoder's parameters that a run may train, in per cent."""
+    label: str = ""
+    """The label of the runs of a variant; without it, plain runs compete."""
 
     def has(self, row: RunRow) -> bool:
+        if self.label:
+            return row.label == self.label
         fits = not row.encoder or 100 * row.trained <= self.share * row.encoder
-        return row.method == self.method and (self.option is None or row.option == self.option) and fits
+        return row.plain and row.method == self.method and (self.option is None or row.option == self.option) and fits
 
 
 _SMALL_ADAPTERS = f"adapters, best size up to {_PAPERS_SHARE} %"
@@ -52,7 +56,9 @@ _LINES = {
     "feature": _TableLine("feature"),
     "AutoML, no encoder": _TableLine("automl"),
 }
-"""The lines of table 1."""
+"""The lines of table 1 with plain runs."""
+_RECIPES = {"start_from", "on", "mix", "average"}
+"""Options with which each method has a line of its own; other variants are for figures."""
 _DASH = "–"
 
 
@@ -77,7 +83,7 @@ class ResultTable:
 
 def with_ours(study: RunTable) -> list[ResultTable]:
     """Return tables 1 and 2 of the paper with our scores; a table without any of our scores is omitted."""
-    tasks = {row.catalog for row in _plain(study)}
+    tasks = {row.catalog for row in study.rows}
     columns = {task for task, _, _ in paper.GLUE_COLUMNS.values()}
     both = {*columns, *paper.FURTHER}
     made = ((glue, columns), (compared, columns), (further, paper.FURTHER.keys()), (against_full, both))
@@ -86,9 +92,9 @@ def with_ours(study: RunTable) -> list[ResultTable]:
 
 def glue(study: RunTable) -> ResultTable:
     """Return table 1, GLUE by method: ours on dev, and on labelled test sets; the paper's from the server."""
-    tasks = {rows[0].catalog: rows for rows in by_task(_plain(study)).values()}
+    tasks = {rows[0].catalog: rows for rows in by_task(study.rows).values()}
     lines: list[tuple[str, ...]] = []
-    for name, line in _LINES.items():
+    for name, line in _lines(study).items():
         chosen = {task: study.best(_of(tasks.get(task, []), line)) for task, _, _ in paper.GLUE_COLUMNS.values()}
         if not any(chosen.values()):
             continue
@@ -120,7 +126,7 @@ def glue(study: RunTable) -> ResultTable:
 
 def compared(study: RunTable) -> ResultTable:
     """Return the difference between adapters and full fine-tuning in table 1, for each way to choose settings."""
-    tasks = {rows[0].catalog: rows for rows in by_task(_plain(study)).values()}
+    tasks = {rows[0].catalog: rows for rows in by_task(study.rows).values()}
     pairs = []
     for task, split, metric in paper.GLUE_COLUMNS.values():
         if split != "dev" or task not in tasks:
@@ -149,7 +155,7 @@ def compared(study: RunTable) -> ResultTable:
 
 def against_full(study: RunTable) -> ResultTable:
     """Return how far each method is above full fine-tuning, with paired tests over seeds and tasks."""
-    tasks = {rows[0].catalog: rows for rows in by_task(_plain(study)).values() if rows[0].catalog}
+    tasks = {rows[0].catalog: rows for rows in by_task(study.rows).values() if rows[0].catalog}
     glue_metrics = {task: metric for task, split, metric in paper.GLUE_COLUMNS.values() if split == "dev"}
     parts = (
         ("GLUE, dev", "dev", glue_metrics),
@@ -157,7 +163,8 @@ def against_full(study: RunTable) -> ResultTable:
         ("further tasks, test", "test", dict.fromkeys(paper.FURTHER, "accuracy")),
     )
     chosen = {
-        name: {task: study.best(_of(rows, line)) for task, rows in tasks.items()} for name, line in _LINES.items()
+        name: {task: study.best(_of(rows, line)) for task, rows in tasks.items()}
+        for name, line in _lines(study).items()
     }
     full = chosen.pop("full fine-tuning")
     lines = []
@@ -184,7 +191,7 @@ def against_full(study: RunTable) -> ResultTable:
 
 def further(study: RunTable) -> ResultTable:
     """Return table 2: the paper's seventeen further tasks, test accuracy."""
-    tasks = {rows[0].catalog: rows for rows in by_task(_plain(study)).values()}
+    tasks = {rows[0].catalog: rows for rows in by_task(study.rows).values()}
     titles = {"automl": "AutoML", "full": "full", "top": "variable", "adapter": "adapters"}
     lines, ours, theirs = [], dict[str, list[float]](), dict[str, list[float]]()
     for task, scores in paper.FURTHER.items():
@@ -222,7 +229,7 @@ def runs(study: RunTable) -> ResultTable:
             row.path.stem,
             row.backbone,
             row.task,
-            row.label + ("" if row.plain else "*"),
+            row.label,
             f"{row.lr:g}" if row.lr is not None else _DASH,
             str(row.epochs or _DASH),
             str(row.seed),
@@ -238,7 +245,7 @@ def runs(study: RunTable) -> ResultTable:
         "All runs",
         columns,
         tuple(lines),
-        ("* a variant: other layers, sites or initialisation, or pruned.",),
+        (),
         ("backbone", "task", "method", "metric"),
     )
 
@@ -261,8 +268,10 @@ def _chosen(study: RunTable) -> str:
     return f"Ours: mean ± s.e.m. over the seeds of {RULES[study.by].text}."
 
 
-def _plain(study: RunTable) -> Iterable[RunRow]:
-    return (row for row in study.rows if row.plain)
+def _lines(study: RunTable) -> dict[str, _TableLine]:
+    """Return the lines of table 1: plain methods, then those that train in another way."""
+    variants = sorted({r.label: r.method for r in study.rows if not r.plain and r.variant.keys() <= _RECIPES}.items())
+    return _LINES | {label: _TableLine(method, label=label) for label, method in variants}
 
 
 def _of(rows: Iterable[RunRow], line: _TableLine) -> list[RunRow]:
