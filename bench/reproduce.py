@@ -31,6 +31,9 @@ STUDIES = {
     "table2-minilm": "minilm",
     "table1-mpnet": "mpnet",
     "defaults-minilm": "minilm",
+    "glue-minilm": "minilm-held-out",
+    "further-minilm": "minilm-held-out",
+    "glue-mpnet": "mpnet-held-out",
     "tagging-minilm": "minilm",
     "tagging-mpnet": "mpnet",
 }

@@ -33,7 +33,11 @@ COUNTS = {
     "fig7": (2 * 3 * 6 * (1 + 3 + 1), 0),
     "tagging-minilm": (3 * (2 + 2) * 3, 0),
     "tagging-mpnet": (6 + 6 + 2 * (2 + 2) * 3, 2 + 2),
-    "mix-minilm": (4 * 6 * 2, 4 * 4 * 2),
+    "mix-minilm": (4 * 3 * 3 * 2, 4 * 2 * 2),
+    "glue-minilm": (6 * 11 * 3 * 3, 6 * 11 * 2),
+    "glue-start-minilm": (5 * 3 * 3, 5 * 2),
+    "glue-mpnet": (6 * 3 * 3 * 3, 6 * 3 * 2),
+    "further-minilm": (11 * 5 * 3 * 3, 0),
     "size-by-layer-minilm": (6 * 3 * 2, 6 * 3 * 4),
     "long-texts-minilm": (2 * (2 + 1 + 3), 2 * 3 * 2),
 }
