@@ -91,3 +91,22 @@ def test_the_documentation_has_table_2(study):
     assert len(shown) == 12
     for row in shown:
         assert _row(cell.split(" (")[0] for cell in row[1:9:2]) in text.replace("*", ""), row[0]
+
+
+def test_the_documentation_has_the_paired_tests(study):
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    rows = {row[0]: row for row in tables.against_full(study.of("minilm")).rows}
+    shown = {
+        "adapters up to 3.6 %, dev": "GLUE, dev: adapters, best size up to 3.6 %",
+        "variable, dev": "GLUE, dev: variable fine-tuning",
+        "LoRA, dev": "GLUE, dev: LoRA",
+        "LayerNorm only, dev": "GLUE, dev: LayerNorm only",
+        "adapters up to 3.6 %, test": "GLUE, test: adapters, best size up to 3.6 %",
+        "variable, test": "GLUE, test: variable fine-tuning",
+        "adapters 64, test, table 2": "further tasks, test: adapters 64",
+        "variable, test, table 2": "further tasks, test: variable fine-tuning",
+    }
+    for said, name in shown.items():
+        _, tasks, _, difference, sem, *chances = rows[name]
+        found = [chance if chance.startswith("<") else f"{float(chance):.2f}" for chance in chances]
+        assert _row([said, tasks, difference.replace("-", "−"), sem, *found]) in text
