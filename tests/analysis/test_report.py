@@ -34,9 +34,10 @@ RICH = [
     record("paper-airline", "full", 0.8, 0.8),
     record("paper-airline", dev=0.8, test=0.79, calibration={"dev": measured(7), "test": measured(8)}),
     record(method="automl", dev=0.3),
+    record(average=True, dev=0.75),
 ]
 NAMES = {"curves", "losses", "fig1", "fig3", "fig4", "fig5", "fig6-ablation", "fig6-sigma", "fig7", "reliability"}
-NAMES |= {"coverage", "totals"}
+NAMES |= {"coverage", "totals", "ways"}
 
 
 def test_a_line_joins_points_over_the_same_tasks_only(tmp_path):
@@ -138,7 +139,7 @@ def test_the_page_contains_every_record_and_fetches_nothing(folder, tmp_path):
     (folder / "broken.json").write_text("{")
     found = shell("report", "--records", folder, "--out", tmp_path / "deep" / "report.html")
     assert found.code == 0
-    assert f"{len(RICH)} runs, 12 figures" in found.out
+    assert f"{len(RICH)} runs, 13 figures" in found.out
     text = (tmp_path / "deep" / "report.html").read_text(encoding="utf-8")
     page = Page(text)
     assert page.depth == []
@@ -149,7 +150,7 @@ def test_the_page_contains_every_record_and_fetches_nothing(folder, tmp_path):
     assert all(f'id="{source[1:]}"' in text for source in page.sources if source.startswith("#"))
     assert "broken.json is left out" in text
     images = [source for source in page.sources if source.startswith("data:image/svg+xml")]
-    assert len(images) == 12
+    assert len(images) == 13
     ElementTree.fromstring(base64.b64decode(images[0].split(",", 1)[1]))
 
 
@@ -157,8 +158,8 @@ def test_a_page_of_few_records_explains_what_is_missing(tmp_path):
     folder = write(tmp_path / "records", record())
     shell("report", "--records", folder, "--out", tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Figures that are not drawn: 9" in text
-    assert text.count('<li class="missing">') == 9
+    assert "Figures that are not drawn: 10" in text
+    assert text.count('<li class="missing">') == 10
     assert (
         '<li class="missing">Fig. 6: adapters removed by span of layers (minilm): needs adapterbank ablate</li>' in text
     )

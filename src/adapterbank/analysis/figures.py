@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from adapterbank.analysis import series
 from adapterbank.analysis.confidence_plots import draw_coverage, draw_reliability
+from adapterbank.analysis.method_plots import draw_totals, draw_ways
 from adapterbank.analysis.plotting import (
     LOOKS,
     STYLE,
     add_note,
-    by_form,
     draw_heatmap,
     draw_level,
     draw_line,
@@ -35,8 +35,9 @@ from adapterbank.analysis.plotting import (
     with_legend,
 )
 from adapterbank.analysis.run_table import RunTable
-from adapterbank.analysis.series import USUAL, Data
+from adapterbank.analysis.series import Data
 from adapterbank.analysis.titles import task_title
+from adapterbank.analysis.ways import ways
 from adapterbank.storage import files
 from adapterbank.studies.selection import RULES
 
@@ -250,26 +251,6 @@ def _sigmas(data: Data, _: RunTable) -> Figure:
     return figure
 
 
-def _totals(data: Data, _: RunTable) -> Figure:
-    figure, (axis,) = make_panels(1, width=6, height=3.2)
-    for (method, form), lines in by_form(data):
-        colour, marker, name = look(method)
-        dash = "--" if (method, form) == (USUAL[0], "best") else "-"
-        label = f"{name}, {form}" if form == "best" else f"{name} {form}".strip()
-        x, y = floats(lines, "tasks"), floats(lines, "encoders")
-        axis.plot(x, y, color=colour, marker=marker, markevery=3, linestyle=dash, label=label)
-    axis.set(xlabel="tasks", ylabel="parameters of all tasks (× encoder)", yscale="log", xlim=(1, series.SHARED_TASKS))
-    low, high = axis.get_ylim()
-    low, high = min(low, 0.95), max(high, 2.1)  # one and two encoders are always visible
-    ticks = [tick for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if low <= tick <= high]
-    axis.set_ylim(low, high)
-    axis.set_yticks(ticks, [f"{tick:g}×" for tick in ticks])
-    axis.minorticks_off()
-    axis.set_xticks([1, 5, 10, 15, 20])
-    figure.legend(loc="outside right upper", frameon=False)
-    return figure
-
-
 _CHOSEN = "If several settings share a place, it shows {rule}."
 _BARS = f"Mean over seeds; bars: ± the standard error of the mean, none for a single seed. {_CHOSEN}"
 _BANDS = (
@@ -381,10 +362,20 @@ _FIGURES = (
         own=True,
     ),
     _FigureKind(
+        "ways",
+        "Ways to train, against the plain one",
+        ways,
+        lambda data, _: draw_ways(data),
+        "runs with --start-from, --on, --mix, --average or a size such as 64to32, and plain ones of the same size",
+        "Small points: a task, the mean difference of runs with the same seed from plain runs of that size. Large "
+        "points: the mean over tasks; bars: ± its standard error over seeds. {rule}.",
+        own=True,
+    ),
+    _FigureKind(
         "totals",
         "Parameters of all tasks together",
         series.totals,
-        _totals,
+        lambda data, _: draw_totals(data),
         "any run",
         "The parameters of so many tasks together, in units of the encoder, if each task adds the average of these "
         "runs. Best: the size, rank or number of layers that is best on dev for each task. AutoML needs no encoder.",

@@ -16,8 +16,10 @@ from adapterbank.storage import files, records
 from adapterbank.studies import selection
 from adapterbank.training.dataset import VALIDATION, catalog_name
 
+RECIPES = ("start_from", "on", "mix", "average")
+"""The options that train the same method in another way; other variants have figures of their own."""
 _VARIANTS = ("layers", "sites", "activation", "sigma", "train_norms", "placement", "combine", "inner_norm", "depth",
-             "start_from", "on", "mix", "average")  # fmt: skip
+             *RECIPES)  # fmt: skip
 """The options that make a run a variant of the paper's method."""
 
 

@@ -17,7 +17,7 @@ from statistics import fmean
 
 from adapterbank.analysis import choices, paper
 from adapterbank.analysis.paired import compare, gaps_by_task
-from adapterbank.analysis.run_table import RunRow, RunTable, by_task, uses_encoder
+from adapterbank.analysis.run_table import RECIPES, RunRow, RunTable, by_task, uses_encoder
 from adapterbank.encoder.sources import SOURCES
 from adapterbank.studies.selection import RULES, mean
 
@@ -57,8 +57,6 @@ _LINES = {
     "AutoML, no encoder": _TableLine("automl"),
 }
 """The lines of table 1 with plain runs."""
-_RECIPES = {"start_from", "on", "mix", "average"}
-"""Options with which each method has a line of its own; other variants are for figures."""
 _DASH = "–"
 
 
@@ -270,7 +268,7 @@ def _chosen(study: RunTable) -> str:
 
 def _lines(study: RunTable) -> dict[str, _TableLine]:
     """Return the lines of table 1: plain methods, then those that train in another way."""
-    variants = sorted({r.label: r.method for r in study.rows if not r.plain and r.variant.keys() <= _RECIPES}.items())
+    variants = sorted({r.label: r.method for r in study.rows if not r.plain and r.variant.keys() <= {*RECIPES}}.items())
     return _LINES | {label: _TableLine(method, label=label) for label, method in variants}
 
 

@@ -1,0 +1,40 @@
+"""Ways to train beside the plain one: what starting from a task, standing on one, mixtures and averages gain."""
+
+from __future__ import annotations
+
+from adapterbank.analysis.paired import compare
+from adapterbank.analysis.run_table import RECIPES, RunRow, RunTable, by_task
+from adapterbank.analysis.series import Data
+
+
+def ways(study: RunTable) -> Data:
+    """Return the difference of each way to train from plain runs of the same method and size, by task and over all."""
+    gaps: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for task, rows in by_task(study.rows).items():
+        others = (row for row in rows if not row.plain and row.variant.keys() <= {*RECIPES})
+        for label, method in dict.fromkeys((row.label, row.method) for row in others):
+            mine = study.best(row for row in rows if row.label == label)
+            plain = study.best(row for row in rows if row.plain and _size(row) == _size(mine[0])) if mine else []
+            own, other = ({row.seed: row.shown for row in runs} for runs in (mine, plain))
+            found = [
+                100 * (a - b)
+                for seed in sorted(own.keys() & other.keys())
+                if (a := own[seed]) is not None and (b := other[seed]) is not None
+            ]
+            if found:
+                gaps.setdefault((label, method), {})[task] = found
+    lines: Data = []
+    for (label, method), by in sorted(gaps.items()):
+        about = {"way": label, "method": method}
+        for task, differences in [*by.items(), ("", None)]:
+            tested = compare(list(by.values()) if differences is None else [differences])
+            lines.append(
+                {**about, "task": task, "difference": tested.difference, "sem": tested.sem, "pairs": tested.pairs}
+            )
+    return lines
+
+
+def _size(row: RunRow) -> tuple[str, int | str | None]:
+    """Return the method and its size, of adapters that are narrowed the first one."""
+    first = row.option.partition("to")[0] if isinstance(row.option, str) else row.option
+    return row.method, int(first) if isinstance(first, str) and first.isdigit() else first
