@@ -224,6 +224,8 @@ def test_an_interruption_leaves_the_bank_as_it_was(bank, tmp_path, monkeypatch):
         ({"method": "automl"}, r"method is 'automl', which trains no slot"),
         ({"few": "always"}, r"few is 'always', but tasks are taught together in epochs; leave it out"),
         ({"average": True}, r"average is True, but epochs of tasks that are taught together are not averaged"),
+        ({"mix": 2}, r"mix is 2, but tasks that are taught together share one slot; leave it out"),
+        ({"size": "8to4"}, r"size is '8to4', but adapters that tasks teach together are not narrowed; use one width"),
         ({"on": "nobody"}, r"there is no bank to find it in"),
     ],
 )
