@@ -76,7 +76,8 @@ def parse_ref(ref: str) -> tuple[str, int | None]:
 
 def is_package_path(text: str) -> bool:
     """Return whether a text is the path of a package's folder rather than a task: it has a slash, or is a dot."""
-    return bank_name(text) == text and ("/" in text or text in (".", ".."))
+    name = text.partition("@")[0]  # of the catalog, such as glue/mrpc@2
+    return bank_name(name) == name and ("/" in text or text in (".", ".."))
 
 
 Count: TypeAlias = Annotated[int, {"low": 0}]
