@@ -245,6 +245,15 @@ def test_tasks_are_two_or_more_each_of_them_once(bank):
         assert (found.code, message in found.err) == (2, True), found.err
 
 
+@pytest.mark.parametrize("option", ["task", "train", "dev", "test"])
+def test_data_that_would_be_that_of_every_task_is_refused(bank, option):
+    with pytest.raises(InputError, match=rf"{option} is given for all tasks; give each its own data, as in \{{"):
+        bank.teach_together(TASKS, "shared", **OPTIONS, **{option: "rows.csv"})
+    own = {name: {"train": rows, "dev": reviews(16)} for name, rows in (("a", reviews()), ("b", reviews(32)))}
+    found = bank.teach_together(own, "shared", **OPTIONS).record
+    assert [one["data"]["dev"]["rows"] for one in found["together"]] == [16, 16]
+
+
 def test_a_name_that_no_folder_can_have_is_refused(bank):
     with pytest.raises(InputError, match=r"'\.\./x' cannot be a task name"):
         bank.teach_together(TASKS, "../x")
