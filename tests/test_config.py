@@ -293,3 +293,17 @@ def test_options_of_reading_leave_the_identity_of_earlier_runs_as_it_is():
 def test_the_default_rate_of_adapters_falls_with_size_and_width(size, width, rate):
     assert resolve(Config(size=size), width).lr == rate
     assert resolve(Config(size=size, lr=2e-3), width).lr == 2e-3
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"mix": 2}, "size is '8to4', but mix is 2, with which adapters are not narrowed; leave one of them out."),
+        ({"on": "t"}, "size is '8to4', but on is 't', with which adapters are not narrowed; leave one of them out."),
+        ({"depth": 2}, "size is '8to4', but depth is 2, and only one hidden layer is narrowed; use 1."),
+        ({"epochs": 1}, "narrow_after is 1, but the run has 1 epoch; use fewer, or more --epochs."),
+    ],
+)
+def test_what_a_narrowed_size_excludes_is_refused_before_any_data_is_read(options, sentence):
+    assert mistakes(size="8to4", **options) == (sentence,)
+    assert parse({"size": "8to4", "narrow_after": 12}).epochs is None  # a catalog task may have more epochs

@@ -226,6 +226,7 @@ def read(path: str | Path, overrides: Mapping[str, Any], base: Mapping[str, Any]
 def check(config: Config) -> list[str]:
     """Return all mistakes of a config that can be found without opening a file."""
     mistakes = _size_mistakes(config.size)
+    mistakes += _narrowing_mistakes(config) if isinstance(config.size, str) and not mistakes else []
     for f in fields(config):
         value, meta = getattr(config, f.name), f.metadata
         if value is None:
@@ -305,8 +306,10 @@ def resolve(config: Config, width: int = 0) -> Config:
 
 
 def _narrowing_mistakes(config: Config) -> list[str]:
-    """Return the mistakes of a resolved config about adapters that are narrowed in training."""
+    """Return the mistakes of a config about adapters that are narrowed in training; epochs count once known."""
     size, after = config.size, config.narrow_after
+    if config.method not in METHODS or "size" not in METHODS[config.method].uses:
+        return []
     if not parse_size(size).mean:
         remedy = "use a size such as 64to32, or leave it out"
         given = after != Config.narrow_after
@@ -318,7 +321,8 @@ def _narrowing_mistakes(config: Config) -> list[str]:
         other = f"mix is {config.mix}" if config.mix > 1 else f"on is {config.on!r}"
         found.append(f"size is {size!r}, but {other}, with which adapters are not narrowed; leave one of them out.")
     if config.epochs is not None and after >= config.epochs:
-        found.append(f"narrow_after is {after}, but the run has {config.epochs} epochs; use fewer, or more --epochs.")
+        has = f"{config.epochs} epoch{'' if config.epochs == 1 else 's'}"
+        found.append(f"narrow_after is {after}, but the run has {has}; use fewer, or more --epochs.")
     return found
 
 

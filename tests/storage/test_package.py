@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from adapterbank.errors import BankError, InputError, PackageDamaged
 from adapterbank.storage import files, reading
 from adapterbank.storage.bank import Bank
-from adapterbank.storage.package import STACKED, Array, check_name, parse_ref
+from adapterbank.storage.package import STACKED, Array, check_name, is_package_path, parse_ref
 from packages import STRANGE_NAMES, TENSORS, contents, draft
 
 pytestmark = pytest.mark.usefixtures("no_flush")
@@ -30,6 +30,17 @@ pytestmark = pytest.mark.usefixtures("no_flush")
 @pytest.mark.parametrize("name", ["a", "SST-2", "mrpc.v2", "0", "x" * 100, "a..b"])
 def test_a_plain_name_is_accepted(name: str) -> None:
     assert check_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        *(("mnli", False), ("mnli@2", False), ("glue/mnli", False), ("glue/mnli@2", False)),
+        *((".", True), ("..", True), ("./mnli", True), ("a@b/tasks/mnli/2", True), ("bank/tasks/mnli/2", True)),
+    ],
+)
+def test_a_name_of_the_catalog_is_no_path_with_or_without_a_version(text: str, path: bool) -> None:
+    assert is_package_path(text) is path
 
 
 @pytest.mark.parametrize("name", STRANGE_NAMES)

@@ -340,6 +340,23 @@ def test_what_tasks_stand_on_cannot_be_removed(stacked):
     assert not stacked.tasks()
 
 
+def test_a_task_without_what_it_stands_on_is_listed_as_a_problem_and_no_rollback_leads_to_it(stacked):
+    stacked.train("b", ROWS, ROWS, **quick())
+    assert stacked.rollback("b") == 1
+    assert stacked.rollback("b", to=2) == 2
+    shutil.rmtree(stacked.path / "tasks" / "shared")
+    missing = "stands on shared@1, which is not in this bank; restore that version from a copy of the bank"
+    packages, problems = stacked.bank.listing()
+    assert [package.ref for package in packages] == ["b@2"]
+    (problem,) = problems
+    assert problem.startswith(f"a@1 {missing}")
+    found = shell("tasks", "--bank", stacked.path)
+    assert f"a@1 {missing}" in found.err
+    with pytest.raises(PackageDamaged, match=rf"b@1 {missing}"):
+        stacked.rollback("b", to=1)
+    assert stacked.bank.default("b") == 2
+
+
 def test_versions_of_one_task_that_stand_on_each_other_are_removed_together(bank):
     bank.train("t", ROWS, ROWS, **quick())
     bank.train("t", ROWS, ROWS, **quick(on="t@1"))

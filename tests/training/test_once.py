@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 
 from adapterbank.api.opened import open_bank
+from adapterbank.config import parse
 from adapterbank.storage import files, pointers, records
 from adapterbank.storage.bank import Bank
+from adapterbank.tasks.tables import table_from
 from adapterbank.training import run_state
+from adapterbank.training.builder import RunBuilder
+from adapterbank.training.dataset import DatasetReader, canonical
+from adapterbank.training.once import is_version_of
 from small_data import FAST, reviews
 
 ROWS = reviews()
@@ -105,3 +110,13 @@ def test_a_sweep_killed_between_a_package_and_its_record_adds_no_second_version(
         assert Bank.open(bank.path).versions(keep) == [1]
     kept = [record["package"] for record in records.read_all(bank.path / "records")]
     assert sorted(kept) == ["all@1", "best@1"]
+
+
+@pytest.mark.parametrize("more", [{"mix": 2}, {"average": True}, {"size": "4to2", "epochs": 2}])
+def test_a_version_of_a_plainer_run_is_not_taken_for_that_of_an_interrupted_one(bank, more):
+    recipe = {**FAST, "few": "never", "size": 4, "epochs": 2}
+    plain = bank.train("s", ROWS, ROWS, **recipe).package.manifest
+    reader = DatasetReader({"train": table_from(ROWS, "train"), "dev": table_from(ROWS, "dev")})
+    for options, own in ((recipe, True), ({**recipe, **more}, False)):
+        config = canonical(parse({**options, "task": "s", "device": "cpu"}), reader.splits)
+        assert is_version_of(plain, RunBuilder(bank.backbone, reader=reader).resolve(config)) is own

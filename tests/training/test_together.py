@@ -224,6 +224,8 @@ def test_an_interruption_leaves_the_bank_as_it_was(bank, tmp_path, monkeypatch):
         ({"method": "automl"}, r"method is 'automl', which trains no slot"),
         ({"few": "always"}, r"few is 'always', but tasks are taught together in epochs; leave it out"),
         ({"average": True}, r"average is True, but epochs of tasks that are taught together are not averaged"),
+        ({"mix": 2}, r"mix is 2, but tasks that are taught together share one slot; leave it out"),
+        ({"size": "8to4"}, r"size is '8to4', but adapters that tasks teach together are not narrowed; use one width"),
         ({"on": "nobody"}, r"there is no bank to find it in"),
     ],
 )
@@ -241,6 +243,15 @@ def test_tasks_are_two_or_more_each_of_them_once(bank):
     for tasks, message in (("a=x.csv,a=y.csv", "'a=y.csv' occurs twice"), ("nobody", "'nobody' is neither name=file")):
         found = shell("teach-together", "--bank", bank.path, "--tasks", tasks, "--name", "shared")
         assert (found.code, message in found.err) == (2, True), found.err
+
+
+@pytest.mark.parametrize("option", ["task", "train", "dev", "test"])
+def test_data_that_would_be_that_of_every_task_is_refused(bank, option):
+    with pytest.raises(InputError, match=rf"{option} is given for all tasks; give each its own data, as in \{{"):
+        bank.teach_together(TASKS, "shared", **OPTIONS, **{option: "rows.csv"})
+    own = {name: {"train": rows, "dev": reviews(16)} for name, rows in (("a", reviews()), ("b", reviews(32)))}
+    found = bank.teach_together(own, "shared", **OPTIONS).record
+    assert [one["data"]["dev"]["rows"] for one in found["together"]] == [16, 16]
 
 
 def test_a_name_that_no_folder_can_have_is_refused(bank):

@@ -38,7 +38,8 @@ class Teaching(BankHandle):
         Each task has a head of its own; the package keeps that of the first one. Train tasks on it with `on=name`.
 
         Args:
-            tasks: Names of the catalog, or a mapping of names to data: what `train` takes as its `train`.
+            tasks: Names of the catalog, or a mapping of names to data: what `train` takes as its `train`, so that a
+                mapping may hold the splits train, dev and test.
             name: The name of the package in the bank.
             progress: As in `train`.
             recompute: As in `train`.
@@ -46,6 +47,9 @@ class Teaching(BankHandle):
         """
         chosen = cast(dict[str, Any], options)
         given = {one: call for one in CALLBACKS if (call := chosen.pop(one, None)) is not None}
+        if mistaken := [one for one in ("task", "train", "dev", "test") if one in chosen]:
+            example = '{"reviews": {"train": rows, "dev": others}}'
+            raise InputError(f"{mistaken[0]} is given for all tasks; give each its own data, as in {example}.")
         if isinstance(tasks, str):
             raise InputError(f"tasks is {tasks!r}; pass a list of names, or a mapping of names to data.")
         data = dict(tasks) if isinstance(tasks, Mapping) else dict.fromkeys(tasks)

@@ -117,7 +117,8 @@ class Bank:
         for name in self.folders():
             try:
                 if version := self._read_pointers(name).default:
-                    packages.append(self._package(name, version))
+                    requirements.foundation(package := self._package(name, version))
+                    packages.append(package)
             except errors.AdapterbankError as error:
                 problems.append(str(error))
         return packages, problems
@@ -166,7 +167,7 @@ class Bank:
                 there = _join(self._versions(name))
                 raise errors.BankError(f"{name!r} has no earlier default; name one of its versions: {there}.")
             version = now.previous[-1] if to is None else to
-            self._package(name, version)
+            requirements.foundation(self._package(name, version))
             self._write_pointers(name, now.rolled_back_to(version))
         return version
 

@@ -38,6 +38,8 @@ _VERSION = re.compile(r"[1-9][0-9]{0,8}")
 LAST_VERSION = 999_999_999
 MANIFEST_BYTES = 8 << 20
 """The most bytes of a manifest."""
+MOST_REQUIRED = 16
+"""The most packages that a manifest requires."""
 RESTORE = "restore it from a copy of the bank, or remove this version and train it again"
 """The remedy for a damaged package, as the end of a sentence."""
 
@@ -74,7 +76,8 @@ def parse_ref(ref: str) -> tuple[str, int | None]:
 
 def is_package_path(text: str) -> bool:
     """Return whether a text is the path of a package's folder rather than a task: it has a slash, or is a dot."""
-    return bank_name(text) == text and ("/" in text or text in (".", ".."))
+    name = text.partition("@")[0]  # of the catalog, such as glue/mrpc@2
+    return bank_name(name) == name and ("/" in text or text in (".", ".."))
 
 
 Count: TypeAlias = Annotated[int, {"low": 0}]
@@ -218,7 +221,11 @@ class Manifest:
     def problem(self) -> str | None:
         """Return what is wrong with the fields, as a part of a sentence, or None."""
         value = {one.name: getattr(self, one.name) for one in fields(self)}
-        return schema.problem(Manifest, value) or next(
+        if found := schema.problem(Manifest, value):
+            return found
+        if len(self.requires) > MOST_REQUIRED:
+            return f"requires has {len(self.requires)} packages, more than {MOST_REQUIRED}"
+        return next(
             (
                 f"method.{key[:100]} is not a mapping"
                 for key, item in self.method.items()

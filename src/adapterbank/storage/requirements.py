@@ -66,6 +66,8 @@ def _walk(package: Package, trail: list[str], found: dict[str, Package]) -> None
         if one.ref in trail:
             circle = " on ".join([*trail[trail.index(one.ref) :], one.ref])
             raise errors.PackageDamaged(f"{trail[0]} stands in a circle: {circle}; remove it and train it again.")
+        if one.ref in found:
+            continue
         if len(trail) > DEEPEST:
             raise errors.PackageDamaged(f"{trail[0]} stands on more than {DEEPEST} packages, one on the other.")
         _walk(one, [*trail, one.ref], found)
@@ -121,15 +123,23 @@ def dependants(tasks: Path) -> dict[str, list[str]]:
 
 
 def refuse_removal(tasks: Path, name: str, versions: Collection[int]) -> None:
-    """Refuse to remove versions of a task on which others stand."""
-    doomed, standing = {f"{name}@{version}" for version in versions}, dependants(tasks)
+    """Refuse to remove versions of a task on which others stand; in a circle, none of which works, any may go."""
+    doomed, standing = {f"{name}@{version}": version for version in versions}, dependants(tasks)
     for ref in sorted(doomed):
-        if others := sorted({*standing.get(ref, ())} - doomed):
+        others = sorted({*standing.get(ref, ())} - doomed.keys())
+        if others and (others := sorted({*others} - {*_beneath(tasks / name / str(doomed[ref]))})):
             stand = "stands" if len(others) == 1 else "stand"
             them = "it" if len(others) == 1 else "them"
             raise errors.PackageRequired(
                 f"{ref} cannot be removed, because {', '.join(others)} {stand} on it; remove {them} first."
             )
+
+
+def _beneath(folder: Path) -> list[str]:
+    """Return what a package stands on; nothing if it cannot be read."""
+    with contextlib.suppress(errors.AdapterbankError):
+        return stands_on(Package(read_manifest(folder), folder))
+    return []
 
 
 def _versions(tasks: Path) -> Iterator[Path]:

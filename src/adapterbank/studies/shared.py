@@ -11,6 +11,7 @@ from adapterbank.encoder.backbone import Backbone
 from adapterbank.encoder.placed import place
 from adapterbank.errors import ConfigError
 from adapterbank.inference.engine import Engine
+from adapterbank.methods import parse_size
 from adapterbank.storage import records
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import check_name
@@ -69,6 +70,11 @@ def _check(configs: Sequence[Config]) -> None:
         mistakes.append("few is 'always', but tasks are taught together in epochs; leave it out.")
     if first.average:
         mistakes.append("average is True, but epochs of tasks that are taught together are not averaged; leave it out.")
+    if first.mix > 1:
+        mistakes.append(f"mix is {first.mix}, but tasks that are taught together share one slot; leave it out.")
+    if parse_size(first.size).mean:
+        what = f"size is {first.size!r}, but adapters that tasks teach together are not narrowed"
+        mistakes.append(f"{what}; use one width, or widths by layer.")
     if mistakes:
         raise ConfigError(mistakes)
 

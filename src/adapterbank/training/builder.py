@@ -47,7 +47,7 @@ from adapterbank.training.start import Start, Starts
 _COUNTED = 1000
 """Of many long texts, so many are tokenised to find whether they should be read in windows."""
 
-_RECIPE = (
+RECIPE = (
     *("lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction", "clip", "dropout"),
     *("class_weights", "patience", "max_length", "doc_stride", "sigma"),
 )
@@ -109,7 +109,7 @@ class ResolvedRun:
     @property
     def recipe(self) -> dict[str, Any]:
         """What its package says of how it was trained."""
-        found = {name: getattr(self.config, name) for name in _RECIPE}
+        found = {name: getattr(self.config, name) for name in RECIPE}
         found |= {"windows": self.windows} if self.windows else {}
         found |= {"average": True} if self.config.average else {}
         found |= {"mix": self.config.mix} if self.config.mix > 1 else {}

@@ -14,9 +14,11 @@ from adapterbank.errors import AdapterbankError
 from adapterbank.storage import files
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import Array, Manifest, Package, parse_ref
-from adapterbank.training.builder import ResolvedRun, RunBuilder
+from adapterbank.training.builder import RECIPE, ResolvedRun, RunBuilder
 
 Scores = Mapping[str, Mapping[str, float]]
+_ALWAYS = frozenset(RECIPE)
+"""What the recipe of every run says, but for some that a fitted head, or an earlier release, leaves out."""
 _ROUNDING = 1e-4
 """How far the scores of two runs of one config may be from each other."""
 
@@ -78,7 +80,8 @@ def resolve_again(builder: RunBuilder, config: Config, bank: Path, newest: int |
 
 def is_version_of(made: Manifest, run: ResolvedRun) -> bool:
     """Return whether a version has the data, the method, the seed and the recipe of a run."""
-    recipe = {name: run.recipe.get(name) for name in made.recipe}
+    said = {name: value for name, value in run.recipe.items() if name in made.recipe or name not in _ALWAYS}
+    recipe = dict.fromkeys(made.recipe) | said
     recipe |= {"start_from": run.start.about()} if run.start else {}
     method = made.method if run.narrows else run.plan.to_json()  # which units are kept follows from the rest
     about = {"data": run.data.about(), "method": method, "seed": run.config.seed, "recipe": recipe}
