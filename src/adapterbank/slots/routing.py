@@ -143,20 +143,20 @@ class Route:
         """Return a slot's tensor by name, padded, or the frozen one if the slot has none."""
         if slot is None or name not in slot.places:
             return self._stacks.frozen[name]
-        if self._kept is not None:
-            if name not in self._kept:
-                block, row = slot.places[name]
-                self._kept[name] = block.views[name][row]
+        if self._kept is not None and name in self._kept:
             return self._kept[name]  # type: ignore[no-any-return]
-        block, row = slot.places[name]
-        view = block.views[name]
+        (block, row), stored = slot.places[name], slot.stored.get(name, name)
+        view = block.views[stored]
+        if self._kept is not None:
+            self._kept[name] = view[row]
+            return view[row]
         if not view.requires_grad or len(view) == 1 or not torch.is_grad_enabled():
             # A view of one row is reshaped: the backward of indexing would copy the whole gradient once more.
             return view.squeeze(0) if len(view) == 1 else view[row]
-        if (block, name) not in self._entries:
+        if (block, stored) not in self._entries:
             # The backward of unbind stacks all rows once; that of indexing would allocate a whole tensor per row.
-            self._entries[block, name] = view.unbind(0)
-        return self._entries[block, name][row]
+            self._entries[block, stored] = view.unbind(0)
+        return self._entries[block, stored][row]
 
     def heads(self) -> list[tuple[Plan, dict[str, Tensor]] | None]:
         """Return each segment's plan and head tensors."""
