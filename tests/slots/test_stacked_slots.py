@@ -9,10 +9,11 @@ from adapterbank.encoder.batch import pack
 from adapterbank.encoder.forward import forward
 from adapterbank.inference.runner import outputs, segments
 from adapterbank.methods import Options
-from adapterbank.slots import heads
+from adapterbank.slots import heads, routing
 from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.routing import Route
 from adapterbank.slots.stack import Stacks
+from adapterbank.slots.stacked import Each
 from adapterbank.training.optimizer import AdamSettings, StackedAdam
 from plain_bert import bottleneck, plain_bert
 
@@ -122,6 +123,17 @@ def test_any_number_of_slots_stands_on_one_copy(bert, new_slot):
     slots = [stacks.put(above, new_slot(bert, above, seed=seed), base) for seed in range(5)]
     assert held() == before > 0
     assert len({stacks.slot(slot).places["layers.0.attention.adapter.up.weight"] for slot in (base, *slots)}) == 1
+
+
+def test_rows_of_slots_on_one_base_share_its_products(bert, new_slot, monkeypatch):
+    made = []
+    monkeypatch.setattr(routing, "Each", lambda *given: made.append(given) or Each(*given))
+    plan, rows, stacks = plan_of(size=4), bert.tokenize(TEXTS), Stacks(bert.tensors)
+    first, second = (stacks.put(plan, new_slot(bert, plan, seed=seed)) for seed in (1, 2))
+    slots = [stacks.put(plan, new_slot(bert, plan, seed=5 + k), base) for k, base in enumerate([first, first, second])]
+    outputs(bert.config, stacks, [row for row in rows for _ in slots], slots * len(rows))
+    tokens = sum(map(len, rows))
+    assert {tuple(sizes) for _, sizes in made} == {(2 * tokens, tokens), (tokens, tokens, tokens)}
 
 
 def test_what_was_put_is_taken_and_written_under_its_own_names(bert, new_slot):

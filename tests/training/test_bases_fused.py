@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from adapterbank.api import warm
 from adapterbank.api.opened import open_bank
 from adapterbank.errors import BackboneMismatch, ConfigError, InputError, PackageDamaged, PackageRequired
 from adapterbank.inference.engine import Engine
@@ -244,6 +245,26 @@ def test_a_task_stands_on_a_fused_one(fused):
     assert len(fresh.residents) == 5
     with pytest.raises(PackageRequired, match=r"f@1 cannot be removed, because top@1 stands on it"):
         fused.remove("f")
+
+
+def test_a_base_that_is_taught_together_may_fuse_tasks(fused):
+    options = {name: value for name, value in quick(fuse="a,b", rank=4).items() if name not in ("size", "few")}
+    made = fused.teach_together({"x": ROWS, "y": PAIRS}, "shared", **options)
+    assert made.package.manifest.requires == named(fused, "a", "b")
+    fused.train("top", PAIRS, PAIRS, **quick(on="shared"))
+    assert all(one.ok for one in fused.audit())
+
+
+def test_starts_are_compared_on_the_same_members(fused):
+    fused.train("f", ROWS, ROWS, **fusing("a,b"))
+    found = fused.train("h", reviews(260), ROWS, **fusing("a,b", start_from="auto") | {"epochs": 1})
+    assert found.record["fuse"] == named(fused, "a", "b")
+    assert "f@2" in repr(found.record["starting"]["trials"])
+
+
+def test_only_what_kernels_cover_is_compiled_ahead(fused):
+    plans, longest = warm._plans_of(fused.path, fused.backbone)
+    assert ([plan.method for plan in plans], longest) == (["adapter"] * 3, 32)
 
 
 # --- other commands

@@ -57,7 +57,7 @@ class _Linears(torch.autograd.Function):
 def _each(v: Tensor, weight: Each, bias: Each | None) -> Tensor:
     """Multiply each group of rows by its own weight, without copying weights or rows."""
     out = v.new_empty(len(v), len(weight.tensors[0]))
-    biases = bias.tensors if bias else [None] * len(weight.tensors)
+    biases = bias.tensors if bias else [None] * len(weight.tensors)  # which are divided as the weights are
     for rows, into, w, b in zip(v.split(weight.sizes), out.split(weight.sizes), weight.tensors, biases, strict=True):
         if b is None:
             torch.mm(rows, w.t(), out=into)
