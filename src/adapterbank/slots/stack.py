@@ -274,7 +274,8 @@ class Stacks:
         places = {name: source.places[own] for name, own in names.items()}
         shapes = {name: source.shapes[own] for name, own in names.items()}
         same, added = {name: name for name in names}, _added(plan, names)
-        stored = {name: source.stored.get(own, own) for name, own in names.items()}
+        found = {name: source.stored.get(own, own) for name, own in names.items()}
+        stored = {name: other for name, other in found.items() if other != name}
         self._slots[number] = Slot(plan, places, shapes, added, (), source.family, plan, same, stored=stored)
         return number
 
