@@ -247,6 +247,18 @@ def test_a_task_stands_on_a_fused_one(fused):
         fused.remove("f")
 
 
+def test_a_task_fuses_an_earlier_version_of_itself(bank):
+    bank.train("a", ROWS, ROWS, **fusing("a@1,b"))
+    assert bank.show("a").requires == named(bank, "a@1", "b")
+    assert all(one.ok for one in bank.audit())
+    with pytest.raises(ConfigError, match=r"a@2 is not trained on the bare encoder, but with other tasks beneath it"):
+        bank.train("a", ROWS, ROWS, **fusing("a,b"))
+    with pytest.raises(PackageRequired, match=r"a@1 cannot be removed, because a@2 stands on it"):
+        bank.remove("a@1")
+    bank.remove("a")
+    assert [task.name for task in bank.tasks()] == ["b", "c"]
+
+
 def test_a_base_that_is_taught_together_may_fuse_tasks(fused):
     options = {name: value for name, value in quick(fuse="a,b", rank=4).items() if name not in ("size", "few")}
     made = fused.teach_together({"x": ROWS, "y": PAIRS}, "shared", **options)
