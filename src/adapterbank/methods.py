@@ -185,7 +185,10 @@ METHODS: Mapping[str, Method] = {
         "attention over the frozen adapters of other tasks, the LayerNorms, a head (Pfeiffer et al. 2021)",
         lambda o, layers, depth: _HEAD | {"fusion"} | (_norms(layers) if o.train_norms else frozenset()),
         ("fuse", "rank", "layers", "sites", "train_norms"),
-        _FEW,
+        {
+            **_FEW,
+            "lr": Default(3e-3, "at 1e-3 the attention hardly leaves the mean of its members in some hundred steps"),
+        },
         additions=("fusion",),
         shown=("rank",),
     ),
