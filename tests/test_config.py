@@ -19,6 +19,7 @@ ANOTHER = {
     **{"size": 8, "layers": "0", "sites": "attention", "activation": "relu", "sigma": 0.5, "placement": "parallel"},
     **{"combine": "multiply", "inner_norm": True, "depth": 2, "train_norms": False, "top": 2},
     **{"rank": 4, "alpha": 8.0, "targets": "key", "trials": 3, "minutes": 1.0, "mix": 2, "narrow_after": 2},
+    "fuse": "a,b",
 }
 """A value that is not the default, for each option that only some methods use."""
 
@@ -224,11 +225,12 @@ def test_an_option_that_a_method_does_not_use_is_refused(method):
 @pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.slot])
 def test_resolve_fills_in_the_defaults_of_the_method_and_keeps_given_values(method):
     defaults = METHODS[method].defaults
-    found = resolve(parse({"method": method}))
+    needed = {"fuse": "a,b"} if method == "fusion" else {}
+    found = resolve(parse({"method": method, **needed}))
     assert {name: getattr(found, name) for name in defaults} == {name: row.value for name, row in defaults.items()}
     given = {"lr": 0.5, "epochs": 3, "weight_decay": 0.0, "epsilon": 0.1, "bias_correction": False, "pooling": "first"}
     assert set(given) == set(defaults)
-    kept = resolve(parse({"method": method, **given}))
+    kept = resolve(parse({"method": method, **needed, **given}))
     assert {name: getattr(kept, name) for name in given} == given
 
 

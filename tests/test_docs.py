@@ -34,7 +34,7 @@ def table(heading):
 
 def test_the_table_of_defaults_equals_the_defaults_of_the_library():
     titles, rows = table("Defaults")
-    assert titles == ["adapter", "layernorm", "lora", "ia3", "bitfit", "feature", "full", "top", "why"]
+    assert titles == ["adapter", "layernorm", "lora", "ia3", "fusion", "bitfit", "feature", "full", "top", "why"]
     assert sorted(titles[:-1]) == sorted(name for name, row in METHODS.items() if row.slot)
     named = {name.replace(" ", "_").replace("learning_rate", "lr"): values for name, values in rows.items()}
     assert set(named) == set(METHODS["adapter"].defaults)
@@ -53,8 +53,9 @@ def test_the_table_of_defaults_equals_the_defaults_of_the_library():
 
 def test_a_config_resolves_to_the_defaults_in_the_table():
     _, rows = table("Defaults")
-    for column, method in enumerate(["adapter", "layernorm", "lora", "ia3", "bitfit", "feature", "full", "top"]):
-        found = resolve(parse({"method": method}))
+    titles, _ = table("Defaults")
+    for column, method in enumerate(titles[:-1]):
+        found = resolve(parse({"method": method, **({"fuse": "a,b"} if method == "fusion" else {})}))
         assert float(rows["learning rate"][column]) == found.lr
         assert int(rows["epochs"][column]) == found.epochs
 
@@ -90,11 +91,13 @@ def test_the_table_of_variants_lists_the_adapters_options_and_their_values():
 
 
 @pytest.mark.parametrize(
-    ("heading", "method"), [("Low-rank parts", "lora"), ("Without an encoder", "automl")], ids=["lora", "automl"]
+    ("heading", "method"),
+    [("Low-rank parts", "lora"), ("Fuse tasks", "fusion"), ("Without an encoder", "automl")],
+    ids=["lora", "fusion", "automl"],
 )
 def test_the_options_of_a_method_are_documented_with_their_defaults(heading, method):
     _, rows = table(heading)
-    listed = {name.removeprefix("--"): values for name, values in rows.items()}
+    listed = {name.removeprefix("--").replace("-", "_"): values for name, values in rows.items()}
     assert set(listed) == set(METHODS[method].uses)
     for name, (default, what) in listed.items():
         value = OPTIONS[name].default

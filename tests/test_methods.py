@@ -70,6 +70,10 @@ def low_rank(layers, modules=("attention.query", "attention.value")):
     return {f"layers.{i}.{module}.lora.{leaf}" for i in layers for module in modules for leaf in ("a", "b")}
 
 
+def attentions(layers, sites=("attention", "feedforward")):
+    return {f"layers.{i}.{site}.fusion.{part}" for i in layers for site in sites for part in ("query", "key")}
+
+
 def biases(family, layers):
     """Return every bias of the linear layers and LayerNorms; those of the embeddings count as layer 0."""
     outside = EMBEDDING_NORM | (PROJECT & OUTSIDE[family]) if 0 in layers else set()
@@ -115,6 +119,12 @@ CASES = {
         Options(method="lora", rank=3, targets="down,up,output,value,key,query"),
         lambda f: low_rank(range(3), LINEAR),
         0,
+    ),
+    "fusion": (Options(method="fusion"), lambda f: attentions(range(3)) | norms(f, range(3)), 0),
+    "fusion in layers 1,2, after attention": (
+        Options(method="fusion", layers="1-2", sites="attention", train_norms=False, rank=3),
+        lambda f: attentions([1, 2], ["attention"]),
+        1,
     ),
     "bitfit": (Options(method="bitfit"), lambda f: biases(f, range(3)), 0),
     "bitfit in layers 1,2": (Options(method="bitfit", layers="1-2"), lambda f: biases(f, [1, 2]), 1),

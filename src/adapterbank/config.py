@@ -35,7 +35,7 @@ _OF_SLOTS = (
 )
 """Fields that a method without a slot does not use."""
 FRESH, AUTO = "none", "auto"
-"""Values of `start_from` that name no task; `on` has the first one too."""
+"""Values of `start_from` that name no task; `on` and `fuse` have the first one too."""
 LONGEST_SEPARATOR = 8
 """Characters between two labels of a cell."""
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -81,7 +81,9 @@ class Config(DataOptions):
     )
     inner_norm: bool = option(False, "Adapter: use a LayerNorm inside the adapter.", group="Method")
     depth: int = option(1, "Adapter: hidden layers of the bottleneck.", group="Method", low=1, high=8)
-    rank: int = option(8, "Lora: rank of the updates.", group="Method", low=1, high=MAX_SIZE)
+    rank: int = option(
+        8, "Lora: rank of the updates; fusion: width of queries and keys.", group="Method", low=1, high=MAX_SIZE
+    )
     alpha: float = option(16.0, "Lora: the updates are scaled by alpha / rank.", group="Method", low=0.001, high=1e6)
     targets: str = option(
         "query,value", f"Lora: which linear layers: {', '.join(methods.PROJECTIONS)}.", group="Method"
@@ -104,6 +106,12 @@ class Config(DataOptions):
     on: str = option(
         FRESH,
         "Task to stand on: its adapters act before the run's own, frozen: name, name@version or none.",
+        group="Method",
+        later=True,
+    )
+    fuse: str = option(
+        FRESH,
+        "Tasks whose adapters are fused, frozen, by attention that trains: two or more such as mnli,qnli@2, or none.",
         group="Method",
         later=True,
     )
@@ -200,6 +208,8 @@ def parse(values: Mapping[str, Any]) -> Config:
             converted[key] = convert(value, hints[key])
         except ValueError as error:
             mistakes.append(f"{key} is {short(repr(value))}; it must be {error}.")
+    if converted.get("fuse", FRESH) != FRESH:
+        converted.setdefault("method", "fusion")
     config = Config(**converted)
     mistakes += check(config)
     if mistakes:
@@ -256,7 +266,25 @@ def check(config: Config) -> list[str]:
         mistakes.append(f"mix is {config.mix}, but few is 'always', whose recipe has no copies; leave one of them out.")
     if config.mix > 1 and config.on != FRESH:
         mistakes.append(f"mix is {config.mix}, but on is {config.on!r}, with which copies do not train; leave one out.")
-    return mistakes + _unused_option_mistakes(config)
+    return mistakes + _fuse_mistakes(config) + _unused_option_mistakes(config)
+
+
+def fused_tasks(config: Config) -> list[str]:
+    """Return the names of the tasks that a run fuses."""
+    return [] if config.fuse == FRESH else [name.strip() for name in config.fuse.split(",")]
+
+
+def _fuse_mistakes(config: Config) -> list[str]:
+    """Return the mistakes of the tasks that a run fuses."""
+    if config.method not in METHODS or "fuse" not in METHODS[config.method].uses:
+        return []
+    names, given = fused_tasks(config), f"fuse is {short(repr(config.fuse))}"
+    mistakes = []
+    if len({*names}) < max(2, len(names)) or "" in names:
+        mistakes.append(f"{given}; it must name two tasks or more, each once, separated by commas.")
+    if config.on != FRESH:
+        mistakes.append(f"{given}, but on is {config.on!r}, and fused tasks stand on the encoder; leave one out.")
+    return mistakes
 
 
 def _separator_mistakes(config: Config) -> list[str]:

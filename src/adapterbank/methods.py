@@ -181,6 +181,17 @@ METHODS: Mapping[str, Method] = {
         _FEWER,
         additions=("ia3",),
     ),
+    "fusion": Method(
+        "attention over the frozen adapters of other tasks, the LayerNorms, a head (Pfeiffer et al. 2021)",
+        lambda o, layers, depth: _HEAD | {"fusion"} | (_norms(layers) if o.train_norms else frozenset()),
+        ("fuse", "rank", "layers", "sites", "train_norms"),
+        {
+            **_FEW,
+            "lr": Default(3e-3, "at 1e-3 the attention hardly leaves the mean of its members in some hundred steps"),
+        },
+        additions=("fusion",),
+        shown=("rank",),
+    ),
     "bitfit": Method(
         "the biases of the linear layers and LayerNorms, and a head (Ben Zaken et al. 2021)",
         lambda o, layers, depth: _HEAD | _biases(layers),

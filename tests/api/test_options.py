@@ -18,7 +18,7 @@ from adapterbank.config import Config
 
 OWN = {"task", "train", "dev", "test"}
 """Fields that `train` takes as arguments of their own."""
-WIDER = {"labels", "layers", "sites", "targets"}
+WIDER = {"labels", "layers", "sites", "targets", "fuse"}
 """Options that take more than a field stores: lists in place of commas."""
 
 

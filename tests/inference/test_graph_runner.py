@@ -76,12 +76,12 @@ class Bench:
         self.compiler = GraphCompiler(CPU)
         self.runner = GraphRunner(backbone.config, self.stacks, self.compiler, PLAIN)
 
-    def put(self, head, on=None, **options):
+    def put(self, head, on=(), **options):
         """Add a slot with numbers of its own, which stands on the slot `on`."""
         config = self.backbone.config
         shared = {"depth": config.layers, "shared_layers": config.shared_layers}
         plan = make_plan(Options(**options), head=head, **shared)
-        return self.stacks.put(plan, self._new_slot(self.backbone, plan, seed=next(self._made)), on)
+        return self.stacks.put(plan, self._new_slot(self.backbone, plan, seed=next(self._made)), *on)
 
     def eager(self, tokens, slots):
         return outputs(self.backbone.config, self.stacks, tokens, slots)
@@ -526,9 +526,9 @@ def test_rows_of_stacked_slots_run_in_the_same_graphs_as_others(tiny, new_slot, 
     base = bench.put(head, **below)
     slots = [base, None]
     for options in ABOVE:
-        slots += [bench.put(head, on=base, **options), bench.put(Head("regression", 1), on=base, **options)]
+        slots += [bench.put(head, on=(base,), **options), bench.put(Head("regression", 1), on=(base,), **options)]
         slots.append(bench.put(head, **options))
-    top = bench.put(head, on=slots[2], size=2)
+    top = bench.put(head, on=(slots[2],), size=2)
     slots.append(top)
     assert all(bench.runner.covers(slot) for slot in slots)
     tokens = rows_of(3 * len(slots), seed=4)
@@ -538,7 +538,7 @@ def test_rows_of_stacked_slots_run_in_the_same_graphs_as_others(tiny, new_slot, 
 
 def test_stacked_slots_of_one_form_share_a_graph_whatever_they_stand_on(bench):
     bases = [bench.put(Head("classification", 2), size=size) for size in (3, 16)]
-    slots = [bench.put(Head("classification", k), on=base, size=4) for base in bases for k in (2, 5)]
+    slots = [bench.put(Head("classification", k), on=(base,), size=4) for base in bases for k in (2, 5)]
     assert len({bench.stacks.slot(slot).family for slot in slots}) == 1
     assert len({bench.stacks.slot(slot).family for slot in (*slots, *bases)}) == 2
     bench.check(rows_of(12, seed=5), slots * 3)

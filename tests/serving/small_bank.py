@@ -43,12 +43,12 @@ class SmallBank:
         self.about = {"name": backbone.name, "sha256": backbone.sha256}
         self.bank = Bank.open(path, self.about, create=True)
 
-    def put(self, name, seed=0, kind="classification", pair=False, size=4, on=None):
-        """Put a task, or a new version of it, which stands on the package `on`."""
+    def put(self, name, seed=0, kind="classification", pair=False, size=4, on=None, fuse=()):
+        """Put a task, or a new version of it, which stands on the package `on` or fuses some."""
         labels, metric, outputs = KINDS[kind]
         columns = ("text", "other") if pair or kind == "span" else ("text",)
         task = Task(name, kind, columns, "label", labels, metric)
-        options = Options(size=size)
+        options = Options("fusion", rank=2) if fuse else Options(size=size)
         plan = make_plan(options, depth=self.backbone.config.layers, head=Head(kind, outputs))
         tensors = {key: t.numpy() for key, t in self.new_slot(self.backbone, plan, seed=seed).items()}
         trained = sum(array.size for array in tensors.values())
@@ -58,7 +58,12 @@ class SmallBank:
                 **{"format": FORMAT, "name": name, "version": 0, "task": task.to_json(), "method": plan.to_json()},
                 **{"backbone": self.about, "recipe": {"max_length": 64}, "seed": seed, "data": {}},
                 **{"metrics": {"dev": {metric: 0.5}}, "params": params, "bytes": 0, "weights_sha256": ""},
-                **{"library": "0.1.0", "created": "", "fingerprint": {}, "requires": [reference(on)] if on else []},
+                **{
+                    "library": "0.1.0",
+                    "created": "",
+                    "fingerprint": {},
+                    "requires": [*map(reference, [on] if on else fuse)],
+                },
             ),
             tensors,
         )

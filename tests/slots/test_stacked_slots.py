@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
-import torch.nn.functional as F
 
 from adapterbank.encoder.batch import pack
 from adapterbank.encoder.forward import forward
 from adapterbank.inference.runner import outputs, segments
 from adapterbank.methods import Options
-from adapterbank.slots import heads
+from adapterbank.slots import heads, routing
 from adapterbank.slots.plan import Head, make_plan
 from adapterbank.slots.routing import Route
 from adapterbank.slots.stack import Stacks
+from adapterbank.slots.stacked import Each
 from adapterbank.training.optimizer import AdamSettings, StackedAdam
+from plain_bert import bottleneck, plain_bert
 
 TEXTS = ("the cat was good", "a big dog", "it is a small red house", "the lazy fox was bad and the film was good")
 
@@ -26,37 +25,14 @@ def plan_of(method="adapter", outputs=2, **options):
 
 
 def by_hand(backbone, row, adapters, norms, head):
-    """Return the head's outputs of one row: BERT in plain torch, with adapters one after the other at each site."""
-    frozen, config = backbone.tensors | norms, backbone.config
-
-    def linear(x, name):
-        return F.linear(x, frozen[f"{name}.weight"], frozen[f"{name}.bias"])
-
-    def norm(x, name):
-        return F.layer_norm(x, x.shape[-1:], frozen[f"{name}.norm.weight"], frozen[f"{name}.norm.bias"], 1e-12)
+    """Return the head's outputs of one row, with adapters one after the other at each site."""
 
     def adapted(y, site):
         for own in adapters:
-            down, up = (F.linear, F.linear)
-            inner = down(y, own[f"{site}.adapter.down.weight"], own[f"{site}.adapter.down.bias"])
-            inner = F.gelu(inner, approximate="tanh")
-            y = y + up(inner, own[f"{site}.adapter.up.weight"], own[f"{site}.adapter.up.bias"])
+            y = y + bottleneck(y, own, site)
         return y
 
-    ids, types = torch.from_numpy(row.ids), torch.from_numpy(row.types)
-    x = frozen["embeddings.word.weight"][ids] + frozen["embeddings.position.weight"][: len(ids)]
-    x = norm(x + frozen["embeddings.type.weight"][types], "embeddings")
-    for layer in (f"layers.{i}" for i in range(config.layers)):
-        query, key, value = (
-            linear(x, f"{layer}.attention.{part}").view(len(ids), config.heads, -1).transpose(0, 1)
-            for part in ("query", "key", "value")
-        )
-        weights = (query @ key.transpose(1, 2) / math.sqrt(query.shape[-1])).softmax(-1)
-        y = linear((weights @ value).transpose(0, 1).flatten(1), f"{layer}.attention.output")
-        x = norm(x + adapted(y, f"{layer}.attention"), f"{layer}.attention")
-        y = linear(F.gelu(linear(x, f"{layer}.feedforward.up")), f"{layer}.feedforward.down")
-        x = norm(x + adapted(y, f"{layer}.feedforward"), f"{layer}.feedforward")
-    return F.linear(x.mean(0), head["head.weight"], head["head.bias"])
+    return plain_bert(backbone, row, adapted, norms, head)
 
 
 def norms_in(tensors):
@@ -65,10 +41,10 @@ def norms_in(tensors):
 
 def alone(backbone, rows, plans_and_tensors):
     """Return the outputs of rows through the last of slots that stand one on the other."""
-    stacks, slot = Stacks(backbone.tensors), None
+    stacks, below = Stacks(backbone.tensors), []
     for plan, tensors in plans_and_tensors:
-        slot = stacks.put(plan, tensors, slot)
-    return outputs(backbone.config, stacks, rows, [slot] * len(rows))
+        below = [stacks.put(plan, tensors, *below)]
+    return outputs(backbone.config, stacks, rows, below * len(rows))
 
 
 @pytest.mark.parametrize("train_norms", [True, False])
@@ -147,6 +123,17 @@ def test_any_number_of_slots_stands_on_one_copy(bert, new_slot):
     slots = [stacks.put(above, new_slot(bert, above, seed=seed), base) for seed in range(5)]
     assert held() == before > 0
     assert len({stacks.slot(slot).places["layers.0.attention.adapter.up.weight"] for slot in (base, *slots)}) == 1
+
+
+def test_rows_of_slots_on_one_base_share_its_products(bert, new_slot, monkeypatch):
+    made = []
+    monkeypatch.setattr(routing, "Each", lambda *given: made.append(given) or Each(*given))
+    plan, rows, stacks = plan_of(size=4), bert.tokenize(TEXTS), Stacks(bert.tensors)
+    first, second = (stacks.put(plan, new_slot(bert, plan, seed=seed)) for seed in (1, 2))
+    slots = [stacks.put(plan, new_slot(bert, plan, seed=5 + k), base) for k, base in enumerate([first, first, second])]
+    outputs(bert.config, stacks, [row for row in rows for _ in slots], slots * len(rows))
+    tokens = sum(map(len, rows))
+    assert {tuple(sizes) for _, sizes in made} == {(2 * tokens, tokens), (tokens, tokens, tokens)}
 
 
 def test_what_was_put_is_taken_and_written_under_its_own_names(bert, new_slot):

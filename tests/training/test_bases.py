@@ -68,9 +68,10 @@ def computed_apart(bank, ref, texts):
     chain = [bank.show(ref)]
     while chain[0].requires:
         chain.insert(0, bank.show("{name}@{version}".format(**chain[0].requires[0])))
-    stacks, slot = Stacks(bank.backbone.tensors), None
+    stacks, below = Stacks(bank.backbone.tensors), []
     for made in chain:
-        slot = stacks.put(Plan.from_json(made.method), tensors_of(bank, f"{made.name}@{made.version}"), slot)
+        slot = stacks.put(Plan.from_json(made.method), tensors_of(bank, f"{made.name}@{made.version}"), *below)
+        below = [slot]
     rows = bank.backbone.tokenize(*texts) if isinstance(texts, tuple) else bank.backbone.tokenize(texts)
     batch, route = pack(rows), Route(stacks, segments([(slot, len(row)) for row in rows]))
     with torch.inference_mode():
@@ -524,7 +525,7 @@ def whole_layers(bank):
         (another, r"a@1 stands on shared@1, but .*shared/1 contains another package"),
         (circle, r"a@1 stands in a circle: a@1 on shared@1 on a@1; remove it and train it again"),
         (elsewhere, r"a@1 stands on '\.\./\.\./c', which is no name of a task"),
-        (several, r"a@1 cannot be used \(it stands on several packages side by side, which only a later release"),
+        (several, r"a@1 cannot be used \(it stands on several packages side by side, which only a fusion does"),
         (whole_layers, r"a@1 cannot be used \(a package that changes whole layers carries no other"),
     ],
 )

@@ -19,7 +19,8 @@ from adapterbank.training import run as runs
 from small_data import FAST, answers, flags, pairs, reviews, scores, shell, snapshot, tags, write
 
 ROWS = reviews()
-SLOTS = [name for name, row in METHODS.items() if row.slot]
+SLOTS = [name for name, row in METHODS.items() if row.slot and "fuse" not in row.uses]
+"""Methods that need no other task."""
 SITES = [f"layers.{i}.{site}" for i in range(3) for site in ("attention", "feedforward")]
 
 

@@ -18,7 +18,7 @@ from adapterbank.training.dataset import DatasetReader, canonical
 from small_data import FAST, flags, pairs, reviews, scores, shell, snapshot, write
 
 ROWS, PAIRS = reviews(), pairs()
-STARTED = [name for name, row in METHODS.items() if row.slot and name != "feature"]
+STARTED = [name for name, row in METHODS.items() if row.slot and name not in ("feature", "fusion")]
 RECIPE = {
     *("lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction", "clip", "dropout"),
     *("class_weights", "patience", "max_length", "doc_stride", "sigma"),

@@ -84,6 +84,7 @@ class RunOptions(ModelOptions, total=False):
     trials: int
     minutes: float
     on: str
+    fuse: str | Sequence[str]
     default: str
 
 

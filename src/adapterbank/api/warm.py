@@ -55,7 +55,9 @@ def warm_up(
 
 
 def _plans_of(bank: str | Path, encoder: Backbone) -> tuple[list[Plan], int]:
-    """Return the forms of a bank's tasks that share batches, and the most tokens that any of them reads."""
+    """Return the forms of a bank's tasks that the kernels cover, and the most tokens that any of them reads."""
     manifests = [package.manifest for package in Bank.open(bank, encoder.reference).listing()[0]]
     plans = [Plan.from_json(manifest.method) for manifest in manifests]
-    return [plan for plan in plans if not plan.alone], max((one.recipe["max_length"] for one in manifests), default=1)
+    return [plan for plan in plans if not (plan.alone or plan.fuses)], max(
+        (one.recipe["max_length"] for one in manifests), default=1
+    )

@@ -51,9 +51,7 @@ def open_package(package: Package, backbone: Backbone) -> tuple[Resident, Source
             tuple(map(content_name, required(package))),
         )
         expected = check_plan(resident, backbone)
-        if len(resident.bases) > 1:
-            raise ValueError("it stands on several packages side by side, which only a later release can read")
-        check_foundation(resident.plan, below)
+        check_foundation(resident.plan, below, required(package))
     except (ValueError, InputError) as error:
         raise PackageDamaged(f"{package.ref} cannot be used ({error}); {RESTORE}.") from error
     return resident, partial(read_tensors, package, expected), below
@@ -73,13 +71,30 @@ def check_plan(resident: Resident, backbone: Backbone) -> dict[str, tuple[int, .
     return shapes(plan, config, has_pooler=backbone.has_pooler)
 
 
-def check_foundation(plan: Plan, below: Sequence[Package]) -> None:
-    """Refuse a plan that cannot stand on packages, which stand one on the other."""
+def check_foundation(plan: Plan, below: Sequence[Package], bases: Sequence[Package]) -> None:
+    """Refuse a plan that cannot stand on its `bases`; `below` has them with all that they stand on."""
     plans = [Plan.from_json(one.manifest.method) for one in below]
     if below and any(one.alone for one in (plan, *plans)):
         raise ValueError("a package that changes whole layers carries no other and stands on none")
     if sum(len(one.additions) for one in (plan, *plans)) > MAX_ADDITIONS:
         raise ValueError(f"it has more than {MAX_ADDITIONS} additions, with those of what it stands on")
+    if not plan.fuses and len(bases) > 1:
+        raise ValueError("it stands on several packages side by side, which only a fusion does")
+    if plan.fuses:
+        _check_members(plan, bases)
+
+
+def _check_members(plan: Plan, members: Sequence[Package]) -> None:
+    """Refuse packages that a plan cannot fuse."""
+    if len({one.ref for one in members}) < max(2, len(members)):
+        raise ValueError("a fusion needs two packages or more, each of them once")
+    for one in members:
+        own = Plan.from_json(one.manifest.method)
+        problem = next((why for fusion in plan.fusions if (why := fusion.refuses(own.additions))), None)
+        if one.manifest.requires:
+            problem = "is not trained on the bare encoder, but with other tasks beneath it"
+        if problem:
+            raise ValueError(f"{one.ref} {problem}")
 
 
 def read_tensors(package: Package, expected: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:

@@ -236,9 +236,9 @@ class SlotCache:
             base.carries += 1
         try:
             self._make_room(handle.bytes)
-            under = handle.bases[0].slot if handle.bases else None
+            under = [base.slot for base in handle.bases if base.slot is not None]
             arrays = {name: torch.from_numpy(array) for name, array in tensors.items()}
-            handle.slot = self.stacks.put(handle.plan, arrays, under)
+            handle.slot = self.stacks.put(handle.plan, arrays, *under)
         except BaseException:
             self._let_go(handle.bases)
             raise

@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from torch import Tensor
 
@@ -109,6 +109,23 @@ class Addition(Protocol):
         Both are `[n, width]` with one slot's tensors, or `[slots, n, width]` with stacked tensors. `y` may hold several
         sites side by side; `tensors` has one mapping of parts for each, empty for a site without an addition.
         """
+
+
+@runtime_checkable
+class Fuses(Protocol):
+    """An addition that fuses those of the slots that it stands on, which then do not act by themselves.
+
+    Their tensors at its sites are further parts of it: `<k>.<part>` is the part of the addition of slot k, from 0.
+    """
+
+    def over(self, below: Sequence[Sequence[Addition]]) -> Addition:
+        """Return the same, but with what it fuses: the additions of each slot."""
+
+    def refuses(self, additions: Sequence[Addition]) -> str | None:
+        """Return why it cannot fuse the additions of a slot, as the end of a sentence about that slot."""
+
+    def acts_at(self, site: str) -> bool:
+        """Return whether it acts at a site, as `layers.3.attention`."""
 
 
 @cache

@@ -7,7 +7,7 @@ No code outside `methods` and this file depends on the method that a slot was tr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, NotRequired, TypedDict
@@ -16,7 +16,7 @@ from adapterbank import schema
 from adapterbank.config import limited
 from adapterbank.errors import ConfigError
 from adapterbank.methods import ADDITIONS, LAYER, Options, addition_in, addition_name, find_method, parse_layers, roles
-from adapterbank.slots.addition import Addition, find_addition
+from adapterbank.slots.addition import Addition, Fuses, find_addition
 
 MAX_OUTPUTS = 1_000_000
 """The most outputs of a head."""
@@ -88,17 +88,44 @@ class Plan:
         site, part = name.split(f".{key}.", 1)
         return site, self.keys.index(key), part
 
-    def on(self, base: Plan) -> Plan:
-        """Return the plan with the additions of another one before its own."""
-        return replace(self, additions=(*base.additions, *self.additions))
+    @property
+    def fusions(self) -> tuple[Fuses, ...]:
+        """Those of its additions that fuse what it stands on."""
+        return tuple(addition for addition in self.additions if isinstance(addition, Fuses))
 
-    def name_on(self, base: Plan, name: str) -> str:
-        """Return the name that one of its tensors has in `self.on(base)`; those of the base keep theirs."""
+    @property
+    def fuses(self) -> bool:
+        """Whether it fuses the additions of what it stands on; otherwise it stands on one slot, and acts after it."""
+        return bool(self.fusions)
+
+    def on(self, *bases: Plan) -> Plan:
+        """Return the plan with what it fuses of other plans, or with the additions of one before its own."""
+        below = [base.additions for base in bases]
+        if self.fuses:
+            fused = (one.over(below) if isinstance(one, Fuses) else one for one in self.additions)
+            return replace(self, additions=tuple(fused))
+        return replace(self, additions=(*(one for additions in below for one in additions), *self.additions))
+
+    def name_on(self, bases: Sequence[Plan], name: str) -> str:
+        """Return the name that one of its tensors has in `self.on(*bases)`."""
         place = self.split(name)
-        if place is None:
+        if place is None or self.fuses:
             return name
         site, number, part = place
-        return f"{site}.{self.on(base).keys[len(base.additions) + number]}.{part}"
+        return f"{site}.{self.on(*bases).keys[sum(len(base.additions) for base in bases) + number]}.{part}"
+
+    def name_of(self, bases: Sequence[Plan], number: int, name: str) -> str | None:
+        """Return the name that a tensor of one of the bases has in `self.on(*bases)`; None if it is not read there."""
+        if "head" in roles(name):
+            return None
+        if not self.fuses:
+            return name
+        if place := bases[number].split(name):
+            site, _, part = place
+            for key, one in zip(self.keys, self.additions, strict=True):
+                if isinstance(one, Fuses) and one.acts_at(site):
+                    return f"{site}.{key}.{number}.{part}"
+        return None
 
     @property
     def removable(self) -> tuple[Addition, ...]:
@@ -160,9 +187,13 @@ def _without(addition: Addition, layers: Collection[int]) -> Addition:
     return addition.without(layers)
 
 
+_LATER = ("widths", "members")
+"""Fields of additions that a plan is stored without if they are empty, as before there were any."""
+
+
 def _to_json(addition: Addition) -> dict[str, Any]:
     value: dict[str, Any] = asdict(addition)  # type: ignore[call-overload]
-    return {name: field for name, field in value.items() if field or name != "widths"}  # as before there were any
+    return {name: field for name, field in value.items() if field or name not in _LATER}
 
 
 def _from_json(name: str, value: Mapping[str, Any]) -> Addition:

@@ -143,20 +143,20 @@ class Route:
         """Return a slot's tensor by name, padded, or the frozen one if the slot has none."""
         if slot is None or name not in slot.places:
             return self._stacks.frozen[name]
-        if self._kept is not None:
-            if name not in self._kept:
-                block, row = slot.places[name]
-                self._kept[name] = block.views[name][row]
+        if self._kept is not None and name in self._kept:
             return self._kept[name]  # type: ignore[no-any-return]
-        block, row = slot.places[name]
-        view = block.views[name]
+        (block, row), stored = slot.places[name], slot.stored.get(name, name)
+        view = block.views[stored]
+        if self._kept is not None:
+            self._kept[name] = view[row]
+            return view[row]
         if not view.requires_grad or len(view) == 1 or not torch.is_grad_enabled():
             # A view of one row is reshaped: the backward of indexing would copy the whole gradient once more.
             return view.squeeze(0) if len(view) == 1 else view[row]
-        if (block, name) not in self._entries:
+        if (block, stored) not in self._entries:
             # The backward of unbind stacks all rows once; that of indexing would allocate a whole tensor per row.
-            self._entries[block, name] = view.unbind(0)
-        return self._entries[block, name][row]
+            self._entries[block, stored] = view.unbind(0)
+        return self._entries[block, stored][row]
 
     def heads(self) -> list[tuple[Plan, dict[str, Tensor]] | None]:
         """Return each segment's plan and head tensors."""
@@ -235,15 +235,34 @@ class Route:
         first, number = self._slots[group.members[0][0]], group.members[0][1]
         assert first is not None
         for site in sites:
-            each = {part: self._part_tensors(group, site, part) for part in first.added.get(site, {}).get(number, ())}
+            parts = first.added.get(site, {}).get(number, ())
+            if group.grid is not None and apart:
+                own.append({part: self._each(group, site, part) for part in parts})
+                continue
+            each = {part: self._part_tensors(group, site, part) for part in parts}
             if group.grid is None:
                 own.append({part: tensors[0] for part, tensors in each.items()})
-            elif apart:
-                sizes = [self._sizes[i] for i, _ in group.members]
-                own.append({part: Each(tensors, sizes) for part, tensors in each.items()})
             else:
                 own.append({part: torch.stack(tensors) for part, tensors in each.items()})
         return own
+
+    def _each(self, group: _SlotGroup, site: str, part: str) -> Each:
+        """Return a part of each member's addition for its rows; members side by side that read one tensor share it."""
+        tensors: list[Tensor] = []
+        sizes: list[int] = []
+        last: object = None
+        for i, number in group.members:
+            slot = self._slots[i]
+            assert slot is not None
+            name = f"{site}.{slot.plan.keys[number]}.{part}"
+            place = slot.places[name], slot.stored.get(name, name)
+            if place == last:
+                sizes[-1] += self._sizes[i]
+            else:
+                tensors.append(self.tensor(slot, name))
+                sizes.append(self._sizes[i])
+            last = place
+        return Each(tensors, sizes)
 
     def _part_tensors(self, group: _SlotGroup, site: str, part: str) -> list[Tensor]:
         """Return a part of each member's addition at a site."""

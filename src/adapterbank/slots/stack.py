@@ -10,7 +10,7 @@ thousand narrow ones.
 
 from __future__ import annotations
 
-import copy
+import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ class RowLayout:
         """Start and end of each tensor within the row."""
         ranges, start = {}, 0
         for name, shape in self.shapes.items():
-            size = _size(shape)
+            size = math.prod(shape)
             ranges[name] = (start, start + size)
             start += -(-size // _ALIGNED) * _ALIGNED
         return ranges
@@ -97,12 +97,6 @@ class Block:
         if leaves:
             self.views = {name: view.detach().requires_grad_() for name, view in self.views.items()}
 
-    def renamed(self, names: Mapping[str, str]) -> Block:
-        """Return this block with some of its tensors under other names: `names` maps these to its own."""
-        other = copy.copy(self)
-        other.views = {name: self.views[own] for name, own in names.items() if own in self.views}
-        return other
-
     def refresh(self) -> None:
         """Update the copy in a lower precision."""
         if self.used is not self.tensor:
@@ -131,6 +125,8 @@ class Slot:
     """The name in `places` of each of its own tensors."""
     under: tuple[tuple[Block, int], ...] = ()
     """The rows of what it stands on, without those of heads."""
+    stored: Mapping[str, str] = field(default_factory=dict)
+    """The name that a tensor of `places` has in its block, where that is another one."""
 
     @cached_property
     def read(self) -> tuple[tuple[Block, int], ...]:
@@ -232,17 +228,19 @@ class Stacks:
             self._kept.popitem(last=False)
         return found
 
-    def put(self, plan: Plan, tensors: Mapping[str, Tensor], base: int | None = None, *, frozen: bool = False) -> int:
+    def put(self, plan: Plan, tensors: Mapping[str, Tensor], *bases: int, frozen: bool = False) -> int:
         """Copy a slot's tensors into the stacks and return its number.
 
-        It stands on the slot `base`, which must stay as long: that slot's additions act before its own, and all else of
-        it but the head takes the place of the encoder's, unless the new slot has its own. A `frozen` slot never trains.
+        It stands on the slots `bases`, which must stay as long. Of one, the additions act before its own, and all else
+        but the head takes the place of the encoder's, unless the new slot has its own. If its plan fuses, there may be
+        several, of which it reads only the additions that it fuses. A `frozen` slot never trains.
         """
         slot, self._next = self._next, self._next + 1
-        under = self._slots[base] if base is not None else None
-        names = {name: plan.name_on(under.plan, name) if under else name for name in tensors}
-        own, tensors = plan, {names[name]: tensor for name, tensor in tensors.items()}
-        plan = own.on(under.plan) if under else own
+        unders = [self._slots[base] for base in bases]
+        below, own = [under.plan for under in unders], plan
+        names = {name: own.name_on(below, name) for name in tensors}
+        tensors = {names[name]: tensor for name, tensor in tensors.items()}
+        plan = own.on(*below) if below else own
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         rows: list[tuple[Block, int]] = []
         try:
@@ -258,26 +256,27 @@ class Stacks:
         except BaseException:
             self._release(rows)
             raise
-        places = {name: place for place in rows for name in place[0].layout.shapes}
-        carried = {name: place for name, place in under.places.items() if "head" not in roles(name)} if under else {}
-        places = carried | {name: places[name] for name in tensors}
+        places, stored = _carried(own, unders)
+        found = {name: place for place in rows for name in place[0].layout.shapes}
+        places |= {name: found[name] for name in tensors}
         family = self._families.setdefault(graph_form(plan, places), len(self._families))
-        below = tuple(row for row in under.read if not row[0].layout.head) if under else ()
-        self._slots[slot] = Slot(plan, places, shapes, _added(plan, places), tuple(rows), family, own, names, below)
+        read = tuple(row for under in unders for row in under.read if not row[0].layout.head)
+        added = _added(plan, places)
+        self._slots[slot] = Slot(plan, places, shapes, added, tuple(rows), family, own, names, read, stored)
         return slot
 
     def view(self, slot: int, plan: Plan, names: Mapping[str, str]) -> int:
         """Number a slot whose tensors are some of another one's: `names` maps its names to those of the other.
 
-        It is valid until blocks move; `remove` it then.
+        `remove` it before the other one.
         """
         source, number, self._next = self._slots[slot], self._next, self._next + 1
-        blocks = {block: block.renamed(names) for block, _ in source.rows}
-        found = {name: source.places[own] for name, own in names.items()}
-        places = {name: (blocks[block], row) for name, (block, row) in found.items()}
+        places = {name: source.places[own] for name, own in names.items()}
         shapes = {name: source.shapes[own] for name, own in names.items()}
-        same = {name: name for name in names}
-        self._slots[number] = Slot(plan, places, shapes, _added(plan, names), (), source.family, plan, same)
+        same, added = {name: name for name in names}, _added(plan, names)
+        found = {name: source.stored.get(own, own) for name, own in names.items()}
+        stored = {name: other for name, other in found.items() if other != name}
+        self._slots[number] = Slot(plan, places, shapes, added, (), source.family, plan, same, stored=stored)
         return number
 
     def layouts(self, plan: Plan, shapes: Mapping[str, tuple[int, ...]], *, frozen: bool = False) -> list[RowLayout]:
@@ -368,6 +367,18 @@ class Stacks:
         return block, len(block.owners) - 1
 
 
+def _carried(own: Plan, unders: Sequence[Slot]) -> tuple[dict[str, tuple[Block, int]], dict[str, str]]:
+    """Return the places of what a slot reads of those that it stands on, and the names there where they differ."""
+    places: dict[str, tuple[Block, int]] = {}
+    stored: dict[str, str] = {}
+    for number, under in enumerate(unders):
+        for theirs, place in under.places.items():
+            if name := own.name_of([one.plan for one in unders], number, theirs):
+                places[name], kept = place, under.stored.get(theirs, theirs)
+                stored |= {name: kept} if kept != name else {}
+    return places, stored
+
+
 def _added(plan: Plan, names: Iterable[str]) -> dict[str, dict[int, tuple[str, ...]]]:
     """Return the additions that act at each site, with their parts, from the names of a slot's tensors."""
     added: dict[str, dict[int, tuple[str, ...]]] = {}
@@ -377,13 +388,6 @@ def _added(plan: Plan, names: Iterable[str]) -> dict[str, dict[int, tuple[str, .
             parts = added.setdefault(site, {})
             parts[number] = (*parts.get(number, ()), part)
     return {site: dict(sorted(parts.items())) for site, parts in added.items()}
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size
 
 
 def _padded(name: str, shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:

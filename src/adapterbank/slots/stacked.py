@@ -19,12 +19,14 @@ class Each:
     sizes: Sequence[int]
 
 
-def linear(v: Tensor, weight: Tensor | Each, bias: Tensor | Each) -> Tensor:
+def linear(v: Tensor, weight: Tensor | Each, bias: Tensor | Each | None = None) -> Tensor:
     """Return `v W' + b` for `[n, in]`, or for each part of `[parts, n, in]` with stacked weights and biases."""
     if isinstance(weight, Each) or isinstance(bias, Each):
         return _each(v, weight, bias)  # type: ignore[arg-type]
     if weight.dim() == 2:
         return F.linear(v, weight, bias)
+    if bias is None:
+        return torch.bmm(v, weight.transpose(1, 2))
     if not v.is_cuda:
         return torch.baddbmm(bias.unsqueeze(1), v, weight.transpose(1, 2))
     if not torch.is_grad_enabled():
@@ -52,10 +54,13 @@ class _Linears(torch.autograd.Function):
         return dv, torch.bmm(grads[0].transpose(1, 2), v), torch.bmm(ones, grads[0]).squeeze(1)
 
 
-def _each(v: Tensor, weight: Each, bias: Each) -> Tensor:
+def _each(v: Tensor, weight: Each, bias: Each | None) -> Tensor:
     """Multiply each group of rows by its own weight, without copying weights or rows."""
     out = v.new_empty(len(v), len(weight.tensors[0]))
-    parts = zip(v.split(weight.sizes), out.split(weight.sizes), weight.tensors, bias.tensors, strict=True)
-    for rows, into, w, b in parts:
-        torch.addmm(b, rows, w.t(), out=into)
+    biases = bias.tensors if bias else [None] * len(weight.tensors)  # which are divided as the weights are
+    for rows, into, w, b in zip(v.split(weight.sizes), out.split(weight.sizes), weight.tensors, biases, strict=True):
+        if b is None:
+            torch.mm(rows, w.t(), out=into)
+        else:
+            torch.addmm(b, rows, w.t(), out=into)
     return out

@@ -36,7 +36,7 @@ from adapterbank.slots.plan import Head, Plan, make_plan, trained
 from adapterbank.storage import records
 from adapterbank.tasks.profile import LONG_SHARE, lose_much
 from adapterbank.tasks.spec import Examples, Task
-from adapterbank.training.bases import Base, Bases
+from adapterbank.training.bases import Base, Bases, Members
 from adapterbank.training.dataset import Dataset, DatasetReader
 from adapterbank.training.job import Narrowing, TrainingJob
 from adapterbank.training.narrowing import Units, narrow_plan
@@ -87,7 +87,7 @@ class ResolvedRun:
     """The most windows of a text, as `make_rows` takes it."""
     start: Start | None
     """What its tensors start from; None if they are new."""
-    base: Base | None
+    base: Base | Members | None
     """What its slot stands on; None if that is the bare encoder."""
     recompute: str
     """Whether its steps compute outputs again; changes no gradient, so it is not part of the identity."""
@@ -167,10 +167,10 @@ class RunBuilder:
         plan = make_run_plan(config, self.backbone, data, windows)
         device = find_device(config.device)
         dtype, layout = find_dtype(config.precision, device), find_layout(config.precision, device)
-        base = self._bases.find(config.on, plan)
+        base = self._bases.find(config, plan)
         start = self._starts.find(start_from or config.start_from, plan, base)
         own = identity(config, self.backbone, data.about()) | ({"start_from_sha256": start.sha256} if start else {})
-        own |= {"on_sha256": base.reference["weights_sha256"]} if base else {}
+        own |= base.identity() if base else {}
         return ResolvedRun(config, data, plan, own, device, dtype, layout, windows, start, base, self._recompute)
 
     def prepare(self, resolved: ResolvedRun) -> PreparedRun:

@@ -15,7 +15,7 @@ from adapterbank.inference.rows import Rows, epoch_order
 from adapterbank.kinds.table import KINDS
 from adapterbank.slots.mixture import Mixture
 from adapterbank.slots.plan import Plan
-from adapterbank.training.bases import Base
+from adapterbank.training.bases import Base, Members
 from adapterbank.training.optimizer import AdamSettings, Schedule
 from adapterbank.training.step_input import StepInput
 
@@ -57,7 +57,7 @@ class TrainingJob:
     mix: int = 1
     """Copies of each addition, of which the mean is kept."""
 
-    base: Base | None = None
+    base: Base | Members | None = None
     """What the slot stands on; it does not train."""
 
     @cached_property

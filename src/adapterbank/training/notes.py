@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from adapterbank.config import Config
 from adapterbank.inference.rows import Rows
 from adapterbank.slots.plan import Plan
-from adapterbank.training.bases import Base
+from adapterbank.training.bases import Base, Members
 from adapterbank.training.pairs import count_steps
 from adapterbank.training.start import Start
 
@@ -47,7 +47,7 @@ def without_effect(config: Config) -> str:
     return f", and {' and '.join(names)} {'has' if len(names) == 1 else 'have'} no effect" if names else ""
 
 
-def few_labels(plan: Plan, start: Start | Base | None, rows: Mapping[str, Rows], batch: int) -> str:
+def few_labels(plan: Plan, start: Start | Base | Members | None, rows: Mapping[str, Rows], batch: int) -> str:
     """Return what the recipe for few labels does, in place of the usual one."""
     count, what = rows["train"].units, "the head is fitted by logistic regression"
     if not plan.only_head:

@@ -85,7 +85,7 @@ def is_version_of(made: Manifest, run: ResolvedRun) -> bool:
     recipe |= {"start_from": run.start.about()} if run.start else {}
     method = made.method if run.narrows else run.plan.to_json()  # which units are kept follows from the rest
     about = {"data": run.data.about(), "method": method, "seed": run.config.seed, "recipe": recipe}
-    about |= {"requires": [run.base.reference]} if run.base else {}
+    about |= {"requires": run.base.references} if run.base else {}
     return _identity(made.to_json()) == _identity(about)
 
 

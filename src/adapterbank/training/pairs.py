@@ -28,7 +28,7 @@ from adapterbank.slots import heads
 from adapterbank.slots.plan import Plan
 from adapterbank.slots.routing import Route
 from adapterbank.slots.stack import Stacks
-from adapterbank.training.bases import Base
+from adapterbank.training.bases import Base, Members
 from adapterbank.training.eager_step import token_limit
 from adapterbank.training.optimizer import AdamSettings, Schedule, StackedAdam
 from adapterbank.training.step_input import dropout_rates
@@ -61,12 +61,12 @@ class SlotEncoder:
         tensors: Mapping[str, Tensor],
         settings: AdamSettings,
         dropout: float | None = None,
-        base: Base | None = None,
+        base: Base | Members | None = None,
     ) -> None:
         """Place a slot's tensors and their optimiser on its base; `dropout` is by default the encoder's own."""
         self.encoder, self.plan = encoder, plan
         self.stacks = Stacks(encoder.tensors)
-        self.slot = self.stacks.put(plan, tensors, base.put(self.stacks, {}) if base else None)
+        self.slot = self.stacks.put(plan, tensors, *(base.put(self.stacks, {}) if base else ()))
         self.adam = StackedAdam(self.stacks, compute=encoder.dtype)
         self.adam.admit(self.slot, settings)
         self._rates = dropout_rates(encoder.config, dropout)

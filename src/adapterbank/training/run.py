@@ -268,7 +268,7 @@ def finish_run(
     config, data, task = resolved.config, resolved.data, resolved.data.task
     best = {name: tensor.numpy() for name, tensor in state.tensors["best"].items()}
     below = resolved.base
-    bases = (engine.load(below.package, content_name(below.package), asked=False),) if below else ()
+    bases = tuple(engine.load(one, content_name(one), asked=False) for one in (below.packages if below else ()))
     reading = config.max_length, config.doc_stride, resolved.windows
     engine.enter(config.task, Resident(task, resolved.plan, *reading, bases), best)
     outputs = {
@@ -312,7 +312,7 @@ def finish_run(
         **state.about,
         **({"windows": resolved.windows} if resolved.windows else {}),
         **({"start_from": resolved.start.about()} if resolved.start else {}),
-        **({"on": resolved.base.reference} if resolved.base else {}),
+        **(resolved.base.about() if resolved.base else {}),
         **({"average": state.average} if state.average else {}),
         **({"restarts": state.restarts} if state.restarts else {}),
         **({"narrowed": state.narrowed} if state.narrowed else {}),
@@ -361,5 +361,5 @@ def _draft(
         library=__version__,
         created="",
         fingerprint=outputs,
-        requires=[resolved.base.reference] if resolved.base else [],
+        requires=resolved.base.references if resolved.base else [],
     )

@@ -36,7 +36,7 @@ from adapterbank.storage.package import (
     read_manifest,
 )
 from adapterbank.storage.requirements import ref_of
-from adapterbank.training.bases import Base
+from adapterbank.training.bases import Base, Members
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Starts:
         self._backbone, self._bank = backbone, bank
         self._found: dict[str, Start] = {}
 
-    def find(self, name: str, plan: Plan, base: Base | None = None) -> Start | None:
+    def find(self, name: str, plan: Plan, base: Base | Members | None = None) -> Start | None:
         """Return what a run with this plan starts from, or None if its tensors are new.
 
         Refuse another form of slot, and one that stands on something else than the run's `base`.
@@ -101,7 +101,7 @@ class Starts:
         return start
 
     def fitting(
-        self, plan: Plan, may: Callable[[Manifest], bool], most: int, base: Base | None = None
+        self, plan: Plan, may: Callable[[Manifest], bool], most: int, base: Base | Members | None = None
     ) -> tuple[list[Start], dict[str, str]]:
         """Return the default versions that a run with this plan may start from, and why others are left out.
 
@@ -190,12 +190,12 @@ def difference(plan: Plan, other: Plan) -> str | None:
     return None
 
 
-def _other_base(requires: Sequence[RequiredFields], base: Base | None) -> str | None:
+def _other_base(requires: Sequence[RequiredFields], base: Base | Members | None) -> str | None:
     """Return how a package stands on something else than a run, as the end of a sentence."""
-    if list(requires) == ([base.reference] if base else []):
+    if list(requires) == (base.references if base else []):
         return None
-    own = base.ref if base else "nothing"
-    return f"stands on {', '.join(map(ref_of, requires)) or 'nothing'}, and this run on {own}; use the same --on"
+    own, option = (base.ref, base.option) if base else ("nothing", "on")
+    return f"stands on {', '.join(map(ref_of, requires)) or 'nothing'}, and this run on {own}; use the same --{option}"
 
 
 def _options(addition: Mapping[str, Any]) -> dict[str, Any]:

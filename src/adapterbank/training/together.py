@@ -61,8 +61,8 @@ class _Together:
         self.config, self.prefixes = config, PrefixCache(config, encoder.tensors)
         self.first = first_trained_layer(first.changed, config.layers)
         self.stacks = Stacks(encoder.tensors)
-        under = first.base.put(self.stacks, {}) if first.base else None
-        self.slot = self.stacks.put(first.plan, _parts(first.initial)[0], under)
+        under = first.base.put(self.stacks, {}) if first.base else ()
+        self.slot = self.stacks.put(first.plan, _parts(first.initial)[0], *under)
         self.runs = [self._with_head(number, job) for number, job in enumerate(jobs)]
         self.adam = StackedAdam(self.stacks, compute=encoder.dtype)
         for slot in (self.slot, *(run.slot for run in self.runs)):

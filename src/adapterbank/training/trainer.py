@@ -171,8 +171,8 @@ class Trainer:
 
     def _admit(self, run: ActiveRun, tensors: Mapping[str, Mapping[str, Tensor]] | None = None) -> None:
         """Add a run, with its tensors or those of its state if it has any."""
-        under = run.job.base.put(self.stacks, self.bases) if run.job.base else None
-        run.slot = self.stacks.put(run.job.mixture.whole, run.job.initial, under)
+        under = run.job.base.put(self.stacks, self.bases) if run.job.base else ()
+        run.slot = self.stacks.put(run.job.mixture.whole, run.job.initial, *under)
         self.adam.admit(run.slot, run.job.settings)
         self.runs.append(run)
         if saved := tensors or run.state.tensors:

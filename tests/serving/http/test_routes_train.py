@@ -66,7 +66,7 @@ def test_a_key_starts_only_from_tasks_that_it_may_train(jobs, tmp_path):
     for start, status in (("other@1", 403), ("../other/1", 403), ("none", 202), ("sentiment@1", 202)):
         found = ask(app, "POST", f"{PATH}?start_from={start}", content=table(), headers=headers)
         assert found.status_code == status, (start, found.text)
-    for query in ("start-from=other", "on=other@1", "on=other&start_from=none"):
+    for query in ("start-from=other", "on=other@1", "on=other&start_from=none", "fuse=sentiment,%20other@1"):
         assert ask(app, "POST", f"{PATH}?{query}", content=table(), headers=headers).status_code == 403, query
 
 

@@ -31,6 +31,8 @@ def test_no_option_of_a_request_names_a_file_or_a_device():
         ("a", {"method": "automl"}, "produces nothing to serve"),
         ("a", {"start_from": "auto"}, "start_from is 'auto', which a request cannot use"),
         ("a", {"start_from": "../b/tasks/b/1"}, "start_from is '../b/tasks/b/1', a path; name a task"),
+        ("a", {"fuse": "a,../b/tasks/b/1"}, "fuse is '../b/tasks/b/1', a path; name a task"),
+        ("a", {"fuse": "a"}, "fuse is 'a'; it must name two tasks or more"),
         ("a", {"on": "../b/tasks/b/1"}, "on is '../b/tasks/b/1', a path; name a task"),
         ("a", {"method": "layernorm", "size": "8"}, "does not use it"),
     ],

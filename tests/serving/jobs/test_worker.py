@@ -77,6 +77,17 @@ def test_a_run_stands_on_a_task_of_the_bank(idle):
     assert again["version"] == 2
 
 
+def test_a_run_fuses_tasks_of_the_bank(idle):
+    for seed in range(2):
+        job = {**idle.job(send(idle, seed=seed), resuming=False), "newest": seed}
+        worker.train(job, lambda message: None)
+    job = {**idle.job(send(idle, fuse="sentiment@1,sentiment@2", size=64), resuming=False), "newest": 2}
+    assert worker.train(job, lambda message: None)["version"] == 3
+    made = Bank.open(idle.bank).get("sentiment").manifest
+    assert [one["version"] for one in made.requires] == [1, 2]
+    assert made.method["name"] == "fusion"
+
+
 def test_a_damaged_state_loses_the_epochs_and_not_the_run(idle):
     run = send(idle)
     job = {**idle.job(run, resuming=True), "newest": 0}

@@ -80,6 +80,29 @@ def test_a_base_that_is_damaged_refuses_its_tasks_alone(registry, stacked):
     assert state(registry) == (["base", "plain"], ["one", "two"])
 
 
+def test_a_fused_task_is_served_while_all_its_members_are_there(stacked, tmp_path):
+    members = [stacked.put(name, seed) for seed, name in enumerate(("m", "n"), 20)]
+    stacked.put("fused", 30, fuse=members)
+    registry = TaskRegistry(stacked.bank, stacked.engine())
+    registry.scan()
+    assert state(registry) == (["base", "fused", "m", "n", "one", "plain", "two"], [])
+    before = answers(registry.engine, registry.find("fused").key)
+    assert np.array_equal(before, answers(stacked.alone("fused@1"), "fused@1"))
+    assert len(registry.engine.residents) == 7
+    others = ["base", "m", "one", "plain", "two"]
+    folder = stacked.bank.path / "tasks" / "n"
+    shutil.move(folder, tmp_path / "away")
+    registry.scan()
+    assert state(registry) == (others, ["fused"])
+    assert "fused@1 stands on n@1, which is not in this bank" in registry.problems["fused"]
+    shutil.move(tmp_path / "away", folder)
+    registry.scan()
+    assert np.array_equal(answers(registry.engine, registry.find("fused").key), before)
+    damage(stacked.bank.get("n"))
+    registry.scan()
+    assert state(registry) == (others, ["fused", "n"])
+
+
 def test_the_lowest_of_a_chain_may_arrive_last(stacked, tmp_path):
     stacked.put("top", 5, on=stacked.bank.get("one"))
     folder = stacked.bank.path / "tasks" / "base"

@@ -36,6 +36,8 @@ A catalog task has its own data: adapterbank train --bank bank --task glue/mrpc 
 
 Train four copies of each adapter, and keep their mean: adapterbank train --bank bank --task glue/rte --mix 4
 
+Weigh the adapters of other tasks: adapterbank train --bank bank --task glue/rte --data-root data --fuse mnli,qnli
+
 Find the smallest adapter that is good enough: adapterbank train --bank bank --task glue/rte --size auto --prune
 
 A width for each layer, 32 on average: adapterbank train --bank bank --task glue/rte --data-root data --size 64to32

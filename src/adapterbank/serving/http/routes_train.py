@@ -109,7 +109,8 @@ def train_router(jobs: JobQueue, *, per_key: int | None = None, heartbeat: float
         sizes = _sizes(options, request.headers.get("content-length", ""))
         format = _format(request.headers.get("content-type", ""), options.pop("format", ""))
         context: RequestContext = request.state.context
-        for used in (options.get("start_from") or options.get("start-from"), options.get("on")):
+        fused = [name.strip() for name in options.get("fuse", "").split(",")]
+        for used in (options.get("start_from") or options.get("start-from"), options.get("on"), *fused):
             if used and used != FRESH:
                 context.require("train", used)  # the weights of a task are as private as its answers
         uploads.check(context.key_name)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from adapterbank import config as configs
-from adapterbank.config import AUTO
+from adapterbank.config import AUTO, fused_tasks
 from adapterbank.errors import ConfigError, InputError, UnknownName
 from adapterbank.methods import METHODS
 from adapterbank.serving.jobs.run_row import FORMATS
@@ -18,7 +18,8 @@ OPTIONS = (
     *("method", "size", "layers", "sites", "activation", "sigma", "train_norms", "placement", "combine", "inner_norm"),
     *("depth", "narrow_after", "rank", "alpha", "targets", "top", "pooling", "head_hidden"),
     *("lr", "epochs", "batch", "warmup", "weight_decay", "epsilon", "bias_correction", "clip", "dropout"),
-    *("class_weights", "patience", "mix", "average", "calibrate", "few", "seed", "start_from", "on", "default"),
+    *("class_weights", "patience", "mix", "average", "calibrate", "few", "seed", "start_from", "on", "fuse"),
+    "default",
 )
 """The options a request may set. None of them names a file, an encoder or a device of this machine."""
 
@@ -43,8 +44,9 @@ def check(task: str, options: Mapping[str, Any], format: str) -> tuple[str, dict
         mistakes.append("start_from is 'auto', which a request cannot use; name a task, or leave it out.")
     if is_package_path(parsed.start_from):
         mistakes.append(f"start_from is {parsed.start_from!r}, a path; name a task, or one version of it.")
-    if is_package_path(parsed.on):
-        mistakes.append(f"on is {parsed.on!r}, a path; name a task, or one version of it.")
+    for option, names in (("on", [parsed.on]), ("fuse", fused_tasks(parsed))):
+        paths = [name for name in names if is_package_path(name)]
+        mistakes += [f"{option} is {name!r}, a path; name a task, or one version of it." for name in paths]
     if mistakes:
         raise ConfigError(mistakes)
     return name, {key: getattr(parsed, key) for key in (option.replace("-", "_") for option in options)}

@@ -190,6 +190,10 @@ class Adapter:
     def apply(self, y: Tensor, x: Tensor, tensors: Sequence[Mapping[str, Any]]) -> Tensor:
         """See `Addition`. Widths may be padded with zeros, which stay zero through the arithmetic."""
         (own,) = tensors
+        return y + self.change(y, x, own)
+
+    def change(self, y: Tensor, x: Tensor, own: Mapping[str, Any]) -> Tensor:
+        """Return what it adds to `y`; see `apply`."""
         v = x if self.placement == "parallel" else y
         if self.inner_norm:
             gain, shift = (own[f"norm.{leaf}"].unsqueeze(-2) for leaf in ("weight", "bias"))
@@ -198,7 +202,7 @@ class Adapter:
         for module in ("down", *(f"middle.{k}" for k in range(1, self.depth))):
             v = activate(linear(v, own[f"{module}.weight"], own[f"{module}.bias"]))
         v = linear(v, own["up.weight"], own["up.bias"])
-        return y + v if self.combine == "add" else y + y * v
+        return v if self.combine == "add" else y * v
 
 
 ADDITION = Adapter
