@@ -18,6 +18,7 @@ SCORES = {  # task, options -> the score of seeds 0, 1, …, in hundredths
     ("glue-cola", ()): (30, 30),
     ("glue-cola", (("mix", 4),)): (28, 30),
     ("glue-cola", (("size", "64to32"),)): (31, 31),
+    ("glue-cola", (("method", "fusion"), ("fuse", "mnli,sst2"))): (33, 35),
     ("glue-sst2", (("mix", 4),)): (99, 99),
 }
 
@@ -42,6 +43,8 @@ def test_each_way_is_compared_with_plain_runs_of_its_size_and_seed(study):
         ("adapter 8, average", ""): 1.5,
         ("adapter 64to32", "glue-cola"): 1.0,
         ("adapter 64to32", ""): 1.0,
+        ("fusion 8, fuse mnli,sst2", "glue-cola"): 4.0,
+        ("fusion 8, fuse mnli,sst2", ""): 4.0,
     }
     assert found["adapter 64, mix 4", ""]["sem"] == pytest.approx((1 + 1) ** 0.5 / 2)  # variances 2 and 2, two seeds
     assert found["adapter 64, mix 4", ""]["pairs"] == 4
@@ -52,12 +55,12 @@ def test_the_drawing_has_a_point_for_each_task_and_one_for_all(study):
     (drawing,) = [one for one in figures.draw_all(study) if one.name == "ways"]
     (axis,) = drawing.figure.axes
     assert [tick.get_text() for tick in axis.get_yticklabels()] == [
-        "adapter 64, mix 4", "adapter 64to32", "adapter 8, average",
+        "adapter 64, mix 4", "adapter 64to32", "adapter 8, average", "fusion 8, fuse mnli,sst2",
     ]  # fmt: skip
     small = [line.get_xdata() for line in axis.get_lines() if line.get_marker() == "."]
-    assert [sorted(round(x, 6) for x in points) for points in small] == [[-1.0, 2.0], [1.0], [1.5]]
+    assert [sorted(round(x, 6) for x in points) for points in small] == [[-1.0, 2.0], [1.0], [1.5], [4.0]]
     large = [line.get_xdata() for line in axis.get_lines() if line.get_marker() == "D"]
-    assert [round(float(points[0]), 6) for points in large] == [0.5, 1.0, 1.5]
+    assert [round(float(points[0]), 6) for points in large] == [0.5, 1.0, 1.5, 4.0]
 
 
 def test_without_such_runs_there_is_no_drawing(tmp_path):

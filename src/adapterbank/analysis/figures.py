@@ -366,9 +366,10 @@ _FIGURES = (
         "Ways to train, against the plain one",
         ways,
         lambda data, _: draw_ways(data),
-        "runs with --start-from, --on, --mix, --average or a size such as 64to32, and plain ones of the same size",
-        "Small points: a task, the mean difference of runs with the same seed from plain runs of that size. Large "
-        "points: the mean over tasks; bars: ± its standard error over seeds. {rule}.",
+        "runs with --start-from, --on, --fuse, --mix, --average or a size such as 64to32, and plain ones",
+        "Small points: a task, the mean difference of runs with the same seed from plain runs of that size; of fused "
+        "tasks, from the best plain adapters. Large points: the mean over tasks; bars: ± its standard error over "
+        "seeds. {rule}.",
         own=True,
     ),
     _FigureKind(

@@ -24,6 +24,7 @@ LOOKS: Mapping[str, tuple[str, str, str]] = {
     "layernorm": ("#009E73", "D", "LayerNorm only"),
     "lora": ("#CC79A7", "v", "LoRA"),
     "bitfit": ("#E69F00", "P", "BitFit"),
+    "fusion": ("#882255", "h", "fused tasks"),
     "feature": ("#56B4E9", "X", "feature (head only)"),
     "automl": ("#777777", "p", "AutoML, no encoder"),
 }

@@ -16,7 +16,7 @@ from adapterbank.storage import files, records
 from adapterbank.studies import selection
 from adapterbank.training.dataset import VALIDATION, catalog_name
 
-RECIPES = ("start_from", "on", "mix", "average")
+RECIPES = ("start_from", "on", "fuse", "mix", "average")
 """The options that train the same method in another way; other variants have figures of their own."""
 _VARIANTS = ("layers", "sites", "activation", "sigma", "train_norms", "placement", "combine", "inner_norm", "depth",
              *RECIPES)  # fmt: skip

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from adapterbank.analysis.paired import compare
 from adapterbank.analysis.run_table import RECIPES, RunRow, RunTable, by_task
-from adapterbank.analysis.series import Data
+from adapterbank.analysis.series import USUAL, Data
 
 
 def ways(study: RunTable) -> Data:
-    """Return the difference of each way to train from plain runs of the same method and size, by task and over all."""
+    """Return the difference of each way to train from plain runs of the same size, by task and over all."""
     gaps: dict[tuple[str, str], dict[str, list[float]]] = {}
     for task, rows in by_task(study.rows).items():
         others = (row for row in rows if not row.plain and row.variant.keys() <= {*RECIPES})
         for label, method in dict.fromkeys((row.label, row.method) for row in others):
             mine = study.best(row for row in rows if row.label == label)
-            plain = study.best(row for row in rows if row.plain and _size(row) == _size(mine[0])) if mine else []
+            plain = study.best(row for row in rows if row.plain and _compared(mine[0], row)) if mine else []
             own, other = ({row.seed: row.shown for row in runs} for runs in (mine, plain))
             found = [
                 100 * (a - b)
@@ -32,6 +32,11 @@ def ways(study: RunTable) -> Data:
                 {**about, "task": task, "difference": tested.difference, "sem": tested.sem, "pairs": tested.pairs}
             )
     return lines
+
+
+def _compared(mine: RunRow, plain: RunRow) -> bool:
+    """Return whether a way is compared with a plain run: of its size, or of any if it joins other tasks' adapters."""
+    return plain.method == USUAL[0] if "fuse" in mine.variant else _size(plain) == _size(mine)
 
 
 def _size(row: RunRow) -> tuple[str, int | str | None]:
