@@ -38,7 +38,7 @@ COUNTS = {
     "glue-start-minilm": (5 * 3 * 3, 5 * 2),
     "glue-mpnet": (6 * 3 * 3 * 3, 6 * 3 * 2),
     "further-minilm": (11 * 5 * 3 * 3, 0),
-    "few-further-minilm": (10 * 3 * 3 * 3, 0),
+    "few-further-minilm": (10 * 4 * 3 * 3, 0),
     "size-by-layer-minilm": (6 * 3 * 2, 6 * 3 * 4),
     "long-texts-minilm": (2 * (2 + 1 + 3), 2 * 3 * 2),
 }
