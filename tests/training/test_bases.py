@@ -28,7 +28,7 @@ from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import FORMAT, STACKED
 from adapterbank.storage.reading import seal
 from adapterbank.studies import size_search
-from adapterbank.training import graph_step, loop, run_state
+from adapterbank.training import graph_step, loop, run_state, together
 from adapterbank.training.bases import Base
 from adapterbank.training.graph_rule import ALWAYS
 from jobs import assert_close, job_on, train_jobs
@@ -356,6 +356,54 @@ def test_a_task_without_what_it_stands_on_is_listed_as_a_problem_and_no_rollback
     with pytest.raises(PackageDamaged, match=rf"b@1 {missing}"):
         stacked.rollback("b", to=1)
     assert stacked.bank.default("b") == 2
+
+
+def test_a_run_protects_what_it_stands_on_until_it_has_ended(bank, monkeypatch):
+    bank.train("shared", ROWS, ROWS, **quick())
+    refused = []
+
+    def stop(progress):
+        with pytest.raises(PackageRequired, match=r"because the unfinished run .* of 'a' stands on it") as caught:
+            bank.remove("shared")
+        refused.append(caught)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bank.train("a", ROWS, ROWS, watch=stop, **quick(on="shared"))
+    assert refused
+    bank.remove("shared")  # nothing of the run was saved
+    bank.train("shared", ROWS, ROWS, **quick())
+    save = run_state.save
+
+    def save_and_stop(folder, *given):
+        save(folder, *given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run_state, "save", save_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            bank.train("a", ROWS, ROWS, **quick(on="shared"))
+    with pytest.raises(PackageRequired, match="let a run end, or remove its state by gc --runs"):
+        bank.remove("shared")
+    bank.train("a", ROWS, ROWS, resume=True, **quick(on="shared"))
+    with pytest.raises(PackageRequired, match=r"because a@1 stands on it; remove it first\.$"):
+        bank.remove("shared")
+    assert not list(bank.bank.runs_path.iterdir())
+
+
+def test_a_base_that_tasks_stand_on_while_they_teach_is_protected(bank, monkeypatch):
+    bank.train("shared", ROWS, ROWS, **quick())
+
+    def remove(*given):
+        with pytest.raises(PackageRequired, match="the unfinished run"):
+            bank.remove("shared")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(together._Together, "score", remove)
+    with pytest.raises(KeyboardInterrupt):
+        bank.teach_together({"a": ROWS, "b": ROWS}, "both", **quick(on="shared"))
+    assert not list(bank.bank.runs_path.iterdir())
+    bank.remove("shared")
 
 
 def test_versions_of_one_task_that_stand_on_each_other_are_removed_together(bank):

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from adapterbank import errors
-from adapterbank.storage import files
+from adapterbank.storage import files, leases
 from adapterbank.storage.package import Manifest, Package, RequiredFields, is_name, is_version, read_manifest
 
 DEEPEST = 8
@@ -110,8 +110,8 @@ def below(packages: Iterable[Package]) -> list[Manifest]:
 
 
 def dependants(tasks: Path) -> dict[str, list[str]]:
-    """Return the packages that stand directly on each package, by name and version, from the manifests of a bank."""
-    found: dict[str, list[str]] = {}
+    """Return what stands directly on each package, by name and version: packages of the bank, and unfinished runs."""
+    found = leases.unfinished(tasks.parent / "runs")
     for folder in _versions(tasks):
         try:
             requires = read_manifest(folder).requires
@@ -130,8 +130,9 @@ def refuse_removal(tasks: Path, name: str, versions: Collection[int]) -> None:
         if others and (others := sorted({*others} - {*_beneath(tasks / name / str(doomed[ref]))})):
             stand = "stands" if len(others) == 1 else "stand"
             them = "it" if len(others) == 1 else "them"
+            state = "" if all("@" in other for other in others) else "; let a run end, or remove its state by gc --runs"
             raise errors.PackageRequired(
-                f"{ref} cannot be removed, because {', '.join(others)} {stand} on it; remove {them} first."
+                f"{ref} cannot be removed, because {', '.join(others)} {stand} on it; remove {them} first{state}."
             )
 
 

@@ -18,7 +18,7 @@ from adapterbank.storage.package import check_name
 from adapterbank.training.builder import PreparedRun, RunBuilder
 from adapterbank.training.callbacks import Callbacks
 from adapterbank.training.dataset import DatasetReader, canonical
-from adapterbank.training.run import Result, finish_run
+from adapterbank.training.run import Result, finish_run, own_folder
 from adapterbank.training.together import Taught, shares, teach
 
 
@@ -51,9 +51,10 @@ def teach_together(
     bank = Bank.open(bank_path, backbone.reference, create=True)
     first = runs[0].resolved
     placed = place(backbone, first.device, first.dtype, first.layout, recompute=first.recompute)
-    taught = teach(placed, [run.job for run in runs], dropout=first.config.dropout, watch=callbacks.watch)
-    prepared = _named(runs, name, taught)
-    outcome = finish_run(prepared, backbone, taught.state, Engine(backbone, programs=False, placed=placed), bank)
+    with own_folder(bank.runs_path, first):
+        taught = teach(placed, [run.job for run in runs], dropout=first.config.dropout, watch=callbacks.watch)
+        prepared = _named(runs, name, taught)
+        outcome = finish_run(prepared, backbone, taught.state, Engine(backbone, programs=False, placed=placed), bank)
     path = records.write(bank.records_path, outcome.record)
     return Result(outcome.record, path, outcome.package, tuple(prepared.notes))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,7 +32,9 @@ from adapterbank.storage import files, records
 from adapterbank.storage.bank import Bank
 from adapterbank.storage.bank_head import is_unused
 from adapterbank.storage.comparison import shortfall
+from adapterbank.storage.leases import leased
 from adapterbank.storage.package import FORMAT, Manifest, Package, count_params, pack
+from adapterbank.storage.requirements import ref_of
 from adapterbank.tasks.spec import Task
 from adapterbank.training import run_state
 from adapterbank.training.builder import PreparedRun, ResolvedRun, RunBuilder, UnloadedEncoder
@@ -123,7 +125,7 @@ def run(
         reported = len(prepared.notes)
 
     report()  # only now: a refused run prints its error alone
-    with run_state.own_folder(bank.runs_path, resolved.hash) as folder:
+    with own_folder(bank.runs_path, resolved) as folder:
         newest = bank.newest(config.task)
         if resuming:  # without a state, only the newest version may be that of this run
             newest = run_state.newest_before(folder, newest - 1)
@@ -150,6 +152,14 @@ def run(
         path = records.write(bank.records_path, record)
         run_state.forget(folder)
     return Result(record, path, outcome.package, tuple(prepared.notes))
+
+
+@contextlib.contextmanager
+def own_folder(runs: Path, resolved: ResolvedRun) -> Iterator[Path]:
+    """Claim a run's folder, and protect what the run stands on."""
+    refs = [ref_of(one) for one in resolved.base.references] if resolved.base else []
+    with run_state.own_folder(runs, resolved.hash) as folder, leased(folder, resolved.config.task, refs):
+        yield folder
 
 
 def _ended_before(bank: Bank, resolved: ResolvedRun, newest: int) -> Result | None:
