@@ -340,6 +340,15 @@ def test_kernels_are_counted_by_step_and_batch(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_rehearsal_runs_mixed_batches_of_tasks_that_stand_on_others(tmp_path):
+    found, printed = rehearse("helped.py", tmp_path / "helped.json")
+    (batches,) = found["tokens"].values()
+    assert [*batches] == ["plain", "stacked", "fused", "fused, others"]
+    assert all(one["ms"] > 0 for one in batches.values())
+    assert batches["plain"]["of plain"] == 1.0
+    assert "x plain" in printed
+
+
 def test_a_rehearsal_emulates_fp8(tmp_path):
     found, _ = rehearse("fp8.py", tmp_path / "fp8.json")
     for each in found["shapes"]["tiny"]["products"].values():
