@@ -222,6 +222,12 @@ def test_an_option_that_a_method_does_not_use_is_refused(method):
     assert parse({"method": method, **{name: ANOTHER[name] for name in used}})
 
 
+@pytest.mark.parametrize("given", ["a, b@2", " a,b@2 ", ["a", "b@2"], ("a ", " b@2")])
+def test_fused_tasks_are_the_same_however_they_are_written(given):
+    assert parse({"fuse": given}) == parse({"fuse": "a,b@2", "method": "fusion"})
+    assert parse({"fuse": "b@2,a"}) != parse({"fuse": "a,b@2"})
+
+
 @pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.slot])
 def test_resolve_fills_in_the_defaults_of_the_method_and_keeps_given_values(method):
     defaults = METHODS[method].defaults

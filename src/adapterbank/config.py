@@ -208,9 +208,10 @@ def parse(values: Mapping[str, Any]) -> Config:
             converted[key] = convert(value, hints[key])
         except ValueError as error:
             mistakes.append(f"{key} is {short(repr(value))}; it must be {error}.")
-    if converted.get("fuse", FRESH) != FRESH:
-        converted.setdefault("method", "fusion")
     config = Config(**converted)
+    if config.fuse != FRESH:
+        fuse = ",".join(fused_tasks(config))  # however they are written, it is the same run
+        config = dataclasses.replace(config, fuse=fuse, method=converted.get("method", "fusion"))
     mistakes += check(config)
     if mistakes:
         raise ConfigError(mistakes)
