@@ -240,6 +240,13 @@ def test_resolve_fills_in_the_defaults_of_the_method_and_keeps_given_values(meth
     assert {name: getattr(kept, name) for name in given} == given
 
 
+def test_the_help_of_an_option_names_all_methods_that_use_it_if_there_are_several():
+    for f in fields(Config):
+        users = [name for name, row in METHODS.items() if f.name in row.uses]
+        missing = [name for name in users if name not in f.metadata["help"].lower()]
+        assert len(users) < 2 or not missing, (f.name, missing)
+
+
 def test_only_optional_fields_and_those_that_depend_on_the_method_default_to_none():
     optional = {"dev", "test", "data_root", "text", "text_pair", "label", "kind", "labels", "metric", "dropout"}
     optional |= {"label_separator", "separator", "header"}

@@ -61,10 +61,10 @@ class Config(DataOptions):
     )
     layers: str = option(
         "all",
-        "Adapter, layernorm, lora, ia3, bitfit: which layers: all, upper, or numbers such as 0,2,6-11.",
+        "Adapter, fusion, layernorm, lora, ia3, bitfit: which layers: all, upper, or numbers such as 0,2,6-11.",
         group="Method",
     )
-    sites: str = option("attention,feedforward", "Adapter: after which sub-layers.", group="Method")
+    sites: str = option("attention,feedforward", "Adapter, fusion: after which sub-layers.", group="Method")
     activation: str = option("gelu_tanh", "Adapter: activation function.", group="Method", choices=methods.ACTIVATIONS)
     narrow_after: int = option(
         1, "Adapter: epochs before a size such as 64to32 is narrowed.", group="Method", low=1, high=100000, later=True
@@ -72,7 +72,7 @@ class Config(DataOptions):
     sigma: float = option(
         1e-2, "Adapter: standard deviation of the initial weights, cut at two sigma.", group="Method", low=0, high=10
     )
-    train_norms: bool = option(True, "Adapter: train the LayerNorms too.", group="Method")
+    train_norms: bool = option(True, "Adapter, fusion: train the LayerNorms too.", group="Method")
     placement: str = option(
         "sequential", "Adapter: read the sub-layer's output, or its input.", group="Method", choices=methods.PLACEMENTS
     )

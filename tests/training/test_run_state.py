@@ -341,3 +341,13 @@ def test_the_same_run_can_run_twice_at_the_same_time(bank):
     assert (inner[1].package.ref, outer.package.ref) == ("s@1", "s@2")
     assert inner[1].package.manifest.weights_sha256 == outer.package.manifest.weights_sha256
     assert kept(bank) == []
+
+
+def test_a_second_process_with_the_same_run_claims_a_folder_of_its_own(tmp_path):
+    with run_state.own_folder(tmp_path, "one") as first, run_state.own_folder(tmp_path, "one") as second:
+        assert first == tmp_path / "one"
+        assert second != first
+        for folder in (first, second):
+            with files.claimed(folder) as free:
+                assert not free, folder
+    assert list(tmp_path.iterdir()) == []

@@ -74,7 +74,12 @@ _BEFORE = ("library", "sha256", "epoch", "step", "best_epoch", "history")
 def own_folder(runs: Path, name: str) -> Iterator[Path]:
     """Claim the folder of a run; a second process with the same run gets a folder of its own."""
     with files.claimed(runs / name) as claimed:
-        yield runs / (name if claimed else f"{name}-{os.getpid()}")
+        if claimed:
+            yield runs / name
+            return
+        own = runs / f"{name}-{os.getpid()}"
+        with files.claimed(own):
+            yield own
 
 
 def save(folder: Path, state: RunState, newest: int | None = None) -> None:

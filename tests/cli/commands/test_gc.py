@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from adapterbank.storage import files
 from adapterbank.storage.bank import Bank
 from cli.invoke import run
 from small_data import shell, snapshot
@@ -45,3 +46,17 @@ def test_states_of_unfinished_runs_are_mentioned_and_removed_on_request(here):
     assert state.exists()
     assert "state of an unfinished run" in run("gc", "--runs").out
     assert not state.exists()
+
+
+def test_the_state_of_a_run_that_is_going_on_stays(here):
+    running, ended = (here / "bank" / "runs" / name for name in ("0123456789abcdef", "fedcba9876543210"))
+    for folder in (running, ended):
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text("{}")
+    with files.claimed(running):
+        found = shell("gc", "--bank", "bank", "--runs")
+        assert f"note: {running.relative_to(here)} is kept, because its run is going on." in found.err
+        assert (running / "state.json").exists()
+    assert not ended.exists()
+    assert "state of an unfinished run" in run("gc", "--runs").out
+    assert not running.exists()

@@ -14,7 +14,7 @@ from adapterbank.storage.bank import Bank, Removed
 HELP = """Remove old versions and leftover files from a bank.
 
 Removes versions older than a task's default, except the one that a rollback would restore, and leftovers of interrupted
-writes. States of unfinished runs are removed only with --runs.
+writes. States of unfinished runs are removed only with --runs, those of runs that are going on never.
 
 Example: adapterbank gc --bank bank --dry-run
 """
@@ -33,9 +33,13 @@ def command(
     removed = opened.gc(dry_run=dry_run)
     unfinished = sorted(path for path in opened.runs_path.glob("*") if path.is_dir())
     for path in unfinished if runs else []:
-        removed.append(Removed(path, files.size_of(path), "state of an unfinished run"))
-        if not dry_run:
-            files.discard(path)
+        with files.claimed(path) as ended:
+            if not ended:
+                print_message(f"note: {path} is kept, because its run is going on.")
+                continue
+            removed.append(Removed(path, files.size_of(path), "state of an unfinished run"))
+            if not dry_run:
+                files.discard(path)
     if unfinished and not runs:
         kept = format_count(len(unfinished), "unfinished run")
         print_message(f"note: The state of {kept} is kept; remove it with --runs.")
