@@ -208,10 +208,10 @@ def parse(values: Mapping[str, Any]) -> Config:
             converted[key] = convert(value, hints[key])
         except ValueError as error:
             mistakes.append(f"{key} is {short(repr(value))}; it must be {error}.")
+    if (fuse := converted.get("fuse", FRESH)) != FRESH:
+        converted["fuse"] = ",".join(map(str.strip, fuse.split(",")))  # however it is written, it is the same run
+        converted.setdefault("method", "fusion")
     config = Config(**converted)
-    if config.fuse != FRESH:
-        fuse = ",".join(fused_tasks(config))  # however they are written, it is the same run
-        config = dataclasses.replace(config, fuse=fuse, method=converted.get("method", "fusion"))
     mistakes += check(config)
     if mistakes:
         raise ConfigError(mistakes)
@@ -272,7 +272,7 @@ def check(config: Config) -> list[str]:
 
 def fused_tasks(config: Config) -> list[str]:
     """Return the names of the tasks that a run fuses."""
-    return [] if config.fuse == FRESH else [name.strip() for name in config.fuse.split(",")]
+    return [] if config.fuse == FRESH else config.fuse.split(",")
 
 
 def _fuse_mistakes(config: Config) -> list[str]:
