@@ -324,7 +324,8 @@ def test_a_run_starts_only_from_what_fuses_the_same(fused):
         ConfigError, match=r"f@1 stands on a@1, b@1, c@1, and this run on a@1, b@1; use the same --fuse"
     ):
         fused.train("h", PAIRS, PAIRS, **fusing("a,b", start_from="f"))
-    with pytest.raises(ConfigError, match=r"was trained with method 'adapter', and this run uses 'fusion'"):
+    message = r"was trained with method 'adapter', and this run uses 'fusion'; name a task that fuses the same ones"
+    with pytest.raises(ConfigError, match=message):
         fused.train("h", PAIRS, PAIRS, **fusing("a,b", start_from="a"))
 
 

@@ -175,9 +175,10 @@ def _in_bank(bank: Bank, name: str) -> Package:
 def difference(plan: Plan, other: Plan) -> str | None:
     """Return how the slots of two plans differ beside their heads, as the end of a sentence about the `other` one."""
     if plan.method != other.method:
-        return (
-            f"was trained with method {other.method!r}, and this run uses {plan.method!r}; use --method {other.method}"
-        )
+        remedy = f"use --method {other.method}"
+        if plan.fuses:
+            remedy = "name a task that fuses the same ones, or leave one of the options out"
+        return f"was trained with method {other.method!r}, and this run uses {plan.method!r}; {remedy}"
     mine, its = plan.to_json(), other.to_json()
     for key in plan.keys if plan.keys == other.keys else ():
         for name, own in _options(mine[key]).items():
