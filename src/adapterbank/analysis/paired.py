@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from statistics import fmean, variance
 from typing import NamedTuple
 
@@ -57,16 +58,19 @@ def gaps_by_task(
     ours: Mapping[str, Sequence[RunRow]], others: Mapping[str, Sequence[RunRow]], split: str, metrics: Mapping[str, str]
 ) -> list[list[float]]:
     """Return the differences of runs with the same seed, in points, of each task that both have scores for."""
-    found = []
-    for task, metric in metrics.items():
-        sides = [
-            {row.seed: score for row in rows.get(task, ()) if (score := row.score(split, metric)) is not None}
-            for rows in (ours, others)
-        ]
-        seeds = sorted(sides[0].keys() & sides[1].keys())
-        if seeds:
-            found.append([100 * (sides[0][seed] - sides[1][seed]) for seed in seeds])
-    return found
+    found = (
+        gaps_by_seed(ours.get(task, ()), others.get(task, ()), partial(RunRow.score, split=split, metric=metric))
+        for task, metric in metrics.items()
+    )
+    return [gaps for gaps in found if gaps]
+
+
+def gaps_by_seed(
+    ours: Iterable[RunRow], others: Iterable[RunRow], score: Callable[[RunRow], float | None]
+) -> list[float]:
+    """Return the differences of runs of one task with the same seed, in points, of those that have a score."""
+    own, other = ({row.seed: found for row in rows if (found := score(row)) is not None} for rows in (ours, others))
+    return [100 * (own[seed] - other[seed]) for seed in sorted(own.keys() & other.keys())]
 
 
 def _by_chance(parts: Sequence[float]) -> float:

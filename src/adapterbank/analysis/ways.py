@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adapterbank.analysis.paired import compare
+from adapterbank.analysis.paired import compare, gaps_by_seed
 from adapterbank.analysis.run_table import RECIPES, RunRow, RunTable, by_task
 from adapterbank.analysis.series import USUAL, Data
 
@@ -15,13 +15,7 @@ def ways(study: RunTable) -> Data:
         for label, method in dict.fromkeys((row.label, row.method) for row in others):
             mine = study.best(row for row in rows if row.label == label)
             plain = study.best(row for row in rows if row.plain and _compared(mine[0], row)) if mine else []
-            own, other = ({row.seed: row.shown for row in runs} for runs in (mine, plain))
-            found = [
-                100 * (a - b)
-                for seed in sorted(own.keys() & other.keys())
-                if (a := own[seed]) is not None and (b := other[seed]) is not None
-            ]
-            if found:
+            if found := gaps_by_seed(mine, plain, lambda row: row.shown):
                 gaps.setdefault((label, method), {})[task] = found
     lines: Data = []
     for (label, method), by in sorted(gaps.items()):

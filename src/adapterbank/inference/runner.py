@@ -134,15 +134,12 @@ def _groups(stacks: Stacks, slots: Sequence[int | None], graph_runner: GraphRunn
 
     A slot that changes whole layers has its own group. All others share one, or with graphs one for each family.
     """
-    groups = {}
+    groups: dict[int | None, int] = {None: -1}
     for slot in dict.fromkeys(slots):
-        resident = None if slot is None else stacks.slot(slot)
-        if slot is None or resident is None:
-            groups[slot] = -1
-        elif resident.alone:
-            groups[slot] = -2 - slot
-        else:
-            groups[slot] = resident.family if graph_runner and resident.in_place else -1
+        if slot is not None:
+            resident = stacks.slot(slot)
+            shared = resident.family if graph_runner and resident.in_place else -1
+            groups[slot] = -2 - slot if resident.alone else shared
     return [groups[slot] for slot in slots]
 
 

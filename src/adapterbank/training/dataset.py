@@ -143,9 +143,8 @@ def _read(config: Config, data: Mapping[str, Any]) -> Dataset:
 def _cut(config: Config, whole: Dataset, few: bool) -> Dataset:
     """Hold out dev rows if no dev data is given to choose on and a run needs it, and draw `limit` training rows."""
     task, splits, notes = whole.task, dict(whole.splits), list(whole.notes)
-    why = "No dev data given"
-    if config.choose_on == "train" and "dev" in splits:
-        splits[VALIDATION], why = splits.pop("dev"), "Dev data chooses nothing"
+    _set_aside(splits, config)
+    why = "Dev data chooses nothing" if VALIDATION in splits else "No dev data given"
     if "dev" not in splits and not few:
         usable = len(splits["train"])
         splits["train"], splits["dev"] = hold_out(splits["train"], task, config.seed)
@@ -158,6 +157,12 @@ def _cut(config: Config, whole: Dataset, few: bool) -> Dataset:
         notes.append(f"Training on {config.limit} rows drawn with seed {config.seed}.")
         _check_classes(task, splits["train"])
     return Dataset(task, splits, tuple(notes))
+
+
+def _set_aside(splits: dict[str, Examples], config: Config) -> None:
+    """Let given dev rows choose nothing if the config says so."""
+    if config.choose_on == "train" and "dev" in splits:
+        splits[VALIDATION] = splits.pop("dev")
 
 
 def hold_out(rows: Examples, task: Task, seed: int) -> tuple[Examples, Examples]:
@@ -180,8 +185,7 @@ def preview(task: Task, tables: Mapping[str, Table], config: Config) -> dict[str
             found["notes"] += [*(report.notes if drop == config.drop_unlabelled else table.notes), *report.remarks]
             break
     few = "train" in read and has_few_labels(resolve(config), Dataset(task, read, ()))
-    if config.choose_on == "train" and "dev" in read:
-        read[VALIDATION] = read.pop("dev")
+    _set_aside(read, config)
     found |= {"few": few, "held_out": "train" in read and "dev" not in read and not few}
     if found["held_out"]:
         try:

@@ -94,9 +94,13 @@ class Adapter:
     @cached_property
     def width_at(self) -> Mapping[str, int]:
         """The width at each site that has an adapter."""
+        return {f"layers.{layer}.{site}": width for (layer, site), width in self._chosen}
+
+    @property
+    def _chosen(self) -> list[tuple[tuple[int, str], int]]:
+        """The places that have an adapter, with its width."""
         widths = self.widths or (self.size,) * len(self.places)
-        names = (f"layers.{layer}.{site}" for layer, site in self.places)
-        return {name: width for name, width in zip(names, widths, strict=True) if width}
+        return [(place, width) for place, width in zip(self.places, widths, strict=True) if width]
 
     @property
     def by_site(self) -> bool:
@@ -112,8 +116,7 @@ class Adapter:
     @property
     def acting_layers(self) -> tuple[int, ...]:
         """See `Addition`."""
-        widths = self.widths or (self.size,) * len(self.places)
-        return tuple(dict.fromkeys(layer for (layer, _), width in zip(self.places, widths, strict=True) if width))
+        return tuple(dict.fromkeys(layer for (layer, _), _ in self._chosen))
 
     @property
     def in_place(self) -> bool:
