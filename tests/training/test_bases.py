@@ -28,12 +28,13 @@ from adapterbank.storage.bank import Bank
 from adapterbank.storage.package import FORMAT, STACKED
 from adapterbank.storage.reading import seal
 from adapterbank.studies import size_search
-from adapterbank.training import graph_step, loop, run_state, together
+from adapterbank.training import graph_step, loop, together
 from adapterbank.training.bases import Base
 from adapterbank.training.graph_rule import ALWAYS
 from jobs import assert_close, job_on, train_jobs
 from plain_kernels import PLAIN
-from small_data import FAST, flags, pairs, reviews, scores, shell, snapshot, write
+from short_runs import quick, stopped_once_saved
+from small_data import flags, pairs, reviews, scores, shell, snapshot, write
 
 ROWS, PAIRS = reviews(), pairs()
 TEXTS = [text for text, _ in ROWS[:6]]
@@ -51,12 +52,6 @@ def stacked(bank):
     bank.train("a", PAIRS, PAIRS, **quick(on="shared"))
     bank.train("b", scores(), scores(), **quick(on="shared@1", train_norms=False))
     return bank
-
-
-def quick(method="adapter", **options):
-    """Return the options of a short training with many labels; the size only if the method has one."""
-    chosen = {**FAST, "few": "never", "method": method, **options}
-    return {name: value for name, value in chosen.items() if name != "size" or method == "adapter"}
 
 
 def tensors_of(bank, ref):
@@ -153,16 +148,7 @@ def test_few_labels_stand_on_a_task_too(bank):
 def test_a_resumed_run_ends_as_an_unbroken_one(bank, monkeypatch):
     bank.train("shared", ROWS, ROWS, **quick())
     whole = bank.train("t", PAIRS, PAIRS, **quick(on="shared")).package.tensors()
-    save = run_state.save
-
-    def stop(folder, state, *rest):
-        save(folder, state, *rest)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(run_state, "save", stop)
-        with pytest.raises(KeyboardInterrupt):
-            bank.train("t", PAIRS, PAIRS, **quick(on="shared"))
+    stopped_once_saved(monkeypatch, lambda: bank.train("t", PAIRS, PAIRS, **quick(on="shared")))
     again = bank.train("t", PAIRS, PAIRS, resume=True, **quick(on="shared"))
     assert "Resuming after epoch 1." in again.notes
     assert all(np.array_equal(array, whole[name]) for name, array in again.package.tensors().items())
@@ -373,16 +359,7 @@ def test_a_run_protects_what_it_stands_on_until_it_has_ended(bank, monkeypatch):
     assert refused
     bank.remove("shared")  # nothing of the run was saved
     bank.train("shared", ROWS, ROWS, **quick())
-    save = run_state.save
-
-    def save_and_stop(folder, *given):
-        save(folder, *given)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(run_state, "save", save_and_stop)
-        with pytest.raises(KeyboardInterrupt):
-            bank.train("a", ROWS, ROWS, **quick(on="shared"))
+    stopped_once_saved(monkeypatch, lambda: bank.train("a", ROWS, ROWS, **quick(on="shared")))
     with pytest.raises(PackageRequired, match="let a run end, or remove its state by gc --runs"):
         bank.remove("shared")
     bank.train("a", ROWS, ROWS, resume=True, **quick(on="shared"))

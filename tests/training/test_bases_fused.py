@@ -16,8 +16,8 @@ from adapterbank.inference.loading import content_name
 from adapterbank.slots.plan import Plan
 from adapterbank.storage import records
 from adapterbank.storage.package import STACKED
-from adapterbank.training import run_state
 from plain_bert import bottleneck, plain_bert
+from short_runs import stopped_once_saved
 from small_data import FAST, flags, pairs, reviews, scores, shell, snapshot, write
 from training.test_bases import rewrite, tensors_of, values
 
@@ -132,16 +132,7 @@ def test_answers_are_those_of_the_formula(fused, task):
 
 def test_a_resumed_run_ends_as_an_unbroken_one(bank, monkeypatch):
     whole = bank.train("f", ROWS, ROWS, **fusing("a,b")).package.tensors()
-    save = run_state.save
-
-    def stop(folder, state, *rest):
-        save(folder, state, *rest)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(run_state, "save", stop)
-        with pytest.raises(KeyboardInterrupt):
-            bank.train("f", ROWS, ROWS, **fusing("a,b"))
+    stopped_once_saved(monkeypatch, lambda: bank.train("f", ROWS, ROWS, **fusing("a,b")))
     again = bank.train("f", ROWS, ROWS, resume=True, **fusing("a,b"))
     assert "Resuming after epoch 1." in again.notes
     assert all(np.array_equal(array, whole[name]) for name, array in again.package.tensors().items())

@@ -12,10 +12,9 @@ from adapterbank.api.opened import open_bank
 from adapterbank.errors import BackboneMismatch, ConfigError, InputError, PackageDamaged
 from adapterbank.methods import METHODS
 from adapterbank.storage import records
-from adapterbank.training import loop, run_state
-from adapterbank.training.builder import RunBuilder
-from adapterbank.training.dataset import DatasetReader, canonical
-from small_data import FAST, flags, pairs, reviews, scores, shell, snapshot, write
+from adapterbank.training import loop
+from short_runs import job_of, quick, stopped_once_saved
+from small_data import flags, pairs, reviews, scores, shell, snapshot, write
 
 ROWS, PAIRS = reviews(), pairs()
 STARTED = [name for name, row in METHODS.items() if row.slot and name not in ("feature", "fusion")]
@@ -28,19 +27,6 @@ RECIPE = {
 @pytest.fixture
 def bank(tmp_path, bert):
     return open_bank(tmp_path / "bank", bert, device="cpu")
-
-
-def quick(method="adapter", **options):
-    """Return the options of a short training with many labels; the size only if the method has one."""
-    chosen = {**FAST, "few": "never", "method": method, **options}
-    return {name: value for name, value in chosen.items() if name != "size" or method == "adapter"}
-
-
-def job_of(bank, rows, **options):
-    """Return the job of a run that is not trained."""
-    builder = RunBuilder(bank.backbone, reader=DatasetReader({"train": rows, "dev": rows}), bank=bank.path)
-    config = configs.parse({"task": "t", "train": "rows", "device": "cpu", **options})
-    return builder.prepare(builder.resolve(canonical(config, {"train": rows}))).job
 
 
 def equal(ours, theirs):
@@ -166,15 +152,7 @@ def test_an_interrupted_run_is_resumed(bank, monkeypatch):
     bank.train("s", ROWS, ROWS, **quick())
     whole = bank.train("t", PAIRS, PAIRS, **quick(start_from="s")).package.manifest
 
-    def stop(folder, state, newest=None):
-        save(folder, state, newest)
-        raise KeyboardInterrupt
-
-    save = run_state.save
-    with monkeypatch.context() as patch:
-        patch.setattr(run_state, "save", stop)
-        with pytest.raises(KeyboardInterrupt):
-            bank.train("t", PAIRS, PAIRS, **quick(start_from="s"))
+    stopped_once_saved(monkeypatch, lambda: bank.train("t", PAIRS, PAIRS, **quick(start_from="s")))
     result = bank.train("t", PAIRS, PAIRS, resume=True, **quick(start_from="s"))
     assert "Resuming after epoch 1." in result.notes
     assert result.package.manifest.weights_sha256 == whole.weights_sha256

@@ -19,12 +19,11 @@ from adapterbank.slots.mixture import Mixture
 from adapterbank.slots.plan import Head, make_plan
 from adapterbank.storage import records
 from adapterbank.training import eager_step, run_state
-from adapterbank.training.builder import RunBuilder
-from adapterbank.training.dataset import DatasetReader, canonical
 from adapterbank.training.graph_rule import ALWAYS
 from adapterbank.training.loop import group_jobs
 from adapterbank.training.optimizer import AdamSettings
 from jobs import assert_close, assert_same_bits, job_on, kept_after, reviews, train_jobs
+from short_runs import job_of, quick, stopped_once_saved
 from small_data import FAST, flags, shell, write
 from small_data import reviews as rows_of
 
@@ -35,19 +34,6 @@ WITH = ["adapter", "lora", "ia3"]
 @pytest.fixture
 def bank(tmp_path, bert):
     return open_bank(tmp_path / "bank", bert, device="cpu")
-
-
-def quick(method="adapter", **options):
-    """Return the options of a short training with many labels; the size only if the method has one."""
-    chosen = {**FAST, "few": "never", "method": method, **options}
-    return {name: value for name, value in chosen.items() if name != "size" or method == "adapter"}
-
-
-def job_of(bank, rows, **options):
-    """Return the job of a run that is not trained."""
-    builder = RunBuilder(bank.backbone, reader=DatasetReader({"train": rows, "dev": rows}), bank=bank.path)
-    config = configs.parse({"task": "t", "train": "rows", "device": "cpu", **options})
-    return builder.prepare(builder.resolve(canonical(config, {"train": rows}))).job
 
 
 def mixed(bert, new_slot, options=None, *, mix=3, seed=0, head=None, **changes):
@@ -365,16 +351,7 @@ def test_the_pooled_outputs_of_windows_are_compared(bank, monkeypatch):
 def test_an_interrupted_run_resumes_to_the_same_package(bank, monkeypatch):
     options = quick(epochs=3, mix=2, average=True)
     whole = bank.train("s", ROWS, ROWS, **options).package.manifest
-    save = run_state.save
-
-    def stop(folder, state, newest=None):
-        save(folder, state, newest)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run_state, "save", stop)
-        with pytest.raises(KeyboardInterrupt):
-            bank.train("s", ROWS, ROWS, **options)
+    stopped_once_saved(monkeypatch, lambda: bank.train("s", ROWS, ROWS, **options))
     result = bank.train("s", ROWS, ROWS, **options, resume=True)
     assert "Resuming after epoch 1." in result.notes
     assert result.package.manifest.weights_sha256 == whole.weights_sha256
