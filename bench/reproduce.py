@@ -5,8 +5,8 @@
 
 A small encoder leaves much of a large GPU idle, so several processes share it (with `nvidia-cuda-mps-control -d` their
 kernels run at the same time). Encoders are folders or short names, as elsewhere. Runs that have a record are not
-repeated, so a stopped run continues. The grid whose time is reported (`glue-grid-minilm`) is the first process; AutoML
-runs on CPUs only, `--searches` at a time, and requires Optuna.
+repeated, so a stopped run continues. What a study starts from or stands on is trained first, into `--bank`. AutoML runs
+on CPUs only, `--searches` at a time, and requires Optuna.
 """
 
 from __future__ import annotations
@@ -23,58 +23,98 @@ from typing import Any
 
 import yaml
 
+from adapterbank.tasks.yaml_files import read_yaml
+
 CONFIGS = Path(__file__).parents[1] / "configs"
 STUDIES = {
+    "glue-minilm": "minilm-held-out",
+    "mix-minilm": "minilm-held-out",
+    "glue-start-minilm": "minilm-held-out",
+    "few-further-minilm": "minilm-few",
+    "glue-mpnet": "mpnet-held-out",
+    "further-minilm": "minilm-held-out",
     "glue-grid-minilm": "minilm",
     "table1-minilm": "minilm",
     "figures-gte-small": "gte-small",
     "table2-minilm": "minilm",
     "table1-mpnet": "mpnet",
     "defaults-minilm": "minilm",
-    "glue-minilm": "minilm-held-out",
-    "further-minilm": "minilm-held-out",
-    "glue-mpnet": "mpnet-held-out",
     "tagging-minilm": "minilm",
     "tagging-mpnet": "mpnet",
 }
 """Study -> folder of its records."""
+_TASK = ("train", "--backbone", "minilm", "--choose-on", "train", "--average", "--epochs")
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "glue-mnli": (*_TASK, "8", "--task", "glue/mnli"),
+    "full-mnli": (*_TASK, "8", "--task", "full-mnli", "--train", "glue/mnli", "--method", "full", "--lr", "1e-4"),
+    "glue-sst2": (*_TASK, "4", "--task", "glue/sst2"),
+    **{f"glue-{name}": (*_TASK, "20", "--task", f"glue/{name}") for name in ("cola", "stsb", "mrpc", "rte")},
+    "shared": (
+        *("teach-together", "--backbone", "minilm", "--choose-on", "train", "--limit", "10000", "--epochs", "6"),
+        *("--name", "shared", "--tasks", "glue/mnli,glue/sst2,glue/cola,glue/stsb,glue/mrpc,glue/rte"),
+    ),
+}
+"""Task of the bank -> the command that trains it."""
+NEEDS = {
+    "glue-start-minilm": ("glue-mnli", "full-mnli"),
+    "few-further-minilm": tuple(name for name in PACKAGES if name != "full-mnli"),
+}
+"""Study -> the tasks of the bank that its runs start from, stand on or fuse."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One process: a part of a study."""
+    """One process: a part of a study, or a command that trains what a study needs."""
 
     name: str
-    path: Path
-    records: str
-    search: bool
+    words: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    """Jobs that must have ended well before."""
+    search: bool = False
 
-    def command(self, options: argparse.Namespace) -> list[str]:
-        """Return the command line."""
-        start = [sys.executable, "-c", "from adapterbank.cli.entry import main; main()", "sweep", str(self.path)]
-        words = [
-            "--records",
-            str(Path(options.records, self.records)),
-            "--data-root",
-            options.data_root,
-            "--jobs",
-            "15",
-        ]
-        return [*start, *words, "--json", *(["--dry-run"] if options.dry_run else [])]
+    @property
+    def command(self) -> list[str]:
+        """The command line."""
+        return [sys.executable, "-c", "from adapterbank.cli.entry import main; main()", *self.words]
 
 
-def parts(study: str, folder: Path) -> list[Job]:
-    """Split a study into processes: the grid is one; other studies have one per task and kind of method."""
-    whole = yaml.safe_load((CONFIGS / f"{study}.yaml").read_text(encoding="utf-8"))
+def packages(studies: list[str], options: argparse.Namespace) -> list[Job]:
+    """Return the jobs that train what some studies need, but for those whose task the bank has."""
+    wanted = dict.fromkeys(name for study in studies for name in NEEDS.get(study, ()))
+    missing = [name for name in wanted if not Path(options.bank, "tasks", name).exists()]
+    common = ("--bank", options.bank, "--data-root", options.data_root)
+    return [Job(name, (*PACKAGES[name], *common)) for name in missing]
+
+
+def jobs(studies: list[str], options: argparse.Namespace, folder: Path) -> list[Job]:
+    """Return the jobs of some studies: first what they need, then their parts in the order of the studies."""
+    first, found = packages(studies, options), []
+    trained = {job.name for job in first}
+    for study in studies:
+        more = ("--data-root", options.data_root, "--jobs", "15", "--json")
+        more += ("--dry-run",) if options.dry_run else ()
+        more += ("--bank", options.bank) if study in NEEDS else ()
+        for path in parts(study, folder):
+            words = ("sweep", str(path), "--records", str(Path(options.records, STUDIES[study])), *more)
+            needs = tuple(name for name in NEEDS.get(study, ()) if name in trained)
+            search = path.stem.endswith("automl")
+            if not (search and options.no_searches):
+                found.append(Job(path.stem, words, needs, search))
+    return [*first, *found]
+
+
+def parts(study: str, folder: Path) -> list[Path]:
+    """Write a study's parts, a process each: the grid is one; other studies have one per task and kind of method."""
+    whole = read_yaml(CONFIGS / f"{study}.yaml")
     if study.startswith("glue-grid"):
-        return [_job(study, "all", whole, folder)]
+        return [_write(study, "all", whole, folder)]
     found = []
     for task in _tasks(whole):
         mine = _of_task(whole, task)
         for kind, methods in _KINDS.items():
             blocks = [part for part in (_of_kind(block, methods) for block in mine["blocks"]) if part["method"]]
             if blocks:
-                found.append(_job(study, f"{task.split('/')[1]}-{kind}", {**mine, "blocks": blocks}, folder))
+                found.append(_write(study, f"{task.split('/')[-1]}-{kind}", {**mine, "blocks": blocks}, folder))
     return found
 
 
@@ -85,8 +125,8 @@ def _of_kind(block: Mapping[str, Any], methods: set[str]) -> dict[str, Any]:
 
 _KINDS = {
     "full": {"full"},
-    "adapters": {"adapter"},
     "top": {"top"},
+    "adapters": {"adapter", "fusion"},
     "small": {"layernorm", "lora", "bitfit", "feature"},
     "automl": {"automl"},
 }
@@ -114,16 +154,16 @@ def _of_task(study: Mapping[str, Any], task: str) -> dict[str, Any]:
     return {**kept(study), "blocks": [block for block in blocks if block.get("task") != []]}
 
 
-def _job(study: str, label: str, values: Mapping[str, Any], folder: Path) -> Job:
+def _write(study: str, label: str, values: Mapping[str, Any], folder: Path) -> Path:
     path = folder / f"{study}-{label}.yaml"
     path.write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
-    return Job(path.stem, path, STUDIES[study], label.endswith("automl"))
+    return path
 
 
-def run(jobs: list[Job], options: argparse.Namespace, logs: Path) -> None:
-    """Keep a fixed number of processes running, in the order of the jobs."""
+def run(jobs: list[Job], options: argparse.Namespace, logs: Path) -> bool:
+    """Keep a fixed number of processes running, in the order of the jobs; return whether all ended well."""
     began, going = time.monotonic(), dict[Job, subprocess.Popen[bytes]]()
-    left = list(jobs)
+    left, codes = list(jobs), dict[str, int]()
     searches = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
     def tell(what: str, job: Job) -> None:
@@ -132,17 +172,23 @@ def run(jobs: list[Job], options: argparse.Namespace, logs: Path) -> None:
     while left or going:
         for job in list(left):
             limit = options.searches if job.search else options.at_once
-            if sum(other.search == job.search for other in going) < limit:
+            if any(codes.get(name) for name in job.needs):
+                left.remove(job)
+                codes[job.name] = 1
+                tell("left out, as what it needs failed:", job)
+            elif all(name in codes for name in job.needs) and sum(o.search == job.search for o in going) < limit:
                 with (logs / f"{job.name}.log").open("wb") as log:
                     env = searches if job.search else None
-                    going[job] = subprocess.Popen(job.command(options), stdout=log, stderr=log, env=env)
+                    going[job] = subprocess.Popen(job.command, stdout=log, stderr=log, env=env)
                 left.remove(job)
                 tell("start", job)
         for job, process in list(going.items()):
             if process.poll() is not None:
                 del going[job]
+                codes[job.name] = process.returncode
                 tell(f"ended with {process.returncode}", job)
         time.sleep(0.2)
+    return not any(codes.values())
 
 
 def main() -> None:
@@ -150,15 +196,17 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--records", default="results/records")
     options.add_argument("--data-root", default="data")
+    options.add_argument("--bank", default="reproduce/bank", help="bank of what some studies start from or stand on")
     options.add_argument("--only", nargs="*", choices=list(STUDIES), default=list(STUDIES))
     options.add_argument("--at-once", type=int, default=7)
     options.add_argument("--searches", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    options.add_argument("--no-searches", action="store_true", help="leave AutoML out, for instance on a GPU's machine")
     options.add_argument("--folder", default="reproduce", help="folder for the parts of the studies and the logs")
     options.add_argument("--dry-run", action="store_true")
     chosen = options.parse_args()
     folder = Path(chosen.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    run([job for study in chosen.only for job in parts(study, folder)], chosen, folder)
+    sys.exit(not run(jobs(chosen.only, chosen, folder), chosen, folder))
 
 
 if __name__ == "__main__":

@@ -77,6 +77,30 @@ def test_each_run_of_a_sweep_has_the_result_of_a_single_run(bank, bert, here):
     assert {"dev", "test"} == set(next(r for r in found if r["config"]["task"] == "a")["metrics"])
 
 
+def test_runs_that_differ_only_in_whether_they_average_train_once_and_have_a_record_each(bank, bert, monkeypatch):
+    trained = []
+    real = runs.train
+    options = {"task": task("a"), "epochs": 4, "few": "never", "size": 4, "lr": [0.01, 0.03]}
+    with monkeypatch.context() as patched:
+        patched.setattr(runs, "train", lambda placed, jobs, **o: trained.append(len(jobs)) or real(placed, jobs, **o))
+        progress = bank.sweep(study(**options, average=[False, True])).progress
+    assert (progress.done, trained) == (8, [4])
+    found = {(r["config"]["lr"], r["config"]["seed"], "average" in r["config"]): r for r in records_of(bank)}
+    alone = open_bank("alone", bert, device="cpu")
+    alone.sweep(study(**options))  # the same runs share its batches
+    for record in records_of(alone):
+        lr, seed = record["config"]["lr"], record["config"]["seed"]
+        plain, averaging = found[lr, seed, False], found[lr, seed, True]
+        for name in set(record) - set(TIMES):
+            assert plain[name] == record[name], name
+        assert averaging["history"][-1].pop("average") == averaging["average"]["score"]
+        shown = [[(e["loss"], e["score"]) for e in one["history"]] for one in (plain, averaging, record)]
+        assert shown[0] == shown[1] == shown[2]
+        kept = averaging["average"]["kept"]
+        assert (averaging["metrics"] == plain["metrics"]) or kept
+    assert any("average is kept" in note for r in records_of(bank) for note in r["notes"])
+
+
 def test_data_is_read_and_tokenised_once_per_task(bank, monkeypatch):
     from adapterbank.training import builder, dataset
 

@@ -257,7 +257,7 @@ def test_the_average_of_epochs_is_that_of_their_merged_weights(bert, new_slot):
     end, kept = kept_after(bert, job)
     first, second = (job.mixture.merge(one.tensors["weights"]) for one in kept)
     assert end.average["kept"]
-    assert end.tensors["best"] is end.tensors["average"]
+    assert end.kept is end.tensors["average"]
     for name, tensor in end.tensors["average"].items():
         torch.testing.assert_close(tensor, (first[name] + second[name]) / 2)
     assert end.tensors["weights"].keys() == job.initial.keys()

@@ -128,6 +128,16 @@ class RunState:
         return {"score": score, "kept": score > self.history[self.best_epoch - 1]["score"]}
 
     @property
+    def kept(self) -> dict[str, Tensor]:
+        """The weights that the package gets: the best epoch's, or the average if it is better."""
+        return self.tensors["average" if self.average.get("kept") else "best"]
+
+    def without_average(self) -> RunState:
+        """Return the state of the same training without an average, whose epochs are the same."""
+        history = [{name: value for name, value in epoch.items() if name != "average"} for epoch in self.history]
+        return replace(self.copy(), history=history)
+
+    @property
     def _widths(self) -> str:
         counts = [len(kept) for kept in self.narrowed["units"].values()]
         return f"{min(counts)} to {max(counts)} units, {sum(counts) / len(counts):g} on average"

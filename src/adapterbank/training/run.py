@@ -222,7 +222,8 @@ def train_together(
 ) -> None:
     """Train runs of one device, precision and dropout; call `end` with each run's number and outcome when it ends.
 
-    `into` returns, for a run's number and dev score, the bank for its package, or None to keep no package.
+    Runs that differ only in whether they average have the same epochs, and train once. `into` returns, for a run's
+    number and dev score, the bank for its package, or None to keep no package.
     """
     first = runs[0].resolved
     # Once, for training and for the final scores.
@@ -242,20 +243,41 @@ def train_together(
             engine = Engine(backbone, programs=False, placed=placed)
         end(number, finish_run(prepared, backbone, state, engine, into(number, state.best_score)))
 
-    dropout, looped = first.config.dropout, [number for number, run in enumerate(runs) if not run.job.fitted]
+    def finish_all(place: int, state: RunState) -> None:
+        for number in looped[place]:
+            finish(number, state if runs[number].job.averages else state.without_average())
+
+    def watch_all(progress: Progress) -> None:
+        for number in looped[progress.run]:
+            watch(replace(progress, run=number))
+
+    dropout, looped = first.config.dropout, _same_epochs(runs)
     for number, run in enumerate(runs):
         if run.job.fitted:
             finish(number, train_fitted(placed, run.job, number=number, dropout=dropout, watch=watch))
     train(
         placed,
-        [runs[number].job for number in looped],
+        [runs[numbers[0]].job for numbers in looped],
         dropout=dropout,
-        watch=lambda progress: watch(replace(progress, run=looped[progress.run])),
-        keep=lambda place, state: keep(looped[place], state),
-        resume={place: resumed[number] for place, number in enumerate(looped) if resumed and number in resumed},
-        end=lambda place, state: finish(looped[place], state),
+        watch=watch_all,
+        keep=lambda place, state: keep(looped[place][0], state),
+        resume={place: resumed[own] for place, (own, *_) in enumerate(looped) if resumed and own in resumed},
+        end=finish_all,
         together=Together(at_once),
     )
+
+
+def _same_epochs(runs: Sequence[PreparedRun]) -> list[list[int]]:
+    """Group the runs that train in epochs by what they train: those of a group differ only in whether they average.
+
+    The first of a group averages, if any does.
+    """
+    groups: dict[tuple[str, int], list[int]] = {}
+    for number, run in enumerate(runs):
+        if not run.job.fitted:
+            own = {name: value for name, value in run.resolved.identity.items() if name != "average"}
+            groups.setdefault((records.config_hash(own), id(run.job.train)), []).append(number)
+    return [sorted(group, key=lambda number: not runs[number].job.averages) for group in groups.values()]
 
 
 def failed(identity: Mapping[str, Any], failure: str, prepared: PreparedRun | None = None) -> dict[str, Any]:
@@ -273,10 +295,10 @@ def failed(identity: Mapping[str, Any], failure: str, prepared: PreparedRun | No
 def finish_run(
     prepared: PreparedRun, backbone: Backbone, state: RunState, engine: Engine, bank: PackageStore | None
 ) -> RunOutcome:
-    """Score the best epoch's weights, add them to the bank if there is one, and return the outcome."""
+    """Score the weights that are kept, add them to the bank if there is one, and return the outcome."""
     began, resolved = time.perf_counter(), prepared.resolved
     config, data, task = resolved.config, resolved.data, resolved.data.task
-    best = {name: tensor.numpy() for name, tensor in state.tensors["best"].items()}
+    best = {name: tensor.numpy() for name, tensor in state.kept.items()}
     below = resolved.base
     bases = tuple(engine.load(one, content_name(one), asked=False) for one in (below.packages if below else ()))
     reading = config.max_length, config.doc_stride, resolved.windows

@@ -270,7 +270,7 @@ class Trainer:
         return score
 
     def _average(self, run: ActiveRun, weights: dict[str, Tensor]) -> None:
-        """Add an epoch's weights to their mean; after the last epoch, score the mean, and keep it if it is better.
+        """Add an epoch's weights to their mean; after the last epoch, score the mean.
 
         Each epoch counts twice as much as the one before: the last four have 15 of 16 parts.
         """
@@ -282,8 +282,6 @@ class Trainer:
         found = self._dev_outputs(run, state.tensors["average"], state.tensors["weights"])
         if all(np.isfinite(out).all() for out in found):
             state.history[-1]["average"] = run.job.score(found)
-        if state.average.get("kept"):
-            state.tensors["best"] = state.tensors["average"]
 
     def _dev_outputs(
         self, run: ActiveRun, tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor]
