@@ -113,7 +113,7 @@ def effects_of(encoder: PlacedEncoder, job: TrainingJob, state: RunState) -> dic
 
 
 def _dev_score(encoder: PlacedEncoder, job: TrainingJob, weights: Mapping[str, Tensor]) -> float:
-    stacks = Stacks(encoder.tensors)
+    stacks = Stacks(encoder.tensors, dtype=encoder.dtype)
     slot = stacks.put(job.plan, weights)
     found: list[np.ndarray] = outputs(encoder.config, stacks, job.dev.tokens, [slot] * len(job.dev))
     return job.score(found)
