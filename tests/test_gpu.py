@@ -22,6 +22,7 @@ from adapterbank.training import trainer as trainers
 from adapterbank.training.graph_rule import ALWAYS, NEVER
 from jobs import GPU, job_on, three_runs
 from small_data import reviews
+from training.test_run_bf16 import WAYS, works
 
 pytestmark = [
     pytest.mark.gpu,
@@ -63,6 +64,15 @@ def test_the_same_seed_gives_the_same_package_twice_in_a_run_too_short_for_graph
         bank = open_bank(tmp_path / name, bert, device="cuda")
         shas.append(bank.train("a", reviews(), epochs=2, size=8, max_length=32).package.manifest.weights_sha256)
     assert shas[0] == shas[1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_train_gives_a_package_that_audits(way, tmp_path, bert):
+    bank = open_bank(tmp_path / "bank", bert, device="cuda")
+    for seed, name in enumerate(("base", "other")):
+        bank.train(name, reviews(), reviews(), **WAYS["adapter"], seed=seed)
+    assert works(bank.train("task", reviews(), reviews(), **WAYS[way]).record)
+    assert all(finding.ok for finding in bank.audit())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
