@@ -1,12 +1,13 @@
 """Run the studies of docs/results.md in parallel on one machine: one process per task and kind of method.
 
-    python bench/reproduce.py --records results/records --data-root data --at-once 7 --dry-run
-    python bench/reproduce.py --records results/records --data-root data --at-once 7
+    python bench/reproduce.py --records results/records --data-root data --at-once 13 --dry-run
+    python bench/reproduce.py --records results/records --data-root data --at-once 13 --minutes 9
 
 A small encoder leaves much of a large GPU idle, so several processes share it (with `nvidia-cuda-mps-control -d` their
-kernels run at the same time). Encoders are folders or short names, as elsewhere. Runs that have a record are not
-repeated, so a stopped run continues. What a study starts from or stands on is trained first, into `--bank`. AutoML runs
-on CPUs only, `--searches` at a time, and requires Optuna.
+kernels run at the same time). Runs that train alone are the longest, so each setting is a process, and then each seed
+of the chosen one. Encoders are folders or short names, as elsewhere. Runs that have a record are not repeated, so the
+same command continues what was stopped. What a study starts from or stands on is trained first, into `--bank`. AutoML
+runs on CPUs only, `--searches` at a time, and requires Optuna.
 """
 
 from __future__ import annotations
@@ -94,16 +95,30 @@ def jobs(studies: list[str], options: argparse.Namespace, folder: Path) -> list[
         more = ("--data-root", options.data_root, "--jobs", "15", "--json")
         more += ("--dry-run",) if options.dry_run else ()
         more += ("--bank", options.bank) if study in NEEDS else ()
-        for path in parts(study, folder):
-            words = ("sweep", str(path), "--records", str(Path(options.records, STUDIES[study])), *more)
-            needs = tuple(name for name in NEEDS.get(study, ()) if name in trained)
-            search = path.stem.endswith("automl")
+        for part in parts(study, folder):
+            words = ("sweep", str(part.path), "--records", str(Path(options.records, STUDIES[study])), *more)
+            needs = (*part.needs, *(name for name in NEEDS.get(study, ()) if name in trained))
+            search = part.name.endswith("automl")
             if not (search and options.no_searches):
-                found.append(Job(path.stem, words, needs, search))
+                found.append(Job(part.name, words, needs, search))
     return [*first, *found]
 
 
-def parts(study: str, folder: Path) -> list[Path]:
+@dataclass(frozen=True)
+class Part:
+    """A part of a study."""
+
+    path: Path
+    needs: tuple[str, ...] = ()
+    """Parts whose records it reads."""
+
+    @property
+    def name(self) -> str:
+        """Its name among all parts."""
+        return self.path.stem
+
+
+def parts(study: str, folder: Path) -> list[Part]:
     """Write a study's parts, a process each: the grid is one; other studies have one per kind of method and task."""
     whole = read_yaml(CONFIGS / f"{study}.yaml")
     if study.startswith("glue-grid"):
@@ -114,7 +129,25 @@ def parts(study: str, folder: Path) -> list[Path]:
             mine = _of_task(whole, task)
             blocks = [part for part in (_of_kind(block, methods) for block in mine["blocks"]) if part["method"]]
             if blocks:
-                found.append(_write(study, f"{task.split('/')[-1]}-{kind}", {**mine, "blocks": blocks}, folder))
+                label, values = f"{task.split('/')[-1]}-{kind}", {**mine, "blocks": blocks}
+                found += _divided(study, label, values, folder, _ALONE.get(kind))
+    return found
+
+
+def _divided(study: str, label: str, values: Mapping[str, Any], folder: Path, option: str | None) -> list[Part]:
+    """Write a part for each value of the option, and one for each further seed of the chosen values."""
+    blocks, select = values["blocks"], values.get("select", {})
+    if option is None or any({"select", "seeds"} & block.keys() or option not in block for block in blocks):
+        return [_write(study, label, values, folder)]
+    grid = {name: value for name, value in values.items() if name != "select"}
+    found = []
+    for value in dict.fromkeys(one for block in blocks for one in _listed(block[option])):
+        own = [{**block, option: value} for block in blocks if value in _listed(block[option])]
+        found.append(_write(study, f"{label}-{value}", {**grid, "blocks": own}, folder))
+    needs = tuple(part.name for part in found)
+    for seed in range(values.get("seeds", 1), select.get("seeds", 0)):
+        further = {**values, "select": {**select, "seeds": [seed]}}
+        found.append(_write(study, f"{label}-seed-{seed}", further, folder, needs))
     return found
 
 
@@ -131,6 +164,8 @@ _KINDS = {
     "automl": {"automl"},
 }
 """Kind of process -> the methods that it runs, in the order in which they start."""
+_ALONE = {"full": "lr", "top": "top"}
+"""Kind of runs that train alone -> the option of which each value is a process."""
 
 
 def _listed(value: Any) -> list[Any]:
@@ -154,14 +189,14 @@ def _of_task(study: Mapping[str, Any], task: str) -> dict[str, Any]:
     return {**kept(study), "blocks": [block for block in blocks if block.get("task") != []]}
 
 
-def _write(study: str, label: str, values: Mapping[str, Any], folder: Path) -> Path:
+def _write(study: str, label: str, values: Mapping[str, Any], folder: Path, needs: tuple[str, ...] = ()) -> Part:
     path = folder / f"{study}-{label}.yaml"
     path.write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
-    return path
+    return Part(path, needs)
 
 
 def run(jobs: list[Job], options: argparse.Namespace, logs: Path) -> bool:
-    """Keep a fixed number of processes running, in the order of the jobs; return whether all ended well."""
+    """Keep a fixed number of processes running, in the order of the jobs; return whether all ended well in time."""
     began, going = time.monotonic(), dict[Job, subprocess.Popen[bytes]]()
     left, codes = list(jobs), dict[str, int]()
     searches = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -169,7 +204,7 @@ def run(jobs: list[Job], options: argparse.Namespace, logs: Path) -> bool:
     def tell(what: str, job: Job) -> None:
         print(f"{time.monotonic() - began:7.1f} {what} {job.name}", flush=True)
 
-    while left or going:
+    while (left or going) and time.monotonic() - began < 60 * options.minutes:
         for job in list(left):
             limit = options.searches if job.search else options.at_once
             if any(codes.get(name) for name in job.needs):
@@ -188,7 +223,10 @@ def run(jobs: list[Job], options: argparse.Namespace, logs: Path) -> bool:
                 codes[job.name] = process.returncode
                 tell(f"ended with {process.returncode}", job)
         time.sleep(0.2)
-    return not any(codes.values())
+    for job, process in going.items():
+        process.kill()  # records are written whole, and a run without one is run again
+        tell("stopped", job)
+    return not (left or going or any(codes.values()))
 
 
 def main() -> None:
@@ -201,6 +239,7 @@ def main() -> None:
     options.add_argument("--at-once", type=int, default=7)
     options.add_argument("--searches", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     options.add_argument("--no-searches", action="store_true", help="leave AutoML out, for instance on a GPU's machine")
+    options.add_argument("--minutes", type=float, default=1e6, help="stop then; the same command continues")
     options.add_argument("--folder", default="reproduce", help="folder for the parts of the studies and the logs")
     options.add_argument("--dry-run", action="store_true")
     chosen = options.parse_args()

@@ -82,9 +82,13 @@ def test_the_parts_of_a_reproduction_have_exactly_the_runs_of_the_studies(tmp_pa
     place.loader.exec_module(reproduce)
     for name in reproduce.STUDIES:
         whole = grid.read(ROOT / "configs" / f"{name}.yaml")
-        parts = [grid.read(path) for path in reproduce.parts(name, tmp_path)]
-        assert sorted(map(repr, whole.runs)) == sorted(repr(run) for part in parts for run in part.runs)
-        assert whole.further == sum(part.further for part in parts)
+        parts = reproduce.parts(name, tmp_path)
+        studies = [grid.read(part.path) for part in parts]
+        first = [run for part, study in zip(parts, studies, strict=True) if not part.needs for run in study.runs]
+        assert sorted(map(repr, whole.runs)) == sorted(map(repr, first))
+        assert {*whole.runs} == {run for study in studies for run in study.runs}
+        assert whole.further == sum(study.further for study in studies)
+        assert {need for part in parts for need in part.needs} <= {part.name for part in parts if not part.needs}
 
 
 def test_the_runs_of_figure_3_are_among_those_of_table_2():
