@@ -81,6 +81,11 @@ def test_a_run_is_not_judged_before_it_has_taken_a_hundred_steps(bert, new_slot,
     assert [state.epoch for state in kept] == [1, 2, 1, 2, 3, 4]
 
 
+def test_a_run_is_not_judged_before_it_has_taken_an_epoch_at_its_full_rate(bert, new_slot):
+    kept = kept_after(bert, job_on(bert, new_slot, epochs=8, warmup=0.3, collapsed=stuck(1)))[1]
+    assert [state.epoch for state in kept] == [1, 2, 3, *range(1, 9)]  # three epochs of warm-up
+
+
 def test_a_run_of_tags_is_judged_after_a_third_of_its_epochs(bert, new_slot):
     rows = Rows(bert.tokenize(["the cat sat", "a dog ran on"] * 6), [np.array([-100, 1, 0, -100, -100])] * 12)
     common = {"head": Head("tagging", 2), "train": rows, "dev": rows, "score": lambda _: 0.0}

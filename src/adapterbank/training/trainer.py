@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 import warnings
 from collections import deque
@@ -297,11 +298,13 @@ class Trainer:
         return found
 
     def _gives_up(self, run: ActiveRun) -> bool:
-        """Return whether a run that has collapsed by now may begin again; in a few steps, none has learned much.
+        """Return whether a run that has collapsed by now may begin again; none has learned much in a few steps.
 
-        Where tokens are answered, most answers are the same, and a run may give nothing else for some epochs.
+        Nor has one whose rate still rises: it is judged after an epoch at its full rate. Where tokens are answered,
+        most answers are the same, and a run may give nothing else for some epochs.
         """
-        judged = max(COLLAPSED_AFTER, -(-FEWEST_STEPS // run.per_epoch))
+        rising = math.ceil(round(run.job.warmup * run.job.epochs, 6))
+        judged = max(COLLAPSED_AFTER, -(-FEWEST_STEPS // run.per_epoch), rising + 1)
         if KINDS[run.job.plan.head.kind].per_token:
             judged = max(judged, -(-run.job.epochs // TOKENS_COLLAPSED_AFTER))
         # Again after one more epoch: a loss that falls from a peak to that of the prior still falls at first.
