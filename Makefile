@@ -52,6 +52,8 @@ trial: $(VENV)/.installed-dev ## Try to break every promise of SECURITY.md: kill
 results: $(VENV)/.installed-dev ## Recompute results/ from its records: tables, figures, report
 	$(BIN)/adapterbank figures --records results/records --out results/figures
 	$(BIN)/adapterbank report --records results/records --out results/report.html
+	$(BIN)/adapterbank figures --records results/held-out/tables/records --out results/held-out/tables/figures
+	$(BIN)/adapterbank figures --records results/held-out/few/records --out results/held-out/few/figures
 
 pytest: $(VENV)/.installed-dev $(VENV)/.installed-demo ## Run the tests alone (PYTEST_ARGS="-k name")
 	$(RUN_TESTS) $(PYTEST_ARGS)

@@ -1,7 +1,7 @@
 """Run the studies of docs/results.md in parallel on one machine: one process per task and kind of method.
 
-    python bench/reproduce.py --records results/records --data-root data --at-once 13 --dry-run
-    python bench/reproduce.py --records results/records --data-root data --at-once 13 --minutes 9
+    python bench/reproduce.py --records results --data-root data --at-once 13 --dry-run
+    python bench/reproduce.py --records results --data-root data --at-once 13 --minutes 9
 
 A small encoder leaves much of a large GPU idle, so several processes share it (with `nvidia-cuda-mps-control -d` their
 kernels run at the same time). Runs that train alone are the longest, so each setting is a process, and then each seed
@@ -28,20 +28,21 @@ from adapterbank.tasks.yaml_files import read_yaml
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 STUDIES = {
-    "glue-minilm": "minilm-held-out",
-    "mix-minilm": "minilm-held-out",
-    "glue-start-minilm": "minilm-held-out",
-    "few-further-minilm": "minilm-few",
-    "glue-mpnet": "mpnet-held-out",
-    "further-minilm": "minilm-held-out",
-    "glue-grid-minilm": "minilm",
-    "table1-minilm": "minilm",
-    "figures-gte-small": "gte-small",
-    "table2-minilm": "minilm",
-    "table1-mpnet": "mpnet",
-    "defaults-minilm": "minilm",
-    "tagging-minilm": "minilm",
-    "tagging-mpnet": "mpnet",
+    "glue-minilm": "held-out/tables/records",
+    "glue-start-minilm": "held-out/tables/records",
+    "few-further-minilm": "held-out/few/records",
+    "few-labels-further-minilm": "held-out/few-labels/records",
+    "glue-mpnet": "held-out/tables/records",
+    "further-minilm": "held-out/tables/records",
+    "mix-minilm": "held-out/tables/records",
+    "glue-grid-minilm": "records/minilm",
+    "table1-minilm": "records/minilm",
+    "figures-gte-small": "records/gte-small",
+    "table2-minilm": "records/minilm",
+    "table1-mpnet": "records/mpnet",
+    "defaults-minilm": "records/minilm",
+    "tagging-minilm": "records/minilm",
+    "tagging-mpnet": "records/mpnet",
 }
 """Study -> folder of its records."""
 _TASK = ("train", "--backbone", "minilm", "--choose-on", "train", "--average", "--epochs")
@@ -59,6 +60,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 NEEDS = {
     "glue-start-minilm": ("glue-mnli", "full-mnli"),
     "few-further-minilm": tuple(name for name in PACKAGES if name != "full-mnli"),
+    "few-labels-further-minilm": ("shared",),
 }
 """Study -> the tasks of the bank that its runs start from, stand on or fuse."""
 
@@ -232,7 +234,7 @@ def run(jobs: list[Job], options: argparse.Namespace, logs: Path) -> bool:
 def main() -> None:
     """Split the studies, then run their parts."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--records", default="results/records")
+    options.add_argument("--records", default="results")
     options.add_argument("--data-root", default="data")
     options.add_argument("--bank", default="reproduce/bank", help="bank of what some studies start from or stand on")
     options.add_argument("--only", nargs="*", choices=list(STUDIES), default=list(STUDIES))

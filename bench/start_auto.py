@@ -1,7 +1,7 @@
 """Train a task with `start_from="auto"` beside one other task, for several seeds, and keep the records.
 
     PYTHONPATH=src python bench/start_auto.py --bank reproduce/bank --beside glue-mnli --task glue/rte \
-        --data-root data --records results/records/minilm-auto --scratch scratch
+        --data-root data --records results/held-out/auto/records --scratch scratch
 
 Each run has a bank of its own, which holds the other task alone, so that no run starts from an earlier seed's. The
 options are those of one setting of configs/glue-minilm.yaml, whose runs are the fresh starts to compare with.

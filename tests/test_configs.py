@@ -38,7 +38,8 @@ COUNTS = {
     "glue-start-minilm": ((5 + 4) * 3 * 2, (5 + 4) * 3),
     "glue-mpnet": (6 * 4 * 3, 6 * 4 * 4),
     "further-minilm": (11 * 6 * 3 + 11, 11 * 6 * 2),
-    "few-further-minilm": (10 * (4 * 3 * 3 + 2 * 3), 0),
+    "few-further-minilm": (10 * 4 * 3 * 3, 0),
+    "few-labels-further-minilm": (10 * 2 * 3, 0),
     "size-by-layer-minilm": (6 * 3 * 2, 6 * 3 * 4),
     "long-texts-minilm": (2 * (2 + 1 + 3), 2 * 3 * 2),
 }

@@ -66,3 +66,12 @@ def test_the_drawing_has_a_point_for_each_task_and_one_for_all(study):
 def test_without_such_runs_there_is_no_drawing(tmp_path):
     study = load([write(tmp_path / "records", record("glue-rte"), record("glue-rte", sigma=0.1))])
     assert ways(study) == []
+
+
+def test_all_tasks_are_in_one_panel_so_that_none_is_left_out(tmp_path):
+    pytest.importorskip("matplotlib")
+    tasks = ("rte", "cola", "sst2", "mrpc", "stsb", "qqp", "qnli")
+    made = [record(f"glue-{task}", dev=0.5, trained=9, **way) for task in tasks for way in ({}, {"mix": 4})]
+    found = {one.name: one.caption for one in figures.draw_all(load([write(tmp_path / "many", *made)]))}
+    assert "tasks are drawn" not in found["ways"]
+    assert "6 of 7 tasks are drawn" in found["curves"]

@@ -102,7 +102,7 @@ def draw_all(study: RunTable) -> list[Drawing]:
     for kind, backbone, part in _parts(study):
         name = kind.title + (f" ({Path(backbone).name})" if backbone else "")
         data = kind.numbers(part)
-        few = series.few_sentence(data, _PANELS)
+        few = series.few_sentence(data, _PANELS if kind.panels else None)
         with plotting().rc_context(STYLE):
             figure = kind.draw(data, part) if data else None
             if figure and few:
@@ -274,6 +274,8 @@ class _FigureKind:
     """With `{rule}` in place of the text of the rule by which settings are chosen."""
     own: bool = False
     """See `Drawing.own`."""
+    panels: bool = True
+    """Whether each task has a panel of its own, of which some may be left out."""
 
 
 _EPOCHS = "Mean over the seeds of {rule}, by method. The best epoch on dev is kept."
@@ -371,6 +373,7 @@ _FIGURES = (
         "tasks, from the best plain adapters. Large points: the mean over tasks; bars: ± its standard error over "
         "seeds. {rule}.",
         own=True,
+        panels=False,
     ),
     _FigureKind(
         "totals",

@@ -102,8 +102,11 @@ def _mean_of(values: Sequence[Any]) -> float | None:
     return fmean(values) if values and all(isinstance(value, int | float) for value in values) else None
 
 
-def few_sentence(data: Data, panels: int) -> str:
-    """Return a sentence about the few tasks or seeds of a figure of so many panels, or nothing if there are enough."""
+def few_sentence(data: Data, panels: int | None) -> str:
+    """Return a sentence about the few tasks or seeds of a figure, or nothing if there are enough.
+
+    `panels` is the most that it draws, one for each task; None if all tasks are in one.
+    """
     found = []
     tasks = [int(line["tasks"] or 0) for line in data if "over" in line]
     if tasks and max(tasks) < _ENOUGH_TASKS:
@@ -115,7 +118,7 @@ def few_sentence(data: Data, panels: int) -> str:
         counts = str(max(seeds)) if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)}"
         found.append(f"{counts} seeds per point: with few seeds, differences may be chance.")
     shown = {line["task"] for line in data if "task" in line}
-    if len(shown) > panels:
+    if panels is not None and len(shown) > panels:
         found.append(f"{panels} of {len(shown)} tasks are drawn; the CSV has all.")
     return " ".join(found)
 
