@@ -6,8 +6,8 @@
 A small encoder leaves much of a large GPU idle, so several processes share it (with `nvidia-cuda-mps-control -d` their
 kernels run at the same time). Runs that train alone are the longest, so each setting is a process, and then each seed
 of the chosen one. Encoders are folders or short names, as elsewhere. Runs that have a record are not repeated, so the
-same command continues what was stopped. What a study starts from or stands on is trained first, into `--bank`. AutoML
-runs on CPUs only, `--searches` at a time, and requires Optuna.
+same command continues what was stopped; runs of `full` and `teach-together` begin again. What a study starts from or
+stands on is trained first, into `--bank`. AutoML runs on CPUs only, `--searches` at a time, and requires Optuna.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ STUDIES = {
     "tagging-mpnet": "records/mpnet",
 }
 """Study -> folder of its records."""
-_TASK = ("train", "--backbone", "minilm", "--choose-on", "train", "--average", "--epochs")
+_TASK = ("train", "--resume", "--backbone", "minilm", "--choose-on", "train", "--average", "--epochs")
 PACKAGES: dict[str, tuple[str, ...]] = {
     "glue-mnli": (*_TASK, "6", "--task", "glue/mnli"),
     "full-mnli": (*_TASK, "6", "--task", "full-mnli", "--train", "glue/mnli", "--method", "full", "--lr", "1e-4"),
@@ -83,7 +83,7 @@ class Job:
 
 def packages(studies: list[str], options: argparse.Namespace) -> list[Job]:
     """Return the jobs that train what some studies need, but for those whose task the bank has."""
-    wanted = dict.fromkeys(name for study in studies for name in NEEDS.get(study, ()))
+    wanted = dict.fromkeys(name for study in studies for name in NEEDS.get(study, ()) if not options.dry_run)
     missing = [name for name in wanted if not Path(options.bank, "tasks", name).exists()]
     common = ("--bank", options.bank, "--data-root", options.data_root)
     return [Job(name, (*PACKAGES[name], *common)) for name in missing]
@@ -209,7 +209,7 @@ def run(jobs: list[Job], options: argparse.Namespace, logs: Path) -> bool:
     while (left or going) and time.monotonic() - began < 60 * options.minutes:
         for job in list(left):
             limit = options.searches if job.search else options.at_once
-            if any(codes.get(name) for name in job.needs):
+            if any(codes.get(name) for name in job.needs if name in PACKAGES):  # a sweep with a failed run has a choice
                 left.remove(job)
                 codes[job.name] = 1
                 tell("left out, as what it needs failed:", job)

@@ -1,16 +1,18 @@
 """Train a task with `start_from="auto"` beside one other task, for several seeds, and keep the records.
 
     PYTHONPATH=src python bench/start_auto.py --bank reproduce/bank --beside glue-mnli --task glue/rte \
-        --data-root data --records results/held-out/auto/records --scratch scratch
+        --data-root data --records results/held-out/auto/records
 
 Each run has a bank of its own, which holds the other task alone, so that no run starts from an earlier seed's. The
-options are those of one setting of configs/glue-minilm.yaml, whose runs are the fresh starts to compare with.
+options are those of one setting of configs/glue-minilm.yaml for RTE, MRPC, STS-B and CoLA, whose runs are the fresh
+starts to compare with.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import tempfile
 from pathlib import Path
 
 from adapterbank.api.opened import open_bank
@@ -20,7 +22,6 @@ RECIPE = {"choose_on": "train", "size": 64, "lr": 1e-3, "epochs": 20, "average":
 
 def copy_bank(source: Path, task: str, target: Path) -> None:
     """Copy a bank with one of its tasks."""
-    shutil.rmtree(target, ignore_errors=True)
     (target / "tasks").mkdir(parents=True)
     shutil.copy(source / "bank.json", target)
     shutil.copytree(source / "tasks" / task, target / "tasks" / task)
@@ -35,15 +36,15 @@ def main() -> None:
     parser.add_argument("--data-root", default="data")
     parser.add_argument("--backbone", default="minilm")
     parser.add_argument("--records", type=Path, required=True)
-    parser.add_argument("--scratch", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
     options.records.mkdir(parents=True, exist_ok=True)
     for seed in range(options.seeds):
-        copy_bank(options.bank, options.beside, options.scratch)
-        bank = open_bank(options.scratch, backbone=options.backbone, data_root=options.data_root)
-        result = bank.train(options.task, start_from="auto", seed=seed, **RECIPE)
-        shutil.copy(result.record_path, options.records)
+        with tempfile.TemporaryDirectory() as scratch:
+            copy_bank(options.bank, options.beside, Path(scratch))
+            bank = open_bank(scratch, backbone=options.backbone, data_root=options.data_root)
+            result = bank.train(options.task, start_from="auto", seed=seed, **RECIPE)
+            shutil.copy(result.record_path, options.records)
         start = result.record.get("start_from", {}).get("package", "none")
         print(f"{options.task} seed {seed}: from {start}, {result.record['metrics']}"[:400], flush=True)
 

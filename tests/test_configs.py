@@ -6,6 +6,7 @@ import importlib.util
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,11 +77,17 @@ def test_all_tasks_are_in_the_catalog_and_no_two_runs_share_a_name(path):
     assert len(set(named)) == len(named)
 
 
-def test_the_parts_of_a_reproduction_have_exactly_the_runs_of_the_studies(tmp_path, monkeypatch):
+@pytest.fixture
+def reproduce(monkeypatch):
+    """Return the module of bench/reproduce.py."""
     place = importlib.util.spec_from_file_location("reproduce", ROOT / "bench" / "reproduce.py")
-    reproduce = importlib.util.module_from_spec(place)
-    monkeypatch.setitem(sys.modules, "reproduce", reproduce)
-    place.loader.exec_module(reproduce)
+    found = importlib.util.module_from_spec(place)
+    monkeypatch.setitem(sys.modules, "reproduce", found)
+    place.loader.exec_module(found)
+    return found
+
+
+def test_the_parts_of_a_reproduction_have_exactly_the_runs_of_the_studies(reproduce, tmp_path):
     for name in reproduce.STUDIES:
         whole = grid.read(ROOT / "configs" / f"{name}.yaml")
         parts = reproduce.parts(name, tmp_path)
@@ -90,6 +97,28 @@ def test_the_parts_of_a_reproduction_have_exactly_the_runs_of_the_studies(tmp_pa
         assert {*whole.runs} == {run for study in studies for run in study.runs}
         assert whole.further == sum(study.further for study in studies)
         assert {need for part in parts for need in part.needs} <= {part.name for part in parts if not part.needs}
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_what_a_study_needs_is_trained_first_but_not_in_a_dry_run(reproduce, tmp_path, dry_run):
+    options = SimpleNamespace(bank=str(tmp_path), data_root="data", records="r", dry_run=dry_run, no_searches=False)
+    found = reproduce.jobs(["glue-start-minilm"], options, tmp_path)
+    packages = [job.name for job in found if job.words[0] != "sweep"]
+    assert packages == ([] if dry_run else ["glue-mnli", "full-mnli"])
+    assert all({*packages} <= {*job.needs} for job in found if job.words[0] == "sweep")
+    assert all(("--dry-run" in job.words) == dry_run for job in found if job.words[0] == "sweep")
+
+
+@pytest.mark.parametrize(("failing", "ran"), [("part", ["part", "after"]), ("shared", ["shared"])])
+def test_a_part_goes_on_after_failed_runs_but_not_without_its_packages(reproduce, tmp_path, capsys, failing, ran):
+    class Stub(reproduce.Job):
+        command = property(lambda self: [sys.executable, "-c", f"raise SystemExit({int(self.name == failing)})"])
+
+    jobs = [Stub(failing, ()), Stub("after", (), (failing,))]
+    options = SimpleNamespace(at_once=2, searches=1, minutes=1)
+    assert not reproduce.run(jobs, options, tmp_path)
+    assert sorted(path.stem for path in tmp_path.glob("*.log")) == sorted(ran)
+    assert ("left out" in capsys.readouterr().out) == (failing == "shared")
 
 
 def test_the_runs_of_figure_3_are_among_those_of_table_2():

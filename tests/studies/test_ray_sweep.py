@@ -18,7 +18,8 @@ from adapterbank.storage.record_store import FolderStore
 from adapterbank.studies import ray_sweep
 from adapterbank.studies.grid import make
 from adapterbank.studies.ray_sweep import RecordWatcher, ray_engine
-from adapterbank.studies.sweep import SweepContext, units
+from adapterbank.studies.sweep import SweepContext
+from adapterbank.studies.units import units
 from small_data import FAST, reviews, shell, write
 
 SWEEP = """

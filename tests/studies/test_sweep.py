@@ -15,7 +15,8 @@ from adapterbank.storage import records
 from adapterbank.storage.record_store import open_store
 from adapterbank.studies import selection, sweep
 from adapterbank.studies.grid import make
-from adapterbank.studies.sweep import SweepContext, make_context, run_unit, units
+from adapterbank.studies.sweep import SweepContext, make_context, run_unit
+from adapterbank.studies.units import units
 from adapterbank.training import run as runs
 from small_data import FAST, process, reviews, scores, shell, write
 
@@ -77,30 +78,6 @@ def test_each_run_of_a_sweep_has_the_result_of_a_single_run(bank, bert, here):
     assert {"dev", "test"} == set(next(r for r in found if r["config"]["task"] == "a")["metrics"])
 
 
-def test_runs_that_differ_only_in_whether_they_average_train_once_and_have_a_record_each(bank, bert, monkeypatch):
-    trained = []
-    real = runs.train
-    options = {"task": task("a"), "epochs": 4, "few": "never", "size": 4, "lr": [0.01, 0.03]}
-    with monkeypatch.context() as patched:
-        patched.setattr(runs, "train", lambda placed, jobs, **o: trained.append(len(jobs)) or real(placed, jobs, **o))
-        progress = bank.sweep(study(**options, average=[False, True])).progress
-    assert (progress.done, trained) == (8, [4])
-    found = {(r["config"]["lr"], r["config"]["seed"], "average" in r["config"]): r for r in records_of(bank)}
-    alone = open_bank("alone", bert, device="cpu")
-    alone.sweep(study(**options))  # the same runs share its batches
-    for record in records_of(alone):
-        lr, seed = record["config"]["lr"], record["config"]["seed"]
-        plain, averaging = found[lr, seed, False], found[lr, seed, True]
-        for name in set(record) - set(TIMES):
-            assert plain[name] == record[name], name
-        assert averaging["history"][-1].pop("average") == averaging["average"]["score"]
-        shown = [[(e["loss"], e["score"]) for e in one["history"]] for one in (plain, averaging, record)]
-        assert shown[0] == shown[1] == shown[2]
-        kept = averaging["average"]["kept"]
-        assert (averaging["metrics"] == plain["metrics"]) or kept
-    assert any("average is kept" in note for r in records_of(bank) for note in r["notes"])
-
-
 def test_data_is_read_and_tokenised_once_per_task(bank, monkeypatch):
     from adapterbank.training import builder, dataset
 
@@ -118,14 +95,6 @@ def test_runs_of_one_task_are_trained_in_one_call_of_the_loop(bank, monkeypatch)
     monkeypatch.setattr(runs, "train", lambda *a, **o: calls.append(len(a[1])) or real(*a, **o))
     bank.sweep(study())
     assert calls == [4, 4]
-
-
-def test_the_runs_of_a_unit_have_the_required_options_in_common():
-    grid = make({**study(), "dropout": [0.0, 0.1], "max_length": [16, 32]})
-    found = units(grid.runs)
-    assert [len(unit) for unit in found] == [4] * 8
-    assert [len(unit) for unit in units(grid.runs, at_most=3)] == [3, 1] * 8
-    assert {run for unit in found for run in unit} == set(grid.runs)
 
 
 # --- runs with a record are not run again ---------------------------------------------------------------------

@@ -19,7 +19,8 @@ from adapterbank.install import extra_command
 from adapterbank.storage.record_store import RecordStore
 from adapterbank.studies import selection
 from adapterbank.studies.progress import RunEvent
-from adapterbank.studies.sweep import UNIT, SweepContext, Unit, UnitRunner, find_records, lacks_data, run_unit, units
+from adapterbank.studies.sweep import SweepContext, UnitRunner, find_records, lacks_data, run_unit
+from adapterbank.studies.units import UNIT, Unit, units
 
 _POLL_EVERY = 2.0
 """Seconds between two checks for new records."""

@@ -48,7 +48,6 @@ class SavedStates:
                     state = run_state.load(folder, one.job)
                     if state is not None:
                         found[number] = state
-                        one.notes.append(f"Resuming after epoch {state.epoch}.")
         return found
 
     def save(self, one: PreparedRun, state: RunState) -> None:

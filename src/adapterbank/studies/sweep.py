@@ -1,7 +1,6 @@
 """Run a study: train the runs that have no record, together where possible. Records are the only state.
 
-Runs with the same backbone, device, precision, dropout, length and data form a unit: they share their rows, so their
-batches have the same lengths, and one call of the training loop trains all of them. Knows no YAML and no cluster.
+Knows no YAML and no cluster.
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ from adapterbank.studies.grid import Study, latest, options, with_seeds
 from adapterbank.studies.progress import RunEvent, SweepProgress
 from adapterbank.studies.saved_states import SavedStates
 from adapterbank.studies.selection import Choice
-from adapterbank.training.builder import PreparedRun, RunBuilder, UnloadedEncoder, identity
-from adapterbank.training.dataset import SOURCE, DatasetReader
+from adapterbank.studies.units import Unit, units
+from adapterbank.training.builder import PreparedRun, RunBuilder, UnloadedEncoder, identity, same_epochs
+from adapterbank.training.dataset import DatasetReader
 from adapterbank.training.job import Progress
 from adapterbank.training.loop import AT_ONCE
 from adapterbank.training.once import PutOnce, is_version_of
@@ -38,12 +38,6 @@ from adapterbank.training.search_run import search_record
 
 KEEP = ("none", "best", "all")
 """Which packages are added to the bank: none, those that are their task's best on dev when they end, all."""
-UNIT = 64
-"""The largest number of runs in a unit: their data and initial weights are in memory at once."""
-_SHARED = ("backbone", "device", "precision", "dropout", "max_length", "doc_stride", "long", "max_windows", *SOURCE)
-"""The options that all runs of a unit have in common."""
-
-Unit = tuple[Config, ...]
 RunRecord = dict[str, Any]
 
 
@@ -187,14 +181,6 @@ def lacks_data(record: Mapping[str, Any]) -> bool:
     return selection.failed(record) and record["config"].get("data") is None
 
 
-def units(runs: Iterable[Config], at_most: int = UNIT) -> list[Unit]:
-    """Group runs that can be trained together, in their order."""
-    groups: dict[tuple[Any, ...], list[Config]] = {}
-    for run in runs:
-        groups.setdefault(tuple(getattr(run, name) for name in _SHARED), []).append(run)
-    return [tuple(group[i : i + at_most]) for group in groups.values() for i in range(0, len(group), at_most)]
-
-
 def _further(study: Study, store: RecordStore) -> tuple[Config, ...]:
     """Return the runs that selection adds when the grids are done: the chosen settings with their seeds."""
     found: dict[Config, None] = {}
@@ -275,7 +261,10 @@ def _train(
 ) -> list[PreparedRun]:
     """Train runs together; return those that have not ended because memory ran out."""
     configs = [one.resolved.config for one in prepared]
-    left = dict(enumerate(prepared))
+    left, resumed = dict(enumerate(prepared)), states.load(prepared)
+    for first, *others in same_epochs(prepared, resumed):
+        for number in (first, *others) if first in resumed else ():
+            prepared[number].notes.append(f"Resuming after epoch {resumed[first].epoch}.")
 
     def into(number: int, score: float) -> PutOnce | None:
         if context.keep == "none" or bank is None:
@@ -297,7 +286,7 @@ def _train(
             into=into,
             watch=watch,
             keep=lambda number, state: states.save(prepared[number], state),
-            resumed=states.load(prepared),
+            resumed=resumed,
             at_once=context.at_once,
         )
     return list(left.values())

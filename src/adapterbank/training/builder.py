@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -128,6 +128,25 @@ class PreparedRun:
     notes: list[str]
     seconds: float
     """The time that the preparation took."""
+
+
+def same_epochs(runs: Sequence[PreparedRun], resumed: Collection[int]) -> list[list[int]]:
+    """Group the runs that train in epochs by what they train: those of a group differ only in whether they average.
+
+    `resumed` has the numbers of the runs with a state. The first of a group averages, if any does, and its state is
+    resumed. A run is alone if it has a state and the first of its group has none.
+    """
+    groups: dict[str, list[int]] = {}
+    for number in sorted(range(len(runs)), key=lambda number: not runs[number].job.averages):
+        if runs[number].job.fitted:
+            continue
+        own = {name: value for name, value in runs[number].resolved.identity.items() if name != "average"}
+        group = groups.setdefault(records.config_hash(own), [])
+        if number in resumed and group and group[0] not in resumed:
+            groups[f"{number}"] = [number]
+        else:
+            group.append(number)
+    return sorted(groups.values())
 
 
 class RunBuilder:

@@ -37,7 +37,7 @@ from adapterbank.storage.package import FORMAT, Manifest, Package, count_params,
 from adapterbank.storage.requirements import ref_of
 from adapterbank.tasks.spec import Task
 from adapterbank.training import run_state
-from adapterbank.training.builder import PreparedRun, ResolvedRun, RunBuilder, UnloadedEncoder
+from adapterbank.training.builder import PreparedRun, ResolvedRun, RunBuilder, UnloadedEncoder, same_epochs
 from adapterbank.training.callbacks import Callbacks
 from adapterbank.training.dataset import DatasetReader, canonical
 from adapterbank.training.final_scores import fitted_task, measure_reliability, score_split
@@ -244,14 +244,14 @@ def train_together(
         end(number, finish_run(prepared, backbone, state, engine, into(number, state.best_score)))
 
     def finish_all(place: int, state: RunState) -> None:
-        for number in looped[place]:
+        for number in reversed(looped[place]):  # the first last: until then its saved state is that of all
             finish(number, state if runs[number].job.averages else state.without_average())
 
     def watch_all(progress: Progress) -> None:
         for number in looped[progress.run]:
             watch(replace(progress, run=number))
 
-    dropout, looped = first.config.dropout, _same_epochs(runs)
+    dropout, looped = first.config.dropout, same_epochs(runs, resumed or {})
     for number, run in enumerate(runs):
         if run.job.fitted:
             finish(number, train_fitted(placed, run.job, number=number, dropout=dropout, watch=watch))
@@ -265,19 +265,6 @@ def train_together(
         end=finish_all,
         together=Together(at_once),
     )
-
-
-def _same_epochs(runs: Sequence[PreparedRun]) -> list[list[int]]:
-    """Group the runs that train in epochs by what they train: those of a group differ only in whether they average.
-
-    The first of a group averages, if any does.
-    """
-    groups: dict[tuple[str, int], list[int]] = {}
-    for number, run in enumerate(runs):
-        if not run.job.fitted:
-            own = {name: value for name, value in run.resolved.identity.items() if name != "average"}
-            groups.setdefault((records.config_hash(own), id(run.job.train)), []).append(number)
-    return [sorted(group, key=lambda number: not runs[number].job.averages) for group in groups.values()]
 
 
 def failed(identity: Mapping[str, Any], failure: str, prepared: PreparedRun | None = None) -> dict[str, Any]:
