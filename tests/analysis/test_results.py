@@ -172,8 +172,12 @@ def test_the_recipe_that_starts_from_mnli_is_fresh_on_mnli_and_its_mean_is_docum
     )
     cells = [fresh[column] if row[column] == "–" else row[column] for column in SHOWN]
     assert [row[column] == "–" for column in SHOWN].index(True) == SHOWN.index(7)  # MNLI
+    full, plain = (lines[f"ours: {name}, dev"][-1].split()[0] for name in ("full fine-tuning", "adapters 64"))
     assert f"a mean of {mean_of(cells):.1f}" in text
-    assert f"full fine-tuning's {lines['ours: full fine-tuning, dev'][-1].split()[0]}" in text
+    assert f"full fine-tuning's {full}" in text
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"means of {plain} and {full} on dev" in readme
+    assert f"start from MNLI's reach {mean_of(cells):.1f}" in readme
 
 
 def test_the_documentation_has_the_paired_tests_of_the_equal_protocol(held_out, text):
