@@ -72,7 +72,7 @@ class Job:
     name: str
     words: tuple[str, ...]
     needs: tuple[str, ...] = ()
-    """Jobs that must have ended well before."""
+    """Jobs that must have ended before, and well if they train a package."""
     search: bool = False
 
     @property
@@ -82,7 +82,7 @@ class Job:
 
 
 def packages(studies: list[str], options: argparse.Namespace) -> list[Job]:
-    """Return the jobs that train what some studies need, but for those whose task the bank has."""
+    """Return the jobs that train what some studies need and the bank has not; none in a dry run."""
     wanted = dict.fromkeys(name for study in studies for name in NEEDS.get(study, ()) if not options.dry_run)
     missing = [name for name in wanted if not Path(options.bank, "tasks", name).exists()]
     common = ("--bank", options.bank, "--data-root", options.data_root)

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from adapterbank.api.opened import open_bank
-from adapterbank.storage import records
 from adapterbank.studies import saved_states
 from adapterbank.training import run as runs
 from adapterbank.training.job import RunState
 from small_data import FAST, reviews, write
+from studies.test_sweep import TIMES, records_of
 
-TIMES = ("seconds", "examples_per_second", "created", "package", "history")
 BOTH = [False, True]
 
 
@@ -27,10 +26,6 @@ def bank(tmp_path, bert, monkeypatch):
 def study(average, **options):
     return {"task": "a", "train": "a.csv", "dev": "a.csv", **FAST, "epochs": 4, "few": "never", "average": average,
             **options}  # fmt: skip
-
-
-def records_of(bank):
-    return records.read_all(bank.path / "records")
 
 
 def by_average(bank):

@@ -137,16 +137,17 @@ def same_epochs(runs: Sequence[PreparedRun], resumed: Collection[int]) -> list[l
     resumed. A run is alone if it has a state and the first of its group has none.
     """
     groups: dict[str, list[int]] = {}
+    alone: list[list[int]] = []
     for number in sorted(range(len(runs)), key=lambda number: not runs[number].job.averages):
         if runs[number].job.fitted:
             continue
         own = {name: value for name, value in runs[number].resolved.identity.items() if name != "average"}
         group = groups.setdefault(records.config_hash(own), [])
         if number in resumed and group and group[0] not in resumed:
-            groups[f"{number}"] = [number]
+            alone.append([number])
         else:
             group.append(number)
-    return sorted(groups.values())
+    return sorted([*groups.values(), *alone])
 
 
 class RunBuilder:

@@ -189,8 +189,8 @@ def blocks(form: Form | None, width: int, exact: bool) -> dict[str, int]:
     step = min(triton.next_power_of_2(triton.cdiv(width, 4)), (8192 if exact else 16384) // m)
     # In float32 nothing is fused: a compiler that computes a sum twice would fuse it in one place and not in the other,
     # and what is computed again would differ from what was kept.
-    fused = {} if not exact else {"enable_fp_fusion": False}
-    return {"M": m, "BLOCK": 16 if exact else 32, "STEP": max(16, step), "num_warps": 8, "num_stages": 2, **fused}
+    unfused = {"enable_fp_fusion": False} if exact else {}
+    return {"M": m, "BLOCK": 16 if exact else 32, "STEP": max(16, step), "num_warps": 8, "num_stages": 2, **unfused}
 
 
 def site(
